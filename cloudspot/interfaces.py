@@ -678,12 +678,12 @@ def _checked_offers(offers: Callable[..., Sequence[Offer]]) -> Callable[..., Seq
 def _checked_price(current_price: Callable[..., float | None]) -> Callable[..., float | None]:
     @functools.wraps(current_price)
     def checked(self: Provisioner, offer: Offer) -> float | None:
-        found = current_price(self, offer)
-        if found is not None and not 0 <= found <= MAX_PRICE:
+        price = current_price(self, offer)
+        if price is not None and not 0 <= price <= MAX_PRICE:
             raise TransientError(
-                f"the price of {offer.key} is said to be {min(max(found, -1), 1e30):.3g}, so it is not known"
+                f"the price of {offer.key} is said to be {min(max(price, -1), 1e30):.3g}, so it is not known"
             )
-        return found
+        return price
 
     return checked
 
@@ -773,18 +773,18 @@ class LogSink(ABC):
 
         The default reads all streams; override it where pieces can be listed.
         """
-        found = []
+        pieces = []
         for stream in self.streams():
             records = list(self.read(stream))
             days = [record.time.astimezone(timezone.utc).date() for record in records]
             if days:
                 size = sum(len(record.text.encode("utf-8", "replace")) + 1 for record in records)
-                found.append(
+                pieces.append(
                     LogPiece(
                         stream=stream, name=stream, first_day=min(days), last_day=max(days), num_bytes=size
                     )
                 )
-        return found
+        return pieces
 
     def remove(self, pieces: Sequence[LogPiece]) -> None:
         """Delete pieces for good; a missing one is no error. The stream can be written to as before.

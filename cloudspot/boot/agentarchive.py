@@ -162,17 +162,17 @@ def _listed_files(distribution: metadata.Distribution) -> dict[str, bytes]:
 
     Empty if its installer has left no list.
     """
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     listed = () if distribution.read_text("RECORD") is None else distribution.files
-    for one in listed or ():
-        path = PurePosixPath(str(one))
+    for file in listed or ():
+        path = PurePosixPath(str(file))
         is_ours = ".." not in path.parts and not path.is_absolute() and "__pycache__" not in path.parts
         if not is_ours or path.parts[0].endswith((".dist-info", ".egg-info")) or path.suffix == ".pth":
             continue
-        place = Path(str(distribution.locate_file(one)))
+        place = Path(str(distribution.locate_file(file)))
         if place.is_file():
-            found[str(path)] = place.read_bytes()
-    return found
+            contents[str(path)] = place.read_bytes()
+    return contents
 
 
 def _package_files(distribution: metadata.Distribution) -> dict[str, bytes]:
@@ -182,12 +182,12 @@ def _package_files(distribution: metadata.Distribution) -> dict[str, bytes]:
     if spec is None or not spec.submodule_search_locations:
         raise CloudspotError(f"the files of {name} cannot be found, so no node can install it")
     root = Path(next(iter(spec.submodule_search_locations)))
-    found = {}
+    contents = {}
     for path in sorted(root.rglob("*")):
         relative = path.relative_to(root)
         if path.is_file() and "__pycache__" not in relative.parts and path.suffix not in {".pyc", ".tmp"}:
-            found[f"{package}/{relative.as_posix()}"] = path.read_bytes()
-    return found
+            contents[f"{package}/{relative.as_posix()}"] = path.read_bytes()
+    return contents
 
 
 def closure(names: Iterable[str], *, left_out: frozenset[str] = frozenset()) -> tuple[str, ...]:
@@ -199,19 +199,19 @@ def closure(names: Iterable[str], *, left_out: frozenset[str] = frozenset()) -> 
         CloudspotError: one is not installed.
     """
     waiting = [(name, "") for name in names]
-    found: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     seen: set[tuple[str, str]] = set()
     while waiting:
         name, extra = waiting.pop()
         if (canonical(name), extra) in seen:
             continue
         seen.add((canonical(name), extra))
-        found.setdefault(canonical(name), name)
+        spellings.setdefault(canonical(name), name)
         unwanted = left_out if canonical(name) == CORE else frozenset()
         for needed, extras in _needed(_distribution(name), extra):
             if canonical(needed) not in unwanted and _is_installed(needed):
                 waiting += [(needed, one) for one in ("", *extras)]
-    return tuple(found[name] for name in sorted(found))
+    return tuple(spellings[name] for name in sorted(spellings))
 
 
 def _needed(distribution: metadata.Distribution, extra: str) -> Iterator[tuple[str, Sequence[str]]]:

@@ -107,17 +107,17 @@ def configured_options(name: str) -> Mapping[str, Any]:
         PluginError: the provider cannot be used.
         SpecError: an option is not one of the provider's ``driver_options``.
     """
-    found = load_config().providers.get(name, {})
-    if found:
+    options = load_config().providers.get(name, {})
+    if options:
         allowed = provider_class(name).driver_options
-        for option in found:
+        for option in options:
             if option not in allowed:
                 known = f"only {', '.join(sorted(allowed))} can stand here" if allowed else "it has none"
                 raise SpecError(
                     f"{config_path()}: providers.{name}.{option} names nothing of this computer ({known}); "
                     "set it in the job file"
                 )
-    return found
+    return options
 
 
 def open_configured(name: str, spec: JobSpec | None) -> Provider:

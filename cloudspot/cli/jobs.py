@@ -98,15 +98,15 @@ def find_job(store: ObjectStore, text: str) -> str:
     if re.fullmatch(r"[a-z0-9-]{1,63}", text) is None:
         raise JobNotFound(f"{text!r} is not a job id; ids are lower-case letters, digits and hyphens")
     listed = (keys.index.match(meta.key) for meta in store.list_objects(keys.index_prefix() + text))
-    found: list[str] = [match[0] for match in listed if match is not None]
-    if text in found:
+    job_ids: list[str] = [match[0] for match in listed if match is not None]
+    if text in job_ids:
         return text
-    if not found:
+    if not job_ids:
         raise JobNotFound(f"no job {text!r} in {store.url}; list them with: cloudspot ps --store {store.url}")
-    if len(found) > 1:
-        more = ", ..." if len(found) > 8 else ""
-        raise JobNotFound(f"{text!r} matches {len(found)} jobs: {', '.join(found[:8])}{more}")
-    return found[0]
+    if len(job_ids) > 1:
+        more = ", ..." if len(job_ids) > 8 else ""
+        raise JobNotFound(f"{text!r} matches {len(job_ids)} jobs: {', '.join(job_ids[:8])}{more}")
+    return job_ids[0]
 
 
 @dataclass(frozen=True)
@@ -194,12 +194,12 @@ class Job:
 
     def checkpoints_at(self, step: int | None) -> Sequence[CheckpointId]:
         """Return the checkpoints (of that step, which must have one), the best to resume from first."""
-        found = standing_checkpoints(self.store, self.id, self.reader.journal.read())
+        checkpoints = standing_checkpoints(self.store, self.id, self.reader.journal.read())
         if step is None:
-            return found
-        wanted = [each for each in found if each.step == step]
+            return checkpoints
+        wanted = [each for each in checkpoints if each.step == step]
         if not wanted:
-            steps = sorted({each.step for each in found})
+            steps = sorted({each.step for each in checkpoints})
             more = "..., " if len(steps) > STEPS_NAMED else ""
             named = more + ", ".join(map(str, steps[-STEPS_NAMED:]))
             raise SpecError(f"job {self.id} has no checkpoint of step {step}; it has: {named or 'none'}")

@@ -238,10 +238,10 @@ class Actor:
         # A machine that ends now may have come late and brought back what was released.
         self._is_released = False
         self._provisioner.terminate(due)
-        for one in due:
-            if one not in self._terminated_at:
-                events.append(Event(EventKind.WARNED, f"terminating {one}: {action.why}"))
-            self._terminated_at[one] = monotonic
+        for instance_id in due:
+            if instance_id not in self._terminated_at:
+                events.append(Event(EventKind.WARNED, f"terminating {instance_id}: {action.why}"))
+            self._terminated_at[instance_id] = monotonic
 
     def _clean_up(self, history: History) -> None:
         if not self._is_clean:

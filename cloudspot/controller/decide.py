@@ -186,22 +186,22 @@ def _market_move(assessed: Assessment, observed: Observed) -> tuple[Action, ...]
         if (one.instance_type == held.instance_type or not has_others) and may_replace(spec, held, one)
     ]
     try:
-        found = offer_instead(spec, history, held, offers, now, observed.knowledge)
+        choice = offer_instead(spec, history, held, offers, now, observed.knowledge)
     except (PluginError, SpecError) as error:  # of the plugin whose market policy it is
         return _buys_nothing(str(error))
     budget = assessed.budget
-    if found is None or (budget is not None and not budget.affords(found[0], len(moving))):
+    if choice is None or (budget is not None and not budget.affords(choice[0], len(moving))):
         return ()
     return (
         OpenLaunch(
             number=history.num_records + 1,
             launch=len(history.launches) + 1,
-            offer=found[0],
+            offer=choice[0],
             num_nodes=len(moving),
             min_nodes=len(moving),
             stands_in_for=moving,
             why="market",
-            detail=found[1],
+            detail=choice[1],
         ),
     )
 
@@ -282,37 +282,37 @@ def _why_void(
         return "voided", "the job is over"
     if history.stop is not None:
         return "voided", f"stop requested ({history.stop.reason})"
-    known = observed.machines_of(launch)
+    machines = observed.machines_of(launch)
     failure = observed.create_failures.get(launch.number)
-    if failure is not None and not any(one.state.is_up for one in known):
+    if failure is not None and not any(one.state.is_up for one in machines):
         return failure.outcome, failure.detail
     if observed.instances is None:
         return None
     age = observed.intent_seconds.get(launch.number, 0.0)
-    if not known and not launch.slots:
+    if not machines and not launch.slots:
         if age >= min(observed.token_seconds, BOOT_LIMIT_SECONDS):
             return "voided", "no machine came within the life of the launch's token"
         return None
-    mine = _machines_for(launch, rank, observed)
-    dead = [one for one in mine if provider_proves_death(one.id, observed)]
-    given_up = [tail.cause for one in mine if (tail := observed.console_tails.get(one.id)) and tail.cause]
-    if mine and len(given_up) == len(mine):
-        return "voided", f"{mine[0].id} cannot run the agent: {given_up[0]}"
-    if mine and len(dead) == len(mine):
+    for_seat = _machines_for(launch, rank, observed)
+    dead = [one for one in for_seat if provider_proves_death(one.id, observed)]
+    given_up = [tail.cause for one in for_seat if (tail := observed.console_tails.get(one.id)) and tail.cause]
+    if for_seat and len(given_up) == len(for_seat):
+        return "voided", f"{for_seat[0].id} cannot run the agent: {given_up[0]}"
+    if for_seat and len(dead) == len(for_seat):
         reason = observed.why_ended(dead[0]) or (dead[0].end_reason.value if dead[0].end_reason else "")
         outcome = _NEVER_RAN.get(dead[0].end_reason, "voided")
         return outcome, f"{dead[0].id} ended before it claimed its seat" + (f" ({reason})" if reason else "")
-    if any(_boot_seconds(launch, one, observed, now) >= BOOT_LIMIT_SECONDS for one in mine):
-        said = next((tail.line for one in mine if (tail := observed.console_tails.get(one.id))), "")
-        said = f"; its console ends with: {said}" if said else ""
-        return "voided", f"the machine did not come up within {BOOT_LIMIT_SECONDS / 60:g} minutes{said}"
-    if mine:
+    if any(_boot_seconds(launch, one, observed, now) >= BOOT_LIMIT_SECONDS for one in for_seat):
+        ending = next((tail.line for one in for_seat if (tail := observed.console_tails.get(one.id))), "")
+        ending = f"; its console ends with: {ending}" if ending else ""
+        return "voided", f"the machine did not come up within {BOOT_LIMIT_SECONDS / 60:g} minutes{ending}"
+    if for_seat:
         return None
     others = observed.created.get(launch.number, ())
     if others and len(others) < launch.intent.num_nodes:
         return "capacity", f"only {len(others)} of {launch.intent.num_nodes} machines came"
     # Other machines of the launch are there, and none for this seat: it is gone, or it never came.
-    seen = max((observed.known_seconds.get(one.id, 0.0) for one in known), default=0.0)
+    seen = max((observed.known_seconds.get(one.id, 0.0) for one in machines), default=0.0)
     if max(age, seen) >= BOOT_LIMIT_SECONDS or seen >= observed.absence_proves_after_seconds:
         return "capacity", "no machine came for this seat"
     return None

@@ -45,7 +45,7 @@ def plan_move(
     job_id = history.submission.job_id
     assessed = Assessment(spec, history, now)
     seats = assessed.seats
-    there = {
+    held = {
         seat: history.launches[seat.launch - 1].intent.offer
         for seat in seats.members
         if seat in seats.staying
@@ -57,32 +57,29 @@ def plan_move(
         raise CloudspotError(
             f"job {job_id} is being moved already; to follow it, run: cloudspot attach {job_id}"
         )
-    if not there:
+    if not held:
         raise CloudspotError(f"job {job_id} does not train now ({state}): there is nothing to move yet")
-    fitting = [offer for offer in offers if any(_fits(offer, target, old) for old in there.values())]
+    fitting = [offer for offer in offers if any(_fits(offer, target, old) for old in held.values())]
     if not fitting:
-        raise CloudspotError(f"there is no offer of {_text(target, there)}; to see all, run: cloudspot plan")
-    fitting = [offer for offer in fitting if all(may_replace(spec, old, offer) for old in there.values())]
+        raise CloudspotError(f"there is no offer of {_text(target, held)}; to see all, run: cloudspot plan")
+    fitting = [offer for offer in fitting if all(may_replace(spec, old, offer) for old in held.values())]
     if not fitting:
         raise CloudspotError(
-            f"machines of {_text(target, there)} do not reach those that train, whose places they take "
+            f"machines of {_text(target, held)} do not reach those that train, whose places they take "
             f"one by one; stop the job and resume it there: cloudspot stop {job_id}"
         )
     keys = {offer.key for offer in fitting}
-    moving = [seat for seat, offer in there.items() if offer.key not in keys]
+    moving = [seat for seat, offer in held.items() if offer.key not in keys]
     if not moving:
-        raise CloudspotError(f"all nodes of job {job_id} are there already: {_keys(there.values())}")
-    if (
-        len({offer.instance_type for offer in fitting} | {offer.instance_type for offer in there.values()})
-        > 1
-    ):
-        moving = list(there)  # the nodes of a generation are of one type
+        raise CloudspotError(f"all nodes of job {job_id} are there already: {_keys(held.values())}")
+    if len({offer.instance_type for offer in fitting} | {offer.instance_type for offer in held.values()}) > 1:
+        moving = list(held)  # the nodes of a generation are of one type
     from_when = [cool_until(offer, history, "moved") or now for offer in fitting]
     ready = [offer for offer, at in zip(fitting, from_when, strict=True) if at <= now]
     if not ready:
         seconds = (min(from_when) - now).total_seconds()
         raise CapacityError(
-            f"{_text(target, there)} was refused or lost a short time ago; try again in {seconds:.0f} s"
+            f"{_text(target, held)} was refused or lost a short time ago; try again in {seconds:.0f} s"
         )
     if room(spec, seats, stands_in_for=len(moving)) < len(moving):
         raise CloudspotError(
@@ -109,7 +106,7 @@ def plan_move(
         min_nodes=len(moving),
         stands_in_for=tuple(moving),
         why="moved",
-        detail=f"from {_keys(there[seat] for seat in moving)}",
+        detail=f"from {_keys(held[seat] for seat in moving)}",
     )
 
 

@@ -111,17 +111,17 @@ class Notifications:
             return
         won: list[News] = []
         problem: CloudspotError | None = None
-        for one in due:
+        for due_news in due:
             try:
-                is_ours = create(self._store, keys.told(self._job_id, one.key), self._writer) is None
+                is_ours = create(self._store, keys.told(self._job_id, due_news.key), self._writer) is None
             except CloudspotError as error:
                 problem = error
                 break
-            self._sent.add(one.key)
+            self._sent.add(due_news.key)
             if not is_ours:
                 self._leave_to_other()
                 break
-            won.append(one)
+            won.append(due_news)
         if won:
             message = message_of(won, history, assessed.ledger, notify.zone)
             own = own_notify_urls(self._store, self._job_id, notify, self._secrets)

@@ -61,15 +61,15 @@ def check_adopted(store: ObjectStore, provider: Provider, history: History) -> N
     job_id, label = history.submission.job_id, store_label(store)
     note = own_jobs.find_note(job_id, store_url=label)
     if note is None:
-        found = "was not submitted from here"
+        fault = "was not submitted from here"
     elif history.submission_sha256 not in note.submissions:
-        found = "is not as it was submitted from here"
+        fault = "is not as it was submitted from here"
     elif note.has_ended:
-        found = "has ended here, and was not resumed from here"
+        fault = "has ended here, and was not resumed from here"
     else:
         return
     raise NotAdopted(
-        f"job {job_id!r} in {label} {found} (state home {state_home()}), and machines of provider "
+        f"job {job_id!r} in {label} {fault} (state home {state_home()}), and machines of provider "
         f"{provider.name!r} are processes of the computer that drives them; if you trust its code, run it "
         f"here with: cloudspot attach --adopt {job_id} --store {label}"
     )

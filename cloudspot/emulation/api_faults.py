@@ -105,10 +105,10 @@ class Faults:
     def take(self, action: str) -> Injected | None:
         """Return the error injected for this call, if any, and use it up."""
         with self._lock:
-            for one in self._injected:
-                if one.times > 0 and one.action in {action, "*"}:
-                    one.times -= 1
-                    return one
+            for fault in self._injected:
+                if fault.times > 0 and fault.action in {action, "*"}:
+                    fault.times -= 1
+                    return fault
             return None
 
     def is_throttled(self) -> bool:

@@ -214,11 +214,11 @@ def copy_distribution(name: str, target: Path) -> None:
     made = Path(tempfile.mkdtemp(dir=target.parent))
     waiting, seen = [name], set[str]()
     while waiting:
-        one = waiting.pop()
-        if one in seen:
+        required = waiting.pop()
+        if required in seen:
             continue
-        seen.add(one)
-        distribution = metadata.distribution(one)
+        seen.add(required)
+        distribution = metadata.distribution(required)
         for needed in distribution.requires or ():
             match = re.match(r"[A-Za-z0-9._-]+", needed)
             if match is not None and "extra ==" not in needed and _is_installed(match[0]):

@@ -33,7 +33,7 @@ def missing_files(distributions: tuple[str, ...]) -> tuple[str, ...]:
     """
     installed = [name for name in distributions if any(metadata.distributions(name=name))]
     kept = set(map(canonical, closure(installed)))
-    found: set[str] = set()
+    paths: set[str] = set()
     for place in places():
         needed: set[str] = set()
         missing: set[str] = set()
@@ -46,8 +46,8 @@ def missing_files(distributions: tuple[str, ...]) -> tuple[str, ...]:
         # One directory for all that is in it, unless it has files of what is kept. But none outside of the
         # place: there lie files that no list names, such as Python itself.
         names = {file if file.startswith("../") else _highest(file, shared) for file in missing - needed}
-        found.update(posixpath.normpath(posixpath.join(place, name)) for name in names)
-    return tuple(sorted(found))
+        paths.update(posixpath.normpath(posixpath.join(place, name)) for name in names)
+    return tuple(sorted(paths))
 
 
 def places() -> tuple[Path, ...]:

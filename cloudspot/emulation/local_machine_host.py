@@ -154,12 +154,12 @@ class LocalMachineHost(MachineHost):
                 machine.set_tags(tags)
 
     def states(self) -> Mapping[str, MachineStatus]:
-        found = {}
+        statuses = {}
         for machine_id, machine in list(self._machines.items()):
             machine.settle()
             state = msgspec.structs.asdict(machine.state())
-            found[machine_id] = MachineStatus(address=machine.record().address, **state)
-        return found
+            statuses[machine_id] = MachineStatus(address=machine.record().address, **state)
+        return statuses
 
     def save_disk(self, machine_id: str) -> str:
         machine = self._machines.get(machine_id)

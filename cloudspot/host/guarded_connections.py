@@ -120,11 +120,11 @@ def _leads_out(host: str) -> bool:
 def _addresses(proxy: str) -> list[tuple[Any, ...]]:
     """Return the addresses of a proxy for HTTP; what another kind is asked for cannot be seen."""
     try:
-        found = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        if found.scheme not in {"http", "https"} or not found.hostname:
+        url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        if url.scheme not in {"http", "https"} or not url.hostname:
             return []
-        port = found.port or {"http": 80, "https": 443}[found.scheme]
-        host = found.hostname
+        port = url.port or {"http": 80, "https": 443}[url.scheme]
+        host = url.hostname
         infos = _limited(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     except (OSError, ValueError):
         return []
@@ -137,16 +137,16 @@ def _limited(look_up: Callable[[], T]) -> T:
     Raises:
         socket.gaierror: the name is not known, or its name server does not answer in time.
     """
-    found = futures.Future[T]()
+    future = futures.Future[T]()
 
     def run() -> None:
         try:
-            found.set_result(look_up())
+            future.set_result(look_up())
         except BaseException as error:  # noqa: BLE001 - for the caller
-            found.set_exception(error)
+            future.set_exception(error)
 
     Thread(target=run, daemon=True).start()
     try:
-        return found.result(LOOKUP_SECONDS)
+        return future.result(LOOKUP_SECONDS)
     except futures.TimeoutError:
         raise socket.gaierror(socket.EAI_AGAIN, "its name server does not answer") from None

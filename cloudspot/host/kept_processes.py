@@ -80,8 +80,8 @@ class KeptProcesses:
 def _members(group: str) -> set[int]:
     """Return the processes of a control group, and of those that were made below it."""
     lists = Path(group).rglob("cgroup.procs") if Path(group).name.startswith(GROUP) else ()
-    found: set[int] = set()
+    members: set[int] = set()
     for path in lists:
         with suppress(OSError):  # it was just removed
-            found.update(map(int, path.read_text().split()))
-    return found
+            members.update(map(int, path.read_text().split()))
+    return members

@@ -19,11 +19,11 @@ def make_private(path: Path) -> None:
         path.mkdir(0o700, parents=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        found = "is no directory"
+        fault = "is no directory"
     elif status.st_uid != os.geteuid():
-        found = f"belongs to user {status.st_uid}"
+        fault = f"belongs to user {status.st_uid}"
     elif status.st_mode & 0o077:
-        found = f"has mode {status.st_mode & 0o777:o}, not 700"
+        fault = f"has mode {status.st_mode & 0o777:o}, not 700"
     else:
         return
-    raise PermissionError(errno.EPERM, f"{path} {found}: it must be private; remove it", str(path))
+    raise PermissionError(errno.EPERM, f"{path} {fault}: it must be private; remove it", str(path))

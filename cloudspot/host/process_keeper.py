@@ -46,7 +46,7 @@ def _own_groups() -> list[str]:
             mounts = [line.split() for line in file]
     except OSError:
         return []
-    found = []
+    groups = []
     for fields in mounts:
         kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
         for _, controllers, path in lines:
@@ -55,8 +55,8 @@ def _own_groups() -> list[str]:
             if is_v1 or (kind == "cgroup2" and not controllers):
                 inside = os.path.relpath(path, fields[3])
                 if not inside.startswith(".."):
-                    found.append(os.path.normpath(os.path.join(fields[4], inside)))  # noqa: PTH118
-    return found
+                    groups.append(os.path.normpath(os.path.join(fields[4], inside)))  # noqa: PTH118
+    return groups
 
 
 def make_group() -> str:

@@ -62,12 +62,12 @@ def _cpu_ticks(pid: int) -> int:
 
 def _scan_ps(mark: bytes) -> tuple[int, ...]:
     listing = subprocess.run(["ps", "-axwwE", "-o", "pid=,command="], capture_output=True, check=False).stdout
-    found = []
+    pids = []
     for line in listing.splitlines():
         words = line.split()
         if words and mark in words[1:] and int(words[0]) != os.getpid():
-            found.append(int(words[0]))
-    return tuple(found)
+            pids.append(int(words[0]))
+    return tuple(pids)
 
 
 def kill_all(find: Callable[[], Collection[int]], *, timeout_seconds: float = math.inf) -> bool:

@@ -27,21 +27,21 @@ def descendants(roots: Collection[int]) -> set[int]:
         children[process.parent].append(process)
         if sys.platform != "linux":
             groups[process.group].append(process)
-    found: set[int] = set()
+    pids: set[int] = set()
     waiting = [child for root in roots for child in children[root]]
     while waiting:
         process = waiting.pop()
-        if process.pid in found:
+        if process.pid in pids:
             continue
-        found.add(process.pid)
+        pids.add(process.pid)
         waiting += children[process.pid]
         waiting += groups[process.group]
-    return found
+    return pids
 
 
 def _linux_processes() -> list[_Process]:
     """Return the processes that still run something."""
-    found = []
+    processes = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
@@ -54,17 +54,17 @@ def _linux_processes() -> list[_Process]:
         state, parent, group = fields[:3]
         # A process whose first thread has ended looks like a zombie, but its other threads run.
         if state not in "ZX" or int(fields[17]) > 1:
-            found.append(_Process(int(entry.name), int(parent), int(group)))
-    return found
+            processes.append(_Process(int(entry.name), int(parent), int(group)))
+    return processes
 
 
 def _ps_processes() -> list[_Process]:
     listing = subprocess.run(
         ["ps", "-axo", "pid=,ppid=,pgid=,state="], capture_output=True, check=True, text=True
     ).stdout
-    found = []
+    processes = []
     for line in listing.splitlines():
         pid, parent, group, state = line.split()
         if not state.startswith("Z"):
-            found.append(_Process(int(pid), int(parent), int(group)))
-    return found
+            processes.append(_Process(int(pid), int(parent), int(group)))
+    return processes

@@ -105,23 +105,23 @@ def check_data(inputs: Mapping[str, DataSpec]) -> None:
         FieldError: the message names the field, and shows no URL that may hold a password.
     """
     names: dict[str, str] = {}
-    for name, one in inputs.items():
+    for name, spec in inputs.items():
         at = ("data", name)
         if (other := names.setdefault(variable_of(name), name)) != name:
             raise FieldError(at, f"has the variable {variable_of(name)} of data.{other}; rename one of them")
-        _check_url((*at, "url"), one)
-        _check_path((*at, "path"), one)
+        _check_url((*at, "url"), spec)
+        _check_path((*at, "path"), spec)
         for field in ("path", "sha256"):
-            if not one.is_staged and getattr(one, field) is not None:
+            if not spec.is_staged and getattr(spec, field) is not None:
                 raise FieldError(
                     (*at, field), 'cannot be given with mode = "stream": no file comes to the disk'
                 )
-        if not one.is_staged and not one.wait:
+        if not spec.is_staged and not spec.wait:
             raise FieldError((*at, "wait"), 'cannot be given with mode = "stream": nothing is fetched')
-        if one.sha256 is not None and one.is_tree:
+        if spec.sha256 is not None and spec.is_tree:
             raise FieldError((*at, "sha256"), "is of one file, and the URL ends with a slash")
-    staged = {name: one for name, one in inputs.items() if one.is_staged}
-    paths = sorted((f"{one.path_or_default(name)}/", name) for name, one in staged.items())
+    staged = {name: spec for name, spec in inputs.items() if spec.is_staged}
+    paths = sorted((f"{spec.path_or_default(name)}/", name) for name, spec in staged.items())
     for (path, name), (below, other) in pairwise(paths):
         if below.startswith(path):
             raise FieldError(

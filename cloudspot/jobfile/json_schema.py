@@ -87,12 +87,12 @@ def _table(type_: type[msgspec.Struct]) -> dict[str, Any]:
         return {**schema, **{key: plain(inner) for key, inner in nested.items()}}
 
     def table(name: str) -> dict[str, Any]:
-        found = tables[name]
-        if "properties" not in found:
-            return {"enum": found["enum"]}
+        definition = tables[name]
+        if "properties" not in definition:
+            return {"enum": definition["enum"]}
         rules = getattr(structs[name], "rules", ())
         properties = {}
-        for field, schema in found["properties"].items():
+        for field, schema in definition["properties"].items():
             default = schema.pop("default", None)
             properties[field] = plain(schema)
             if docs[name][field]:
@@ -101,10 +101,10 @@ def _table(type_: type[msgspec.Struct]) -> dict[str, Any]:
                 properties[field]["default"] = default
         return {
             "type": "object",
-            "description": _text(found.get("description", "").partition("\n\n")[0]),
+            "description": _text(definition.get("description", "").partition("\n\n")[0]),
             "properties": properties,
             "additionalProperties": False,
-            **({"required": found["required"]} if found["required"] else {}),
+            **({"required": definition["required"]} if definition["required"] else {}),
             **({"allOf": [rule.schema() for rule in rules]} if rules else {}),
         }
 

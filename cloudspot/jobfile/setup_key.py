@@ -26,12 +26,12 @@ def setup_key(run: RunSpec, *, train_python: str, digests: Iterable[tuple[str, s
     Raises:
         SpecError: a pattern of ``run.setup_files`` fits no file.
     """
-    found = sorted(digests)
+    hashed = sorted(digests)
     patterns = run.setup_files
     if patterns is not None:
         for pattern in patterns:
-            if not any(fnmatch.fnmatchcase(name, pattern) for name, _ in found):
+            if not any(fnmatch.fnmatchcase(name, pattern) for name, _ in hashed):
                 raise SpecError(f"run.setup_files: no file of the code fits {pattern!r}")
-        found = [one for one in found if any(fnmatch.fnmatchcase(one[0], each) for each in patterns)]
-    said = [_FORMAT, run.setup, run.image, run.python or train_python, sorted(run.env.items()), found]
+        hashed = [one for one in hashed if any(fnmatch.fnmatchcase(one[0], each) for each in patterns)]
+    said = [_FORMAT, run.setup, run.image, run.python or train_python, sorted(run.env.items()), hashed]
     return hashlib.sha256(msgspec.json.encode(said)).hexdigest()[:LENGTH]

@@ -507,17 +507,17 @@ def check_files(spec: JobSpec, base: Path) -> Path:
 
 
 def _decode(raw: Mapping[str, Any]) -> JobSpec:
-    value = dict(raw)
-    nodes = value.get("nodes")
+    fields = dict(raw)
+    nodes = fields.get("nodes")
     if isinstance(nodes, int) and not isinstance(nodes, bool):
         if nodes < 1:
             raise FieldError(("nodes",), f"expected an integer >= 1, got {nodes}")
-        value["nodes"] = {"min": nodes, "max": nodes}
+        fields["nodes"] = {"min": nodes, "max": nodes}
     elif nodes is not None and not isinstance(nodes, Mapping):
         raise FieldError(("nodes",), "expected an integer or a table { min = 1, max = 2 }")
-    if isinstance(value.get("limits"), Mapping):
-        value["limits"] = _split_money(value["limits"])
-    spec = convert(value, JobSpec)
+    if isinstance(fields.get("limits"), Mapping):
+        fields["limits"] = _split_money(fields["limits"])
+    spec = convert(fields, JobSpec)
     _check(spec)
     return spec
 
@@ -574,12 +574,12 @@ def _check(spec: JobSpec) -> None:
 def _check_image(spec: JobSpec) -> None:
     login = spec.run.image_login
     if login is not None and login.secret not in spec.run.secrets:
-        found = f'"{login.secret}" is not one of run.secrets; add it there: its value is the password'
-        raise FieldError(("run", "image_login", "secret"), found)
-    for name, one in spec.data.items():
-        if spec.run.image is not None and (one.path or "").startswith("/"):
-            found = f'"{one.path}" must not be absolute with run.image; name a path in the working directory'
-            raise FieldError(("data", name, "path"), found)
+        fault = f'"{login.secret}" is not one of run.secrets; add it there: its value is the password'
+        raise FieldError(("run", "image_login", "secret"), fault)
+    for name, data in spec.data.items():
+        if spec.run.image is not None and (data.path or "").startswith("/"):
+            fault = f'"{data.path}" must not be absolute with run.image; name a path in the working directory'
+            raise FieldError(("data", name, "path"), fault)
 
 
 def _check_environment(run: RunSpec) -> None:

@@ -394,7 +394,7 @@ class FileStore(ObjectStore):
             return
         try:
             with open(self._mark, "rb", buffering=0) as file:  # noqa: PTH123 (half the time of Path.open)
-                found = file.read(_MAX_MARK_BYTES).decode("ascii", errors="replace")
+                stored_id = file.read(_MAX_MARK_BYTES).decode("ascii", errors="replace")
         except OSError as error:
             if error.errno in _DENIED and self._id is None:
                 raise AuthError(f"{self.url}: cannot read its {keys.STORE_ID}: {error.strerror}") from error
@@ -402,11 +402,11 @@ class FileStore(ObjectStore):
                 f"{self.url}: this version has submitted nothing to it yet, or its disk is not mounted: "
                 f"{keys.STORE_ID}, which cloudspot run writes there, cannot be read: {error.strerror}"
             ) from error
-        if _MARK.fullmatch(found) is None or found != (self._id or found):
+        if _MARK.fullmatch(stored_id) is None or stored_id != (self._id or stored_id):
             raise TransientError(
-                f"{self.url}: another store is mounted there: its {keys.STORE_ID} is {found!r}"
+                f"{self.url}: another store is mounted there: its {keys.STORE_ID} is {stored_id!r}"
             )
-        self._id = found
+        self._id = stored_id
 
     @contextmanager
     def _translated(self, verb: str, key: str, *, is_final: bool = True) -> Iterator[None]:

@@ -73,7 +73,7 @@ class LocalProvider(Provider):
             home, is_home_usable = f"{home} cannot be written: {error.strerror}", False
         torch = f"{sys.executable} {'has it' if has_torch else 'does not have it'}"
         torch_remedy = "pip install torch numpy, or name an interpreter that has it in run.python"
-        found = [
+        checks = [
             ("bash", bash is not None, bash or "not found on PATH", "install bash"),
             ("torch", has_torch, torch, torch_remedy),
             ("state home", is_home_usable, home, f"set {HOME} to a directory of your own"),
@@ -83,10 +83,10 @@ class LocalProvider(Provider):
             is_usable = os.access(memory, os.W_OK)
             detail = f"{memory}{', where checkpoints are handed over' if is_usable else ' cannot be written'}"
             remedy = f"mount a tmpfs at {memory}, or make it writable; in a container: --shm-size=2g"
-            found.append(("memory", is_usable, detail, remedy))
+            checks.append(("memory", is_usable, detail, remedy))
         return tuple(
             CheckResult(name=name, ok=ok, detail=detail, remedy="" if ok else remedy)
-            for name, ok, detail, remedy in found
+            for name, ok, detail, remedy in checks
         )
 
     def default_store(self) -> str | None:

@@ -173,16 +173,16 @@ class LocalProvisioner(Provisioner):
     @_retriable
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
         """Return the machines; one whose supervisor was killed is ended here and now, as LOST."""
-        found = []
+        instances = []
         for machine in self._machines():
             try:
                 if job_id is not None and machine.record().job_id != job_id:
                     continue
                 machine.settle()
-                found.append(machine.instance())
+                instances.append(machine.instance())
             except FileNotFoundError:  # pruned meanwhile
                 continue
-        return tuple(found)
+        return tuple(instances)
 
     @_retriable
     def terminate(self, instance_ids: Sequence[str]) -> None:

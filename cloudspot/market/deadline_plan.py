@@ -132,36 +132,36 @@ class _Model:
         ``left`` is the time to the deadline in hours.
         """
         outlook, soon = self._outlook, following[0]
-        found = np.empty((3, *soon.shape))
+        costs = np.empty((3, *soon.shape))
         run = np.clip(left - self.slacks, 0.0, self._step)
         nothing = self._free @ soon[NOTHING] + self._unsafe
         on_demand = self._free @ soon[ON_DEMAND] + run
         spot = self._kept @ soon[SPOT] + self._lost @ soon[NOTHING] + outlook.spot_price * run
         # What is bought beside the old machine starts while that one trains.
         beside = outlook.start_hours - outlook.move_hours
-        found[NOTHING, :] = self._wait(nothing) + WAIT_PRICE * self._step
-        found[ON_DEMAND, NOTHING] = self._start(on_demand)
-        found[ON_DEMAND, ON_DEMAND] = on_demand
-        found[ON_DEMAND, SPOT] = self._move(on_demand) + beside
-        found[SPOT, NOTHING] = self._started(following, self._partly_started, spot)
-        found[SPOT, ON_DEMAND] = self._started(following, self._partly_moved, spot)
-        found[SPOT, ON_DEMAND] += beside * outlook.spot_price
-        found[SPOT, SPOT] = np.where(self._has_capacity, spot, _LATE)
-        return found
+        costs[NOTHING, :] = self._wait(nothing) + WAIT_PRICE * self._step
+        costs[ON_DEMAND, NOTHING] = self._start(on_demand)
+        costs[ON_DEMAND, ON_DEMAND] = on_demand
+        costs[ON_DEMAND, SPOT] = self._move(on_demand) + beside
+        costs[SPOT, NOTHING] = self._started(following, self._partly_started, spot)
+        costs[SPOT, ON_DEMAND] = self._started(following, self._partly_moved, spot)
+        costs[SPOT, ON_DEMAND] += beside * outlook.spot_price
+        costs[SPOT, SPOT] = np.where(self._has_capacity, spot, _LATE)
+        return costs
 
     def _started(self, following: Floats, shifts: Sequence[_Shift], spot: Floats) -> Floats:
         """Return what it costs to start on spot, which may be lost in any step of the start."""
         if self.num_start_steps == 1:
-            found = shifts[-1](spot + self._unsafe)
+            cost = shifts[-1](spot + self._unsafe)
         else:
-            found, kept = 0.0, np.eye(2 * NUM_AGES)
+            cost, kept = 0.0, np.eye(2 * NUM_AGES)
             price = self._outlook.spot_price * self._step
             for later, shift in zip(following, shifts, strict=False):
-                found = found + shift(kept @ self._lost @ later[NOTHING])
-                found = found + price * kept.sum(axis=1, keepdims=True)
+                cost = cost + shift(kept @ self._lost @ later[NOTHING])
+                cost = cost + price * kept.sum(axis=1, keepdims=True)
                 kept = kept @ self._kept
-            found = found + shifts[-1](kept @ following[self.num_start_steps - 1][SPOT] + self._unsafe)
-        return np.where(self._has_capacity, found, _LATE)
+            cost = cost + shifts[-1](kept @ following[self.num_start_steps - 1][SPOT] + self._unsafe)
+        return np.where(self._has_capacity, cost, _LATE)
 
 
 class _Shift:
@@ -199,12 +199,12 @@ def _transitions(outlook: Outlook, step: float) -> tuple[Floats, Floats, Floats]
     older = 1 - np.exp(-step / ages)
     upward = np.diag(1 - older) + np.diag(older[:-1], k=1)
     lost = 1 - np.exp(-loss * step)
-    found = 1 - np.exp(-gain * step * outlook.num_zones**0.3)
+    gained = 1 - np.exp(-gain * step * outlook.num_zones**0.3)
     up_hours, elsewhere = mean_hours(loss), outlook.elsewhere
     kept, gone, down = (np.zeros((2 * NUM_AGES, 2 * NUM_AGES)) for _ in range(3))
     kept[NUM_AGES:, NUM_AGES:] = (1 - lost)[:, np.newaxis] * upward
     gone[NUM_AGES:, NUM_AGES:] = (lost * elsewhere)[:, np.newaxis] * (up_hours / up_hours.sum())
     gone[NUM_AGES:, 0] = lost * (1 - elsewhere)
-    down[:NUM_AGES, :NUM_AGES] = (1 - found)[:, np.newaxis] * upward
-    down[:NUM_AGES, NUM_AGES] = found
+    down[:NUM_AGES, :NUM_AGES] = (1 - gained)[:, np.newaxis] * upward
+    down[:NUM_AGES, NUM_AGES] = gained
     return kept + gone + down, kept, gone

@@ -139,14 +139,14 @@ def hours_until_change(
 
     The rates are multiplied by ``factor``. All arrays are of shape [N].
     """
-    found, reached, age = np.zeros_like(ages_hours), np.ones_like(ages_hours), ages_hours
+    hours, reached, age = np.zeros_like(ages_hours), np.ones_like(ages_hours), ages_hours
     left = until_hours
     for rate, end in zip(rates, (*AGE_EDGES_HOURS, np.inf), strict=True):
         spent = np.clip(np.minimum(left, end - age), 0.0, None)
         stays = np.exp(-rate * factor * spent)
-        found = found + reached * (1 - stays) / (rate * factor)
+        hours = hours + reached * (1 - stays) / (rate * factor)
         reached, age, left = reached * stays, age + spent, left - spent
-    return found
+    return hours
 
 
 def usual_elsewhere(hazards: Hazards, num_zones: int) -> float:

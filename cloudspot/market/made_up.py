@@ -24,10 +24,10 @@ def made_up(
     shares = hours.cumsum(axis=1) / hours.sum(axis=1, keepdims=True)
     index = (chance.random(shape)[..., np.newaxis] > shares[is_up.astype(int)]).sum(axis=-1)
     ages = np.array((0.0, *AGE_EDGES_HOURS))[index.clip(0, NUM_AGES - 1)]
-    found: Bools = np.empty((num_ticks, *shape), bool)
+    availability: Bools = np.empty((num_ticks, *shape), bool)
     for tick in range(num_ticks):
-        found[tick] = is_up
+        availability[tick] = is_up
         changes = 1 - np.exp(-rates[is_up.astype(int), age_index(ages)] * tick_hours)
         is_changing = chance.random(shape) < changes
         is_up, ages = is_up ^ is_changing, np.where(is_changing, 0.0, ages + tick_hours)
-    return found
+    return availability

@@ -84,19 +84,19 @@ class _Guarded:
     def choose(self, situation: Situation) -> Ints:
         """Return the policy's choice, checked."""
         try:
-            found = np.asarray(self.policy.choose(situation))
+            chosen = np.asarray(self.policy.choose(situation))
         except (Exception, SystemExit) as error:
             raise _broken(self.name, f"{type(error).__name__}: {error}") from error
         held, num_zones = situation.held, len(situation.is_up)
-        if found.shape != held.shape or found.dtype.kind not in "iu":
+        if chosen.shape != held.shape or chosen.dtype.kind not in "iu":
             raise _broken(
-                self.name, f"it returned {found.dtype} of shape {found.shape}, not {held.shape} integers"
+                self.name, f"it returned {chosen.dtype} of shape {chosen.shape}, not {held.shape} integers"
             )
-        wrong = (found < NOTHING) | (found >= num_zones)
+        wrong = (chosen < NOTHING) | (chosen >= num_zones)
         if wrong.any():
-            raise _broken(self.name, f"it chose {found[wrong][0]}; there are {num_zones} zones")
-        is_up = situation.is_up[np.maximum(found, 0), np.arange(len(found))] if num_zones else found < 0
-        wrong = (found >= 0) & ~is_up & (found != held)
+            raise _broken(self.name, f"it chose {chosen[wrong][0]}; there are {num_zones} zones")
+        is_up = situation.is_up[np.maximum(chosen, 0), np.arange(len(chosen))] if num_zones else chosen < 0
+        wrong = (chosen >= 0) & ~is_up & (chosen != held)
         if wrong.any():
-            raise _broken(self.name, f"it chose zone {found[wrong][0]}, which has no machine to give")
-        return found.astype(np.intp)
+            raise _broken(self.name, f"it chose zone {chosen[wrong][0]}, which has no machine to give")
+        return chosen.astype(np.intp)

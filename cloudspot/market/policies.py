@@ -107,7 +107,7 @@ class Deadline:
 
     def _costs(self, situation: Situation, holding: Ints, market: Ints) -> Floats:
         """Return what each choice costs in the end, between the plans for the nearest markets: [3, N]."""
-        found = np.zeros((3, len(holding)))
+        totals = np.zeros((3, len(holding)))
         several = len(situation.is_up) > 1
         # Zones fail one after the other: one that is up at another's loss has to last for its start, and on.
         lasting = situation.elsewhere**2
@@ -118,8 +118,8 @@ class Deadline:
                 if len(runs):
                     plan = self._plan(situation, elsewhere, 2.0**log_badness)
                     costs = plan.costs(situation.hours, holding[runs], market[runs], situation.slack[runs])
-                    found[:, runs] += share[runs] * costs
-        return found
+                    totals[:, runs] += share[runs] * costs
+        return totals
 
     def _plan(self, situation: Situation, elsewhere: float, badness: float) -> Plan:
         return solve(

@@ -65,15 +65,15 @@ def simulate(
 ) -> Mapping[str, Outcome]:
     """Return each policy's outcome, in this order; ``is_up`` as in ``replay``."""
     known = policies(hazards, max_wait_hours)
-    found = {}
+    outcomes = {}
     for name in names:
         if name == OPTIMUM:
             costs = optimum(is_up, tick_hours, job) / job.length
-            found[name] = Outcome(mean_cost=float(costs.mean()), cost_range=_range(costs), late=0)
+            outcomes[name] = Outcome(mean_cost=float(costs.mean()), cost_range=_range(costs), late=0)
         else:
             policy = known.get(name) or plugin_policy(name, {}, hazards)
-            found[name] = _outcome(replay(is_up, tick_hours, job, policy, hazards), job.length)
-    return found
+            outcomes[name] = _outcome(replay(is_up, tick_hours, job, policy, hazards), job.length)
+    return outcomes
 
 
 def _outcome(runs: Replay, length: float) -> Outcome:

@@ -245,7 +245,7 @@ class Bucket(ABC):
 
     def translated(self, error: Exception, verb: str, key: str) -> CloudspotError:
         """Return an SDK's error as cloudspot's."""
-        kind, what = self.kind_of(error, verb), f"{self.url}: cannot {verb} {key}".rstrip()
+        kind, attempt = self.kind_of(error, verb), f"{self.url}: cannot {verb} {key}".rstrip()
         if kind is ObjectExists and verb != "create":
             kind = None  # Whatever condition failed, it is not ours.
         if kind is ObjectExists:
@@ -258,13 +258,13 @@ class Bucket(ABC):
                 f"{self.name}) or correct the name"
             )
         if kind is UploadGone:
-            return UploadGone(f"{what}: its upload is gone; upload again")
-        found = self.translation(error, what)
+            return UploadGone(f"{attempt}: its upload is gone; upload again")
+        translation = self.translation(error, attempt)
         if kind is AuthError:
-            return AuthError(f"{found}; it takes {self.rights[verb]}")
+            return AuthError(f"{translation}; it takes {self.rights[verb]}")
         if kind is StoreRefused:
-            return StoreRefused(f"{found}; the server lacks what cloudspot needs: use another store")
-        return found if kind is None else kind(str(found))
+            return StoreRefused(f"{translation}; the server lacks what cloudspot needs: use another store")
+        return translation if kind is None else kind(str(translation))
 
     def cut_off(self, key: str, num_read: int, num_bytes: int) -> TransientError:
         """Return the error for an answer that ends before its length."""

@@ -110,17 +110,17 @@ class BucketStore(ObjectStore):
                 return 0
 
             def fill(client: Any) -> int:
-                with self._download(client, key, (start, start + len(view) - 1)) as (found, num_bytes):
+                with self._download(client, key, (start, start + len(view) - 1)) as (download, num_bytes):
                     filled = 0
                     while filled < num_bytes:
                         with view[filled : min(filled + READ_BYTES, num_bytes)] as block:
-                            count = found.body.readinto(block)
+                            count = download.body.readinto(block)
                         if not count:
                             raise self.bucket.cut_off(key, filled, num_bytes)
                         filled += count
-                    self._check_end(found, key)
+                    self._check_end(download, key)
                     with view[:num_bytes] as data:
-                        found.verify(data)
+                        download.verify(data)
                     return num_bytes
 
             try:
@@ -142,31 +142,31 @@ class BucketStore(ObjectStore):
             raise ValueError(f"limit must be >= 1: got {limit}")
         ours = self.bucket.prefix
         start = None if after is None else ours + after
-        found, token = self._names(prefix, start, None, limit=limit)
+        listed, token = self._names(prefix, start, None, limit=limit)
         seen: set[str] = set()
-        while not found and token is not None:
+        while not listed and token is not None:
             if token in seen or len(seen) == MAX_EMPTY_PAGES:
                 raise self._stuck(prefix)
             seen.add(token)
-            found, token = self._names(prefix, start, token, limit=limit)
+            listed, token = self._names(prefix, start, token, limit=limit)
         # Without this, the rest of a name of somebody else's could look like one of our keys.
-        if (other := next((one.name for one in found if not one.name.startswith(ours)), None)) is not None:
+        if (foreign := next((one.name for one in listed if not one.name.startswith(ours)), None)) is not None:
             raise StoreRefused(
-                f"{self.url}: the listing also holds {other[:200]!r}, so it ignores the prefix; remove the "
+                f"{self.url}: the listing also holds {foreign[:200]!r}, so it ignores the prefix; remove the "
                 "proxy in between, or use another store"
             )
-        keys = [one.name[len(ours) :] for one in found]
+        keys = [one.name[len(ours) :] for one in listed]
         return ObjectPage(
             objects=tuple(
                 ObjectMeta(key=key, size=one.size, modified_at=one.modified_at, etag=one.etag)
-                for key, one in zip(keys, found, strict=True)
+                for key, one in zip(keys, listed, strict=True)
                 if is_key(key)
             ),
             next_after=None if token is None else keys[-1],
             # Services' consoles make empty objects that stand for directories.
             skipped=tuple(
                 key
-                for key, one in zip(keys, found, strict=True)
+                for key, one in zip(keys, listed, strict=True)
                 if not is_key(key) and not (one.size == 0 and (not key or key.endswith("/")))
             ),
         )
@@ -193,10 +193,10 @@ class BucketStore(ObjectStore):
 
     def unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
         """Yield the uploads that the bucket still keeps parts of; see ObjectStore."""
-        for one in self.bucket.ask("list uploads of", "", self.bucket.list_uploads):
-            key = one.name[len(self.bucket.prefix) :]
-            if one.name.startswith(self.bucket.prefix) and is_key(key):
-                yield UnfinishedUpload(key=key, id=one.id, begun_at=one.begun_at)
+        for upload in self.bucket.ask("list uploads of", "", self.bucket.list_uploads):
+            key = upload.name[len(self.bucket.prefix) :]
+            if upload.name.startswith(self.bucket.prefix) and is_key(key):
+                yield UnfinishedUpload(key=key, id=upload.id, begun_at=upload.begun_at)
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
         requests = self._requests(upload.key, if_absent=False)
@@ -254,19 +254,19 @@ class BucketStore(ObjectStore):
 
     def _read(self, key: str, span: tuple[int, int] | None) -> bytes:
         def read(client: Any) -> bytes:
-            with self._download(client, key, span) as (found, num_bytes):
+            with self._download(client, key, span) as (download, num_bytes):
                 if span is None and num_bytes > MAX_GET_BYTES:
                     raise CorruptData(f"{self.url}: {key}: it is longer than {MAX_GET_BYTES} bytes")
                 # Asked for by its length it comes in one piece, straight from the socket.
-                data = found.body.read(num_bytes) if num_bytes else b""
+                data = download.body.read(num_bytes) if num_bytes else b""
                 while len(data) < num_bytes:
-                    more = found.body.read(num_bytes - len(data))
+                    more = download.body.read(num_bytes - len(data))
                     if not more:
                         raise self.bucket.cut_off(key, len(data), num_bytes)
                     data += more
-                self._check_end(found, key)
+                self._check_end(download, key)
                 with memoryview(data) as view:
-                    found.verify(view)
+                    download.verify(view)
                 return data
 
         try:
@@ -279,27 +279,27 @@ class BucketStore(ObjectStore):
         self, client: Any, key: str, span: tuple[int, int] | None
     ) -> Iterator[tuple[Download, int]]:
         """Lend the answer to a read, and how many bytes it has."""
-        found = self.bucket.download(client, self.bucket.full(key), span)
-        if span is not None and not found.is_partial and found.num_bytes:
-            found.body.close()  # A cache in between may hold it whole: only twice is the server's way.
-            found = self.bucket.download(client, self.bucket.full(key), span)
+        download = self.bucket.download(client, self.bucket.full(key), span)
+        if span is not None and not download.is_partial and download.num_bytes:
+            download.body.close()  # A cache in between may hold it whole: only twice is the server's way.
+            download = self.bucket.download(client, self.bucket.full(key), span)
         try:
-            if found.num_bytes is None:
+            if download.num_bytes is None:
                 raise StoreRefused(
                     f"{self.url}: an answer does not say how long it is; remove the proxy that drops its "
                     "Content-Length, or use another store"
                 )
             # Servers differ in whether an empty object has a range.
-            if span is not None and not found.is_partial and found.num_bytes > 0:
+            if span is not None and not download.is_partial and download.num_bytes > 0:
                 raise StoreRefused(f"{self.url}: the server ignores ranges; use another store")
-            if span is not None and found.num_bytes > span[1] - span[0] + 1:
+            if span is not None and download.num_bytes > span[1] - span[0] + 1:
                 raise StoreRefused(
-                    f"{self.url}: the answer for {key} is said to have {found.num_bytes} bytes, more than "
+                    f"{self.url}: the answer for {key} is said to have {download.num_bytes} bytes, more than "
                     "were asked for; remove the proxy in between, or use another store"
                 )
-            yield found, found.num_bytes
+            yield download, download.num_bytes
         finally:
-            found.body.close()
+            download.body.close()
 
     def _check_end(self, found: Download, key: str) -> None:
         """Read on where the body should end, which gives the connection back: it must be over."""

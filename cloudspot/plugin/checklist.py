@@ -50,20 +50,20 @@ class Checklist:
 
         The line names the cheapest, with what ``remark`` says of it.
         """
-        found: list[Offer] = []
+        offers: list[Offer] = []
 
         def look() -> str:
-            found.extend(sorted(provisioner.offers(resources), key=lambda one: one.price_per_hour))
-            if not found:
+            offers.extend(sorted(provisioner.offers(resources), key=lambda one: one.price_per_hour))
+            if not offers:
                 raise CloudspotError("no machine type fits; ask for less in resources, or try another region")
-            first = found[0]
+            first = offers[0]
             return (
-                f"{len(found)}, from {first.price_per_hour:g} {first.currency} an hour "
+                f"{len(offers)}, from {first.price_per_hour:g} {first.currency} an hour "
                 f"({first.market.value} {first.instance_type} in {first.zone}{remark(first)})"
             )
 
         self.attempt("offers", look)
-        return found
+        return offers
 
     def results(self) -> tuple[CheckResult, ...]:
         """Return all lines, in order."""

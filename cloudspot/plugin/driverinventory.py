@@ -44,14 +44,14 @@ class DriverInventory(Inventory):
 
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
         """Return the drivers of these stores, whole or in part; see Inventory."""
-        found = []
+        assets = []
         for store_url in store_urls:
             name = driver_name(store_url)
             # First what outlives the function: a removal in between would leave neither.
             rest, status = self.rest_of(name), self.host_of(name).status(name)
             if status is not None or rest is not None:
                 parts = ("function",) if status is not None else ()
-                found.append(
+                assets.append(
                     Asset(
                         kind="driver",
                         id=name,
@@ -62,7 +62,7 @@ class DriverInventory(Inventory):
                         detail=", ".join((*parts, *(rest.parts if rest else ()))),
                     )
                 )
-        return found
+        return assets
 
     def end(self, asset: Asset) -> None:
         """Remove all of the driver.

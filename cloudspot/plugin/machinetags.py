@@ -28,14 +28,14 @@ MASTER_PORT: Final = "MASTER_PORT"
 
 def tags_of(group: InstanceGroup) -> dict[str, str]:
     """Return the tags of a launch's machines."""
-    found = {
+    tags = {
         JOB: group.job_id,
         LAUNCH: str(group.launch),
         NUM_NODES: str(group.job_nodes),
         MAX_SECONDS: f"{group.max_seconds:.0f}",
         MASTER_PORT: str(DEFAULT_MASTER_PORT),
     }
-    return {**found, STORE: group.store_url} if group.store_url else found
+    return {**tags, STORE: group.store_url} if group.store_url else tags
 
 
 def launch_of(tags: Mapping[str, str]) -> int:

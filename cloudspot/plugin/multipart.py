@@ -163,13 +163,13 @@ class PartedUpload(Upload):
         size = self._part_bytes << (len(self._parts) // GROWTH_EVERY)
         if self._num_buffers <= self._num_threads:
             self._num_buffers += 1
-            found = bytearray()
+            buffer = bytearray()
         else:
-            found = self._free.get()  # As soon as a part was stored, or has failed.
+            buffer = self._free.get()  # As soon as a part was stored, or has failed.
         for part in self._parts:
             if part.done() and part.exception() is not None:
                 part.result()
-        self._buffer = found if len(found) == size else bytearray(size)
+        self._buffer = buffer if len(buffer) == size else bytearray(size)
         self._filled = 0
 
     def _send_part(self) -> None:

@@ -71,15 +71,15 @@ class OptionChecks:
         Of several regions each has ids of its own, as ``REGION/ID``; without, an id stands alone.
         """
         for field, named in ids.items():
-            found = [one.rpartition("/")[0] for one in named]
-            for one, region in zip(named, found, strict=True):
+            named_regions = [one.rpartition("/")[0] for one in named]
+            for id_, region in zip(named, named_regions, strict=True):
                 if not regions and region:
-                    raise self.error(field, f'"{one}" names a region, which is for jobs with regions')
+                    raise self.error(field, f'"{id_}" names a region, which is for jobs with regions')
                 if regions and region not in regions:
                     raise self.error(
-                        field, f'"{one}" is in none of the regions; expected one such as {regions[0]}/ID'
+                        field, f'"{id_}" is in none of the regions; expected one such as {regions[0]}/ID'
                     )
-            self._require_each(regions, field, found)
+            self._require_each(regions, field, named_regions)
 
     def _require_each(self, regions: Sequence[str], field: str, found: Collection[str | None]) -> None:
         lacking = [region for region in regions if found and region not in found]
@@ -128,14 +128,14 @@ class OptionChecks:
         most one a zone. ``kind`` is what they are of, such as ``subnet``.
         """
         chosen: dict[str, str] = {}
-        for zone, one in sorted(found, key=lambda pair: pair[1]):
+        for zone, id_ in sorted(found, key=lambda pair: pair[1]):
             if zone in chosen and is_named:
-                raise self.error(field, f"{chosen[zone]} and {one} are both in {zone}")
-            chosen.setdefault(zone, one)
+                raise self.error(field, f"{chosen[zone]} and {id_} are both in {zone}")
+            chosen.setdefault(zone, id_)
         lacking = [zone for zone in zones if zone not in chosen]
         if lacking:
             raise self.error("zones", f'no {kind} in "{lacking[0]}"; there are {", ".join(sorted(chosen))}')
-        return {zone: one for zone, one in chosen.items() if not zones or zone in zones}
+        return {zone: id_ for zone, id_ in chosen.items() if not zones or zone in zones}
 
     def unknown_region(
         self, field: str, region: str, known: Collection[str], *, where: str = ""

@@ -66,10 +66,10 @@ class RegionalProvider(CloudProvider[Options, Clients]):
             SpecError: the options name several regions.
         """
         if self._regions:
-            one = f"providers.{self.name}.region={self._regions[0]}"
+            option = f"providers.{self.name}.region={self._regions[0]}"
             raise SpecError(
                 f"providers.{self.name}.regions: each region has its own images; choose one, as with "
-                f"--set providers.{self.name}.regions=[] --set {one}"
+                f"--set providers.{self.name}.regions=[] --set {option}"
             )
         return self._image_host_of(self._options, self.clients)
 
@@ -141,10 +141,10 @@ class RegionalProvisioner(Provisioner):
         """End the machines, each in its region, or wherever it is; one region's failure spares no other."""
         groups: dict[str, list[str]] = defaultdict(list)
         with self._lock:
-            for one in instance_ids:
-                seen_in = self._seen_in.get(one)
+            for instance_id in instance_ids:
+                seen_in = self._seen_in.get(instance_id)
                 for region in self._each if seen_in is None else (seen_in,):
-                    groups[region].append(one)
+                    groups[region].append(instance_id)
         _each_of(groups, lambda region: self._each[region].terminate(groups[region]))
 
     def console(self, instance: Instance) -> str:
@@ -174,12 +174,12 @@ class RegionalProvisioner(Provisioner):
     def region_of(self, instance_id: str) -> str | None:
         """Return the region of a machine; None: none lists it."""
         with self._lock:
-            found = self._seen_in.get(instance_id)
-        if found is None:
+            region = self._seen_in.get(instance_id)
+        if region is None:
             self.instances()
             with self._lock:
-                found = self._seen_in.get(instance_id)
-        return found
+                region = self._seen_in.get(instance_id)
+        return region
 
     def _found(self, instance_id: str) -> str:
         region = self.region_of(instance_id)

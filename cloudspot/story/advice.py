@@ -23,17 +23,17 @@ MAX_NAMED = 4
 
 def warnings(history: History) -> tuple[str, ...]:
     """Return what the user should know, each once: of its checkpoints, then what the nodes say."""
-    found = [
+    texts = [
         f"checkpoint {skipped.checkpoint} did not verify and was passed over: {skipped.reason}"
         for generation in history.generations
         for skipped in generation.skipped
     ]
-    found += unsaved(history)
+    texts += unsaved(history)
     for seat in _nodes(history):
         beat = history.launches[seat.launch - 1].heartbeats.get(seat.rank)
-        found += () if beat is None else beat.warnings
+        texts += () if beat is None else beat.warnings
     idle = idleness(history)
-    return tuple(dict.fromkeys([*found, *([idle] if idle else [])]))
+    return tuple(dict.fromkeys([*texts, *([idle] if idle else [])]))
 
 
 def unsaved(history: History) -> Iterator[str]:

@@ -85,12 +85,12 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def code_differences(a: Mapping[str, CodeFile], b: Mapping[str, CodeFile]) -> list[dict[str, Any]]:
     """Return the files that differ: ``path``, ``change``, ``a_bytes``, ``b_bytes`` and ``diff``."""
-    found = []
+    differences = []
     for path in sorted({*a, *b}):
         first, second = a.get(path), b.get(path)
         if first is not None and second is not None and first.digest == second.digest:
             continue
-        found.append(
+        differences.append(
             {
                 "path": path,
                 "change": "added" if first is None else "removed" if second is None else "changed",
@@ -99,7 +99,7 @@ def code_differences(a: Mapping[str, CodeFile], b: Mapping[str, CodeFile]) -> li
                 "diff": _diff(path, first, second),
             }
         )
-    return found
+    return differences
 
 
 def _diff(path: str, a: CodeFile | None, b: CodeFile | None) -> list[str] | None:
@@ -124,18 +124,18 @@ def _diff(path: str, a: CodeFile | None, b: CodeFile | None) -> list[str] | None
 
 def results(history: History, now: datetime) -> dict[str, Any]:
     """Return how a job went: what ``compare --json`` says about each."""
-    value = show_json(history, now)
+    report = show_json(history, now)
     return {
-        **{name: value[name] for name in _SAME},
+        **{name: report[name] for name in _SAME},
         "version": history.submission.version,
-        "submitted": value["created"],
+        "submitted": report["created"],
         "offers": list(
             dict.fromkeys(launch.intent.offer.key for launch in history.launches if launch.claimed)
         ),
-        **{name: len(value[name]) for name in ("nodes", "generations", "notices")},
-        "duration": value["time"]["total"],
-        "unknown_seconds": value["time"]["unknown"],
-        "cost": {name: found for name, found in value["cost"].items() if name in _SAME_COST},
+        **{name: len(report[name]) for name in ("nodes", "generations", "notices")},
+        "duration": report["time"]["total"],
+        "unknown_seconds": report["time"]["unknown"],
+        "cost": {name: found for name, found in report["cost"].items() if name in _SAME_COST},
     }
 
 

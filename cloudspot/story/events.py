@@ -178,15 +178,15 @@ def _started(history: History, generation: Generation) -> Iterator[Event]:
         yield Event(EventKind.WARNED, text, generation.at)
     if is_holding(history, generation):
         verb = "waits" if len(generation.seats) == 1 else "wait"
-        what = f"{named(generation.seats)} {verb}: the training needs {nodes_of(history).min} nodes"
-        text = f"{what} (generation {generation.number}, {generation.why})"
+        lack = f"{named(generation.seats)} {verb}: the training needs {nodes_of(history).min} nodes"
+        text = f"{lack} (generation {generation.number}, {generation.why})"
         yield Event(EventKind.HOLDING, text, generation.at)
         return
     restored = generation.restore_from
     # A job that has committed once never starts at step 0 again.
     why = ", as no checkpoint was committed before" if generation.number > 1 else ""
-    what = f"starts at step 0{why}" if restored is None else f"resumes at step {restored.step}"
-    text = f"training {what} (generation {generation.number}, {generation.why})"
+    start = f"starts at step 0{why}" if restored is None else f"resumes at step {restored.step}"
+    text = f"training {start} (generation {generation.number}, {generation.why})"
     yield Event(EventKind.STARTED, f"{text}{_changes(history, generation)}", generation.at)
 
 

@@ -146,14 +146,14 @@ def _spent_by(lines: Iterable[LedgerLine], currency: str) -> float:
 
 def purposes(history: History, ledger: Ledger, now: datetime) -> tuple[dict[str, Paid], ...]:
     """Return what each line was paid for, by ``PURPOSES``; together they are its seconds and its money."""
-    found = []
+    paid_lines = []
     for pieces in pieces_of(history, ledger, now):
         paid = dict.fromkeys(PURPOSES, Paid(0.0, 0.0))
-        for one in pieces:
-            seconds, spent = paid[one.purpose]
-            paid[one.purpose] = Paid(seconds + one.seconds, spent + one.spent)
-        found.append(paid)
-    return tuple(found)
+        for piece in pieces:
+            seconds, spent = paid[piece.purpose]
+            paid[piece.purpose] = Paid(seconds + piece.seconds, spent + piece.spent)
+        paid_lines.append(paid)
+    return tuple(paid_lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,15 +185,15 @@ def _turns(history: History, now: datetime) -> dict[Seat, list[tuple[datetime, s
     One that was left out goes on as it was.
     """
     held = held_generations(history)
-    found: dict[Seat, list[tuple[datetime, str]]] = {}
+    by_seat: dict[Seat, list[tuple[datetime, str]]] = {}
     for generation, part in zip(history.generations, stretches(history, now), strict=True):
         is_held = generation.number in held
         turns = [(generation.at, "holding" if is_held else "training")]
         if part.lost is not None and not is_held:
             turns += [(part.lost[0], "lost"), (part.lost[1], "training")]
         for seat in generation.seats:
-            found.setdefault(seat, []).extend(turns)
-    return found
+            by_seat.setdefault(seat, []).extend(turns)
+    return by_seat
 
 
 class _Time(NamedTuple):
@@ -242,10 +242,10 @@ def _priced(launch: LaunchHistory, line: LedgerLine, times: Sequence[_Time]) -> 
     # It may have only just begun, and its least time is charged all the same.
     first = [1.0, *[0.0] * (len(times) - 1)]
     money, seconds = (costs if sum(costs) else first), (lasted if sum(lasted) else first)
-    for one, lasts, cost, second in zip(times, lasted, money, seconds, strict=True):
+    for time, lasts, cost, second in zip(times, lasted, money, seconds, strict=True):
         yield Piece(
-            purpose=one.purpose,
-            begun=one.begun,
+            purpose=time.purpose,
+            begun=time.begun,
             seconds=lasts,
             spent=for_time * cost / sum(money),
             on_demand_equivalent=line.on_demand_equivalent * second / sum(seconds),
@@ -253,7 +253,7 @@ def _priced(launch: LaunchHistory, line: LedgerLine, times: Sequence[_Time]) -> 
         if line.transfer_spent:
             yield Piece(
                 purpose="transfer",
-                begun=one.begun,
+                begun=time.begun,
                 seconds=0.0,
                 spent=line.transfer_spent * second / sum(seconds),
                 on_demand_equivalent=0.0,

@@ -143,16 +143,16 @@ def _up(held: _Held) -> Tally:
 
 def _down(looks: Sequence[_Look]) -> Tally:
     """Return what the looks at one pool tell of its times without capacity."""
-    found, age = [], 0.0
+    tallies, age = [], 0.0
     for before, after in pairwise(sorted(looks)):
         if before.has_capacity:
             age = 0.0
             continue
         until = age + min((after.at - before.at).total_seconds() / 3600, MAX_GAP_HOURS)
         gains = _once(until if after.has_capacity else None)
-        found.append(Tally(gains=gains, down_hours=_split(age, until)))
+        tallies.append(Tally(gains=gains, down_hours=_split(age, until)))
         age = until
-    return total(found)
+    return total(tallies)
 
 
 def _split(begin: float, end: float) -> tuple[float, ...]:

@@ -17,12 +17,12 @@ _DECIMALS = 9
 
 def outlays(history: History, ledger: Ledger, now: datetime) -> tuple[Outlay, ...]:
     """Return what the job has paid, in order of days; together they are the ledger."""
-    found: dict[tuple[date, str, Market, str, str], dict[str, tuple[float, float, float]]] = {}
+    by_key: dict[tuple[date, str, Market, str, str], dict[str, tuple[float, float, float]]] = {}
     for line, pieces in zip(ledger.lines, pieces_of(history, ledger, now), strict=True):
         provider = history.launches[line.launch - 1].intent.request.provider
         for piece in pieces:
             day = piece.begun.astimezone(timezone.utc).date()
-            purposes = found.setdefault((day, provider, line.market, line.zone, line.currency), {})
+            purposes = by_key.setdefault((day, provider, line.market, line.zone, line.currency), {})
             seconds, spent, on_demand = purposes.get(piece.purpose, (0.0, 0.0, 0.0))
             purposes[piece.purpose] = (
                 seconds + piece.seconds,
@@ -46,7 +46,7 @@ def outlays(history: History, ledger: Ledger, now: datetime) -> tuple[Outlay, ..
                 if any(purposes.get(name, ()))
             },
         )
-        for (day, provider, market, zone, currency), purposes in sorted(found.items())
+        for (day, provider, market, zone, currency), purposes in sorted(by_key.items())
     )
 
 
@@ -99,11 +99,11 @@ def rows(jobs: Iterable[JobOutlays], by: str, *, since: date | None, until: date
     """
     sums: dict[tuple[str, str], _Sum] = {}
     for job in jobs:
-        for one in job.outlays:
-            if (since is None or one.day >= since) and (until is None or one.day <= until):
-                for purpose, amounts in one.purposes.items():
-                    key = _key(by, job, one, purpose)
-                    sums.setdefault((one.currency, key), _Sum()).add(job.job_id, purpose, amounts)
+        for outlay in job.outlays:
+            if (since is None or outlay.day >= since) and (until is None or outlay.day <= until):
+                for purpose, amounts in outlay.purposes.items():
+                    key = _key(by, job, outlay, purpose)
+                    sums.setdefault((outlay.currency, key), _Sum()).add(job.job_id, purpose, amounts)
     found = [total.row(key, currency) for (currency, key), total in sums.items()]
     return tuple(sorted(found, key=_order(by)))
 
@@ -143,7 +143,7 @@ def _key(by: str, job: JobOutlays, outlay: Outlay, purpose: str) -> str:
         return job.labels.get(by.removeprefix(LABEL), NO_LABEL)
     if by == "label":
         return ", ".join(f"{name}={value}" for name, value in sorted(job.labels.items())) or NO_LABEL
-    found = {
+    keys = {
         "": "total",
         "job": job.job_id,
         "day": outlay.day.isoformat(),
@@ -152,7 +152,7 @@ def _key(by: str, job: JobOutlays, outlay: Outlay, purpose: str) -> str:
         "zone": f"{outlay.provider} {outlay.zone}",
         "purpose": purpose,
     }
-    return found[by]
+    return keys[by]
 
 
 def _order(by: str) -> Callable[[Row], tuple[object, ...]]:

@@ -73,8 +73,8 @@ def steps_lost_by(history: History, number: int) -> StepsLost | None:
     if history.has_no_session:
         return None
     before = history.generations[number - 1]
-    told = [_reached(history, before, seat) for seat in before.seats]
-    known = [step for step in told if step is not None]
+    steps = [_reached(history, before, seat) for seat in before.seats]
+    known = [step for step in steps if step is not None]
     reached = max([last_step(history, before), *known])
     if is_last:
         kept = 0 if history.head is None else history.head.step
@@ -84,7 +84,7 @@ def steps_lost_by(history: History, number: int) -> StepsLost | None:
     # not of the survivors that have saved what they held, but for the step under way.
     kept_by = history.find_commit(history.head if is_last else history.generations[number].restore_from)
     is_rescued = kept_by is not None and kept_by.rescue is not None and kept_by.generation == number
-    is_exact = len(known) == len(told) or is_rescued or is_holding(history, before)
+    is_exact = len(known) == len(steps) or is_rescued or is_holding(history, before)
     return StepsLost(max(0, reached - kept), is_exact=is_exact)
 
 
@@ -132,10 +132,10 @@ def _reached(history: History, generation: Generation, seat: Seat) -> int | None
 
 def _exits_from(history: History, generation: Generation) -> list[Exit]:
     """Return the exit records of the nodes that ended in the generation."""
-    found = []
+    exits = []
     for seat in generation.seats:
         launch = history.launch_of(seat)
         last = None if launch is None else own_exit(launch, seat.rank)
         if last is not None and last.generation == generation.number:
-            found.append(last)
-    return found
+            exits.append(last)
+    return exits

@@ -188,14 +188,14 @@ def _reported_metrics(history: History) -> dict[str, float]:
 
 def _final(history: History) -> dict[str, Any] | None:
     """Return what the first rank said at the end: the others do not know the weights of all."""
-    for one in member_exits(history):
-        if one is not None and one.outcome == "succeeded" and one.final is not None:
-            newest, step = history.head, one.final.step
+    for member_exit in member_exits(history):
+        if member_exit is not None and member_exit.outcome == "succeeded" and member_exit.final is not None:
+            newest, step = history.head, member_exit.final.step
             return {
                 "step": newest.step if step is None and newest is not None else step,
-                "weights_sha256": one.final.weights_sha256,
-                "are_weights_sharded": one.final.are_weights_sharded,
-                "metrics": dict(one.final.metrics) or _reported_metrics(history),
+                "weights_sha256": member_exit.final.weights_sha256,
+                "are_weights_sharded": member_exit.final.are_weights_sharded,
+                "metrics": dict(member_exit.final.metrics) or _reported_metrics(history),
             }
     return None
 
@@ -227,7 +227,7 @@ def _nodes(history: History, ledger: Ledger) -> Iterator[dict[str, Any]]:
 
 def _inputs(beat: Heartbeat | None) -> list[dict[str, Any]]:
     """Return the inputs that the node has on its disk, and the bytes of the one that it stages."""
-    found: list[dict[str, Any]] = [
+    inputs: list[dict[str, Any]] = [
         {
             "name": one.name,
             "files": one.num_files,
@@ -239,8 +239,8 @@ def _inputs(beat: Heartbeat | None) -> list[dict[str, Any]]:
     ]
     transfer = None if beat is None else beat.transfer
     if transfer is not None and transfer.what == "staging":
-        found.append({"name": None, "bytes": transfer.total, "here_bytes": transfer.done})
-    return found
+        inputs.append({"name": None, "bytes": transfer.total, "here_bytes": transfer.done})
+    return inputs
 
 
 def _node_state(launch: LaunchHistory, rank: int) -> str:

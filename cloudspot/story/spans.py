@@ -56,16 +56,16 @@ def mark(state: str, at: datetime, generation: int | None = None) -> Span:
 
 def between(marks: Iterable[Span], end: datetime) -> tuple[Span, ...]:
     """Return the spans from each mark to the next; a clock that is slow moves no mark back."""
-    found: list[Span] = []
+    spans: list[Span] = []
     current: Span | None = None
-    for one in [*marks, mark("", end)]:
-        at = one.start
+    for marked in [*marks, mark("", end)]:
+        at = marked.start
         if current is not None:
             at = min(max(at, current.start), max(end, current.start))
             if at > current.start:
-                found.append(Span(current.state, current.start, at, current.generation))
-        current = mark(one.state, at, one.generation)
-    return tuple(found)
+                spans.append(Span(current.state, current.start, at, current.generation))
+        current = mark(marked.state, at, marked.generation)
+    return tuple(spans)
 
 
 def trained(part: Stretch, at: datetime) -> Iterator[Span]:

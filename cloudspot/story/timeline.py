@@ -231,17 +231,17 @@ def _supply_changes(history: History, first: Mapping[Seat, int]) -> list[_Change
 
 def _supply(word: str, changes: Sequence[_Change]) -> Iterator[tuple[datetime, str]]:
     """Yield what the job does, and from when on, by the machines alone; ``word`` is what it did before."""
-    num, told = dict.fromkeys(("setup", "staging", "unknown", "launching"), 0), ""
-    for at, what, change, _ in changes:
+    num, last = dict.fromkeys(("setup", "staging", "unknown", "launching"), 0), ""
+    for at, changed, change, _ in changes:
         if change:
-            num[what] += change
+            num[changed] += change
         else:
-            word = _word_after(word, what)
+            word = _word_after(word, changed)
         busy = next((one for one, count in num.items() if count), None)
         state = word if word == "ended" or busy is None else busy
-        if state != told:
+        if state != last:
             yield at, state
-        told = state
+        last = state
 
 
 def _word_after(word: str, what: str) -> str:

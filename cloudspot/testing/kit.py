@@ -53,11 +53,11 @@ class Kit:
                 f"{cls.__name__} overrides {overridden[0]}: declare it in deviations, with the reason"
             )
         deviates = partial(pytest.mark.xfail, strict=True, raises=_BROKEN)
-        for what, mark in (("deviations", deviates), ("left_out", pytest.mark.skip)):
-            for name, reason in vars(cls).get(what, {}).items():
+        for attribute, mark in (("deviations", deviates), ("left_out", pytest.mark.skip)):
+            for name, reason in vars(cls).get(attribute, {}).items():
                 if name not in promises or not reason:
                     raise TypeError(
-                        f"{cls.__name__}.{what}: {name!r} is no test of this kit, or has no reason"
+                        f"{cls.__name__}.{attribute}: {name!r} is no test of this kit, or has no reason"
                     )
                 setattr(cls, name, mark(reason=reason)(_copy(getattr(cls, name))))
 

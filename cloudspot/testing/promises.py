@@ -82,17 +82,17 @@ class _Reporter:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         place, kit, promise = _marked(report)
-        told = ""
+        reason = ""
         if report.failed:
-            outcome, told = "failures", _last_line(report)
+            outcome, reason = "failures", _last_line(report)
         elif hasattr(report, "wasxfail"):
-            outcome, told = "deviations", report.wasxfail.removeprefix("reason: ")
+            outcome, reason = "deviations", report.wasxfail.removeprefix("reason: ")
         elif report.skipped:
-            outcome, told = "skipped", _last_line(report)
+            outcome, reason = "skipped", _last_line(report)
         else:
             outcome = "passed"
         known = self._found.setdefault((place, kit), {})
-        known[promise] = max(known.get(promise, (outcome, told)), (outcome, told), key=_gravity)
+        known[promise] = max(known.get(promise, (outcome, reason)), (outcome, reason), key=_gravity)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if not hasattr(session.config, "workerinput"):

@@ -494,12 +494,12 @@ def _num_batches(trainer: Any) -> int | None:
         return None
     per_epoch, accumulated = trainer.num_training_batches, trainer.accumulate_grad_batches
     epochs = math.inf if trainer.max_epochs in {None, -1} else trainer.max_epochs
-    found = per_epoch * epochs if per_epoch and epochs else 0
+    num_batches = per_epoch * epochs if per_epoch and epochs else 0
     if trainer.max_steps != -1:
         if not trainer.lightning_module.automatic_optimization:
             return None
         if math.isinf(per_epoch):
             return None
         num_epochs, rest = divmod(trainer.max_steps, math.ceil(per_epoch / accumulated))
-        found = min(found, num_epochs * per_epoch + rest * accumulated)
-    return None if math.isinf(found) else int(found)
+        num_batches = min(num_batches, num_epochs * per_epoch + rest * accumulated)
+    return None if math.isinf(num_batches) else int(num_batches)

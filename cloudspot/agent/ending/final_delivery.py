@@ -118,20 +118,20 @@ class FinalDelivery:
         """Return the success, or an outcome that lets the job go on where its work is not in the bucket."""
         orders = self._context.orders
         if uploaded:
-            found = self._find_last_checkpoint(leaving)
-            if found == _INCOMPLETE and orders.reclaim is None:
+            checkpoint_state = self._find_last_checkpoint(leaving)
+            if checkpoint_state == _INCOMPLETE and orders.reclaim is None:
                 _log.info("the last checkpoint is uploaded here; the other nodes complete it")
-            elif found != _COMMITTED:
-                uploaded = orders.reclaim is None and found != _UNKNOWN
-                what = "may be in no checkpoint" if found == _UNKNOWN else "is in no checkpoint"
-                _log.error("the state of the last step %s", what)
+            elif checkpoint_state != _COMMITTED:
+                uploaded = orders.reclaim is None and checkpoint_state != _UNKNOWN
+                where = "may be in no checkpoint" if checkpoint_state == _UNKNOWN else "is in no checkpoint"
+                _log.error("the state of the last step %s", where)
         if uploaded and synced:
             return leaving
-        what = "artifacts" if uploaded else "last checkpoint"
+        undelivered = "artifacts" if uploaded else "last checkpoint"
         if orders.reclaim is not None:
-            detail = f"reclaimed after the training finished, before its {what} could be delivered"
+            detail = f"reclaimed after the training finished, before its {undelivered} could be delivered"
             return replace(leaving, outcome="drained", detail=detail, final=None)
-        detail = f"the training finished, but its {what} could not be delivered"
+        detail = f"the training finished, but its {undelivered} could not be delivered"
         return replace(leaving, outcome="failed", detail=detail, exit_code=1, final=None)
 
     def _find_last_checkpoint(self, leaving: Leaving) -> str:

@@ -65,14 +65,14 @@ def files(name: str) -> Mapping[str, str]:
         "CLASS": "".join(word.capitalize() for word in name.split("-")),
         "API_VERSION": str(hookspecs.API_VERSION),
     }
-    found = {}
+    contents = {}
     with resources.as_file(resources.files("cloudspot.cli") / "templates" / "plugin") as root:
         for path in sorted(root.rglob("*.txt")):
             inside = path.relative_to(root).with_suffix("").as_posix()
             place = re.sub("^package/", f"{values['PACKAGE']}/", _PLACES.get(inside, inside))
             text = _DOC.sub(_docstring, path.read_text(encoding="utf-8"))
-            found[place] = re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], text)
-    return found
+            contents[place] = re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], text)
+    return contents
 
 
 def write_files(directory: Path, texts: Mapping[str, str]) -> None:

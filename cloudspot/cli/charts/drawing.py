@@ -138,13 +138,13 @@ def draw_bars(
 
 def _merged(spans: Sequence[Span]) -> list[Span]:
     """Join neighbours in the same state; what lies between generations still separates them."""
-    found: list[Span] = []
+    merged: list[Span] = []
     for span in spans:
-        if found and found[-1].state == span.state and found[-1].end == span.start:
-            found[-1] = replace(found[-1], end=span.end)
+        if merged and merged[-1].state == span.state and merged[-1].end == span.start:
+            merged[-1] = replace(merged[-1], end=span.end)
         else:
-            found.append(span)
-    return found
+            merged.append(span)
+    return merged
 
 
 def _by_state(spans: Sequence[Span]) -> Iterator[tuple[str, list[Span]]]:

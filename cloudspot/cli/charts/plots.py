@@ -87,28 +87,28 @@ def plot_job(path: Path, picture: Picture) -> None:
     shown = picture.times.nodes[max(0, len(picture.times.nodes) - MAX_ROWS) :]
     figure, panels, below = new_figure(picture.series.names(), num_rows=1 + len(shown))
     figure.suptitle(_title(picture), fontsize=12, parse_math=False)
-    said: dict[str, Any] = {}
+    labelled: dict[str, Any] = {}
     for name, axes in panels:
         for lost in picture.series.lost(name):
-            said["made again"] = draw_curve(axes, lost, color=GREY, marker="" if len(lost) > 1 else ".")
+            labelled["made again"] = draw_curve(axes, lost, color=GREY, marker="" if len(lost) > 1 else ".")
         draw_curve(axes, picture.series.curve(name), color=CURVE_COLORS[0])
         for generation in picture.history.generations[1:]:
             line = axes.axvline(first_step(generation), color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-            said["resumed"] = line
-    for label, line in said.items():
+            labelled["resumed"] = line
+    for label, line in labelled.items():
         line.set_label(label)
     rows: list[tuple[str, Sequence[Span]]] = [("job", picture.times.spans)]
     rows += [(f"node {line.seat}", line.spans) for line in shown]
     scale = draw_bars(below, rows, [picture.times.start] * len(rows), picture.times.total_seconds)
     start = picture.times.start
-    handles = [*_marks(below, picture, [line.seat for line in shown], scale), *said.values()]
+    handles = [*_marks(below, picture, [line.seat for line in shown], scale), *labelled.values()]
     draw_legend(below, [span for _, spans in rows for span in spans], handles)
     if len(shown) < len(picture.times.nodes):
         num_older = len(picture.times.nodes) - len(shown)
         below.set_xlabel(f"{below.get_xlabel()}; {num_older} older nodes are not shown")
-    begun = [(launch.intent.at - start).total_seconds() / scale for launch in picture.history.launches]
+    starts = [(launch.intent.at - start).total_seconds() / scale for launch in picture.history.launches]
     width = below.get_xlim()[1]
-    for number, (at, until) in enumerate(pairwise([*begun, width]), start=1):
+    for number, (at, until) in enumerate(pairwise([*starts, width]), start=1):
         below.axvline(at, color="black", linewidth=0.6, zorder=0)
         if until - at > LABEL_SHARE * width:
             below.text(at, 0.45, f" launch {number}", fontsize=7, color="#444444", va="bottom")
@@ -118,19 +118,19 @@ def plot_job(path: Path, picture: Picture) -> None:
 def plot_two(path: Path, first: Picture, second: Picture) -> None:
     """Draw the metrics of two jobs over one another, above both timelines; raises as ``save`` does."""
     pictures = (first, second)
-    names = tuple(dict.fromkeys(name for one in pictures for name in one.series.names()))
+    names = tuple(dict.fromkeys(name for picture in pictures for name in picture.series.names()))
     figure, panels, below = new_figure(names, num_rows=2)
-    ids = [one.history.submission.job_id for one in pictures]
+    ids = [picture.history.submission.job_id for picture in pictures]
     figure.suptitle(" and ".join(ids), fontsize=12, parse_math=False)
     for name, axes in panels:
-        for one, job_id, color, style in zip(pictures, ids, CURVE_COLORS, ("-", "--"), strict=True):
-            draw_curve(axes, one.series.curve(name), color=color, linestyle=style, label=job_id)
+        for picture, job_id, color, style in zip(pictures, ids, CURVE_COLORS, ("-", "--"), strict=True):
+            draw_curve(axes, picture.series.curve(name), color=color, linestyle=style, label=job_id)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=8, frameon=False)
-    rows = [(job_id, one.times.spans) for job_id, one in zip(ids, pictures, strict=True)]
-    longest = max(one.times.total_seconds for one in pictures)
-    draw_bars(below, rows, [one.times.start for one in pictures], longest)
-    draw_legend(below, [span for one in pictures for span in one.times.spans], [])
+    rows = [(job_id, picture.times.spans) for job_id, picture in zip(ids, pictures, strict=True)]
+    longest = max(picture.times.total_seconds for picture in pictures)
+    draw_bars(below, rows, [picture.times.start for picture in pictures], longest)
+    draw_legend(below, [span for picture in pictures for span in picture.times.spans], [])
     save(figure, path)
 
 
@@ -157,7 +157,7 @@ def plot_costs(path: Path, rows: Sequence[Row], *, title: str) -> None:
 
 def _marks(axes: Axes, picture: Picture, seats: Sequence[Seat], scale: float) -> list[Any]:
     """Mark notices on their nodes and commits on the job; return the handles for the legend."""
-    start, found = picture.times.start, []
+    start, handles = picture.times.start, []
 
     def at(moment: datetime) -> float:
         return (moment - start).total_seconds() / scale
@@ -167,12 +167,12 @@ def _marks(axes: Axes, picture: Picture, seats: Sequence[Seat], scale: float) ->
     if notices:
         x = [at(one.notice.at) for one in notices]
         y = [rows[Seat(one.notice.launch, one.rank)] for one in notices]
-        found += axes.plot(x, y, "v", color="black", markersize=6, markeredgecolor="white", label="notice")
+        handles += axes.plot(x, y, "v", color="black", markersize=6, markeredgecolor="white", label="notice")
     if picture.history.commits:
         x = [at(commit.at) for commit in picture.history.commits]
         y = [0] * len(x)
-        found += axes.plot(x, y, "D", color="black", markersize=4, markeredgecolor="white", label="commit")
-    return found
+        handles += axes.plot(x, y, "D", color="black", markersize=4, markeredgecolor="white", label="commit")
+    return handles
 
 
 def _title(picture: Picture) -> str:

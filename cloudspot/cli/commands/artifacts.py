@@ -32,18 +32,18 @@ def artifacts() -> None:
 def ls(job_id: str, patterns: Sequence[str], store_url: str | None, as_json: bool) -> None:
     """List a job's artifacts."""
     job = open_job(store_url, job_id)
-    found = _matching(job, patterns)
+    matching = _matching(job, patterns)
     if as_json:
         echo_json(
             [
                 {"name": each.name, "bytes": each.size, "modified": each.modified_at.isoformat()}
-                for each in found
+                for each in matching
             ]
         )
-    elif not found:
+    elif not matching:
         echo(f"job {job.id} has no artifacts")
     else:
-        rows = [(size_text(each.size), moment_text(each.modified_at), each.name) for each in found]
+        rows = [(size_text(each.size), moment_text(each.modified_at), each.name) for each in matching]
         echo_table(("SIZE", "MODIFIED", "NAME"), rows)
 
 
@@ -74,15 +74,15 @@ def download_(
     """
     job = open_job(store_url, job_id)
     directory = target or Path(f"{job.id}-artifacts")
-    found = _matching(job, patterns)
-    wanted = [each for each in found if not is_present(each, directory)]
+    matching = _matching(job, patterns)
+    wanted = [each for each in matching if not is_present(each, directory)]
     with transfer("downloading artifacts", sum(each.size for each in wanted)) as advance:
         problems = download(job.store, wanted, directory, progress=advance) if wanted else []
     failed = {each.key: why for each, why in zip(wanted, problems, strict=True) if why is not None}
     if as_json:
-        echo_json([_described(each, directory, wanted, failed) for each in found])
+        echo_json([_described(each, directory, wanted, failed) for each in matching])
     else:
-        num_new, num_there = len(wanted) - len(failed), len(found) - len(wanted)
+        num_new, num_there = len(wanted) - len(failed), len(matching) - len(wanted)
         size = sum(each.size for each in wanted if each.key not in failed)
         there = f"; {num_there} were already there" if num_there else ""
         echo(f"{num_new} files ({size_text(size)}) downloaded to {directory}{there}")
@@ -109,11 +109,11 @@ def _described(
 
 def _matching(job: Job, patterns: Sequence[str]) -> list[Artifact]:
     """Return the artifacts that match a pattern (without patterns, all); each must match something."""
-    found = list_artifacts(job.store, job.id)
+    stored = list_artifacts(job.store, job.id)
     for pattern in patterns:
-        if not any(each.matches(pattern) for each in found):
+        if not any(each.matches(pattern) for each in stored):
             listing = job.command("artifacts ls")
             raise CloudspotError(
                 f"no artifact of job {job.id} matches {pattern!r}; list them with: {listing}"
             )
-    return [each for each in found if not patterns or any(each.matches(pattern) for pattern in patterns)]
+    return [each for each in stored if not patterns or any(each.matches(pattern) for pattern in patterns)]

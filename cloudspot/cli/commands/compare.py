@@ -47,7 +47,7 @@ def compare(
     a, b = open_job(store_url, first_id), open_job(store_url, second_id)
     now = datetime.now(timezone.utc)
     first, second = (results(job.first_history, now) for job in (a, b))
-    value = {
+    comparison = {
         "a": first,
         "b": second,
         "job_file": job_file_differences(a.first_history, b.first_history),
@@ -58,11 +58,11 @@ def compare(
         ],
     }
     if as_json:
-        output.echo_json(value)
+        output.echo_json(comparison)
     else:
-        _echo_results(value)
-        _echo_job_files(value)
-        _echo_code(value)
+        _echo_results(comparison)
+        _echo_job_files(comparison)
+        _echo_code(comparison)
     if plot is not None:
         plot_two(plot, take_picture(a), take_picture(b))
         output.echo(f"drawn: {plot}", error=True)
@@ -71,18 +71,18 @@ def compare(
 def _code(a: Job, b: Job, *, with_diff: bool) -> dict[str, Any]:
     """Return the comparison of the code; ``files`` is None if the code is no longer in the store."""
     hashes = [job.first_history.submission.code_sha256 for job in (a, b)]
-    value: dict[str, Any] = {"same": hashes[0] == hashes[1], "files": [], "error": None}
-    if value["same"]:
-        return value
+    comparison: dict[str, Any] = {"same": hashes[0] == hashes[1], "files": [], "error": None}
+    if comparison["same"]:
+        return comparison
     try:
         files = [_read_code(job) for job in (a, b)]
     except (ObjectMissing, CorruptData, BundleError) as error:
-        return {**value, "files": None, "error": str(error)}
-    value["files"] = code_differences(*files)
+        return {**comparison, "files": None, "error": str(error)}
+    comparison["files"] = code_differences(*files)
     if not with_diff:
-        for one in value["files"]:
-            one["diff"] = None
-    return value
+        for file in comparison["files"]:
+            file["diff"] = None
+    return comparison
 
 
 def _read_code(job: Job) -> dict[str, CodeFile]:
@@ -152,11 +152,11 @@ def _echo_code(value: Mapping[str, Any]) -> None:
         output.echo(f"the code differs; it cannot be compared: {code['error']}")
         return
     output.echo("the code differs:", style="bold")
-    for one in code["files"]:
-        sizes = [size_text(one[key]) for key in ("a_bytes", "b_bytes") if one[key] is not None]
-        output.echo(f"  {_CHANGES[one['change']]} {one['path']} ({' > '.join(sizes)})")
-    for one in code["files"]:
-        if one["diff"]:
+    for file in code["files"]:
+        sizes = [size_text(file[key]) for key in ("a_bytes", "b_bytes") if file[key] is not None]
+        output.echo(f"  {_CHANGES[file['change']]} {file['path']} ({' > '.join(sizes)})")
+    for file in code["files"]:
+        if file["diff"]:
             output.echo()
-            for line in one["diff"]:
+            for line in file["diff"]:
                 output.echo(line, style=_DIFF_STYLES.get(line[:1]))

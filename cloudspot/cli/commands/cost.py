@@ -103,27 +103,27 @@ def cost(
         return known or stored.work_out(job_id, _job_outlays)
 
     jobs = stored.each(look, list_jobs(store))
-    found, sums = rows(jobs, by, since=since, until=until), totals(jobs, since=since, until=until)
+    cost_rows, sums = rows(jobs, by, since=since, until=until), totals(jobs, since=since, until=until)
     if as_json:
         output.echo_json(
             {
                 "by": by,
                 "since": None if since is None else since.isoformat(),
                 "until": None if until is None else until.isoformat(),
-                "rows": [_as_json(row) for row in found],
+                "rows": [_as_json(row) for row in cost_rows],
                 "totals": [_as_json(row) for row in sums],
             }
         )
     elif as_csv:
-        _echo_csv(by, found)
-    elif found:
-        _echo_rows(by, found if show_all else found[:MOST], sums)
-        if len(found) > MOST and not show_all:
-            output.echo(f"{len(found) - MOST} more rows; see them with --all", error=True)
+        _echo_csv(by, cost_rows)
+    elif cost_rows:
+        _echo_rows(by, cost_rows if show_all else cost_rows[:MOST], sums)
+        if len(cost_rows) > MOST and not show_all:
+            output.echo(f"{len(cost_rows) - MOST} more rows; see them with --all", error=True)
     else:
         output.echo(f"nothing was paid in {store.url}" + (" in that time" if since or until else ""))
     if plot is not None:
-        plot_costs(plot, found, title=f"cost by {by}")
+        plot_costs(plot, cost_rows, title=f"cost by {by}")
         output.echo(f"drawn: {plot}", error=True)
     stored.tell_faults(ctx)
 

@@ -86,21 +86,23 @@ def status(ctx: click.Context, provider_name: str, store_url: str | None) -> Non
     Exits with 1 if there is none.
     """
     store = open_named_store(store_url)
-    found = open_configured(provider_name, None).function_host().status(_name(store))
-    if found is None:
+    function = open_configured(provider_name, None).function_host().status(_name(store))
+    if function is None:
         output.echo(f"no function of {provider_name} drives the jobs of {store.url}")
     else:
-        every = "no schedule" if found.every_seconds is None else output.duration_text(found.every_seconds)
+        every = (
+            "no schedule" if function.every_seconds is None else output.duration_text(function.every_seconds)
+        )
         output.echo_fields(
             [
-                ("function", found.where),
-                ("state", found.state),
+                ("function", function.where),
+                ("state", function.state),
                 ("every", every),
-                ("cloudspot", found.version),
-                ("changed", "" if found.changed_at is None else output.moment_text(found.changed_at)),
+                ("cloudspot", function.version),
+                ("changed", "" if function.changed_at is None else output.moment_text(function.changed_at)),
             ]
         )
-    ctx.exit(exit_codes.FAILED if found is None else exit_codes.SUCCEEDED)
+    ctx.exit(exit_codes.FAILED if function is None else exit_codes.SUCCEEDED)
 
 
 @driver.command("remove")

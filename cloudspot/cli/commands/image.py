@@ -80,12 +80,12 @@ def bake(
     prepared = prepare_job(job_file, provider_name, overrides, store_url)
     host = prepared.provider.image_host()
     table = prepared.spec.providers[provider_name]
-    found = host.find(key := str(table["setup_key"]))
-    if found is not None and not again and not found.failure:
-        if not found.is_ready:
-            output.echo(f"image {found.id} is being made")
+    image = host.find(key := str(table["setup_key"]))
+    if image is not None and not again and not image.failure:
+        if not image.is_ready:
+            output.echo(f"image {image.id} is being made")
             _wait_until_ready(host, key)
-        output.echo(f"image {found.id} holds this setup; jobs start from it")
+        output.echo(f"image {image.id} holds this setup; jobs start from it")
         return
     where = [f"--set providers.{provider_name}.{name}={table[name]}" for name in _PLACES if table.get(name)]
     remove = " ".join(("cloudspot image rm --provider", provider_name, *where))
@@ -120,11 +120,11 @@ def ls(provider_name: str, overrides: tuple[str, ...], as_json: bool) -> None:
     That is the one of the environment; --set can name another, as in --set providers.NAME.region=REGION.
     """
     host = _host(provider_name, overrides)
-    found = sorted(host.images(), key=lambda one: (one.job_name, one.id))
+    images = sorted(host.images(), key=lambda one: (one.job_name, one.id))
     if as_json:
-        output.echo_json([msgspec.to_builtins(one) for one in found])
+        output.echo_json([msgspec.to_builtins(one) for one in images])
         return
-    if not found:
+    if not images:
         output.echo(f"{provider_name} has no image that `cloudspot image bake` has made")
         return
     output.echo_table(
@@ -138,7 +138,7 @@ def ls(provider_name: str, overrides: tuple[str, ...], as_json: bool) -> None:
                 one.failure or ("ready" if one.is_ready else "being made"),
                 one.where,
             )
-            for one in found
+            for one in images
         ],
     )
 
@@ -155,12 +155,14 @@ def rm(provider_name: str, overrides: tuple[str, ...], image_ids: tuple[str, ...
     """
     host = _host(provider_name, overrides)
     known = {one.id for one in host.images()}
-    for one in image_ids:
-        if one not in known:
-            raise CloudspotError(f"{provider_name} has no image {one!r} that `cloudspot image bake` has made")
-    for one in image_ids:
-        host.remove(one)
-        output.echo(f"removed {one}")
+    for image_id in image_ids:
+        if image_id not in known:
+            raise CloudspotError(
+                f"{provider_name} has no image {image_id!r} that `cloudspot image bake` has made"
+            )
+    for image_id in image_ids:
+        host.remove(image_id)
+        output.echo(f"removed {image_id}")
 
 
 def _host(provider_name: str, overrides: Sequence[str]) -> ImageHost:
@@ -215,12 +217,12 @@ class _Baking:
             if ready is not None and machine is not None:
                 self._begin(ready, machine)
             return
-        found = self._host.find(self._key)
-        self._num_missed = 0 if found is not None else self._num_missed + 1
-        if found is not None and found.is_ready:
-            self.made = found
-        elif self._num_missed == LISTED_LOOKS or (found is not None and found.failure):
-            why = "somebody has removed it" if found is None else found.failure
+        image = self._host.find(self._key)
+        self._num_missed = 0 if image is not None else self._num_missed + 1
+        if image is not None and image.is_ready:
+            self.made = image
+        elif self._num_missed == LISTED_LOOKS or (image is not None and image.failure):
+            why = "somebody has removed it" if image is None else image.failure
             if self._has_begun and self._machine(self._copied) is not None:
                 raise CloudspotError(f"the image could not be made: {why}")
             output.echo(f"the machine is gone, or its image ({why}): another one takes its place")
@@ -229,12 +231,12 @@ class _Baking:
     def _begin(self, ready: SetupReady, machine: Instance) -> None:
         if ready.key != self._key:
             raise CloudspotError("the code has changed while it was submitted: make the image again")
-        other = None if self._has_begun else self._host.find(self._key)
-        if other is not None and self._replaces:
-            self._host.remove(other.id)
+        theirs = None if self._has_begun else self._host.find(self._key)
+        if theirs is not None and self._replaces:
+            self._host.remove(theirs.id)
             return  # until it is listed no more
-        if other is not None and not other.failure:
-            output.echo(f"the setup is done: image {other.id}, which somebody else has begun, is waited for")
+        if theirs is not None and not theirs.failure:
+            output.echo(f"the setup is done: image {theirs.id}, which somebody else has begun, is waited for")
             self._copied = ready
             return
         self._has_begun = True
@@ -264,22 +266,22 @@ class _Baking:
 
     def _remove(self) -> None:
         """Remove what is half made; some clouds refuse that until it is whole, or list it late."""
-        found: MachineImage | None = None
+        image: MachineImage | None = None
         try:
             for _ in range(LISTED_LOOKS):
-                found = self._host.find(self._key)
-                if found is not None and found.is_ready:
-                    self.made = found  # after all, or somebody else has made it
+                image = self._host.find(self._key)
+                if image is not None and image.is_ready:
+                    self.made = image  # after all, or somebody else has made it
                     return
-                if found is not None:
-                    output.echo(f"removing image {found.id}, which is not ready")
-                    self._host.remove(found.id)
+                if image is not None:
+                    output.echo(f"removing image {image.id}, which is not ready")
+                    self._host.remove(image.id)
                     return
                 time.sleep(LOOK_SECONDS)
             why = "it is not listed yet"
         except CloudspotError as error:
             why = str(error)
-        which = "IMAGE" if found is None else found.id
+        which = "IMAGE" if image is None else image.id
         output.warn(f"an image may still come to be, and be billed: {why}; then: {self._command} {which}")
 
     def _complain(self, error: Exception) -> None:
@@ -297,11 +299,11 @@ def _wait_until_ready(host: ImageHost, key: str) -> None:
     pause = threading.Event()
     while True:
         with suppress(TransientError):
-            found = host.find(key)
-            if found is not None and found.is_ready:
+            image = host.find(key)
+            if image is not None and image.is_ready:
                 return
-            if found is None or found.failure:
-                why = "it is gone" if found is None else found.failure
+            if image is None or image.failure:
+                why = "it is gone" if image is None else image.failure
                 raise CloudspotError(f"the image was not made: {why}; make it again")
         pause.wait(LOOK_SECONDS)
 

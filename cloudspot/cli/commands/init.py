@@ -89,11 +89,11 @@ def init(directory: Path, entrypoint: str | None, command_line: str | None, forc
             file.write(text)
     except OSError as error:
         raise CloudspotError(f"{error.filename} cannot be written: {error.strerror}") from error
-    what = script or (command or ())[0]
-    output.echo(f"wrote {job_file} for {what}")
+    program = script or (command or ())[0]
+    output.echo(f"wrote {job_file} for {program}")
     if not has_session:
         output.warn(
-            f"{what} opens no session: it starts over after a reclaim; see [checkpoint] in {job_file}"
+            f"{program} opens no session: it starts over after a reclaim; see [checkpoint] in {job_file}"
         )
     named = "" if directory == Path() else f" {job_file}"
     output.echo(f"see what it would launch: cloudspot plan{named}; start it: cloudspot run{named}")
@@ -187,13 +187,13 @@ def job_file_text(
     slow = slow or {}
     preload = f"# preload = {json.dumps([*slow])}  # would save {sum(slow.values()):.1f} s of each restart\n"
     if isinstance(runs, str):
-        what, field, why = runs, "entrypoint", "torchrun starts it, procs_per_node times on each machine"
+        program, field, why = runs, "entrypoint", "torchrun starts it, procs_per_node times on each machine"
     else:
-        what, field, why = shlex.join(runs), "command", "started once on each machine"
+        program, field, why = shlex.join(runs), "command", "started once on each machine"
         runs = list(runs)
     values = {
         "SCHEMA": shipped_schema_url(),
-        "WHAT": " ".join(what.split()),
+        "WHAT": " ".join(program.split()),
         "RUN": f"{field} = {json.dumps(runs, ensure_ascii=False)}  # {why}",
         "NAME": json.dumps(name),
         "PRELOAD": preload if sum(slow.values()) >= _WORTH_SECONDS else "",

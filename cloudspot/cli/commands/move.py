@@ -150,7 +150,7 @@ def _look(job: Job, controller: Controller) -> History | None:
 
 def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target) -> int:
     """Drive the job until it has moved, or cannot; return the exit status."""
-    told = ""
+    printed = ""
     while True:
         history = _look(job, controller)
         if history is not None and len(history.launches) >= launch.launch:
@@ -162,9 +162,9 @@ def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target
                 output.echo(f"job {job.id} {history.finished.outcome} before it had moved")
                 return exit_codes.OF_OUTCOME[history.finished.outcome]
             waits = wait_text(history, launch.launch, store_time(job.store))
-            if waits not in {"", told}:
+            if waits not in {"", printed}:
                 output.echo(waits)
-                told = waits
+                printed = waits
             if is_given_up(history, launch.launch):
                 _warn_of_loss(history.launches[launch.launch - 1])
                 offers = _offers(job)

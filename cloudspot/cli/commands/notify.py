@@ -36,23 +36,23 @@ def test(ctx: click.Context, job_file: Path | None, overrides: tuple[str, ...]) 
     """
     path = job_file or Path("job.toml")
     if job_file is None and not path.exists():
-        found, job = load_config().notify, "test"
+        settings, job = load_config().notify, "test"
     else:
         spec = with_notify(load_job(path, overrides=overrides))
-        found, job = spec.notify, spec.name
-    if not found.is_wanted:
+        settings, job = spec.notify, spec.name
+    if not settings.is_wanted:
         raise SpecError(f"neither {path} nor {config_path()} has [notify] with urls and events")
-    check_secrets(found.secret_names, os.environ)
-    check_messages(found, os.environ)
-    urls = found.resolved(os.environ)
+    check_secrets(settings.secret_names, os.environ)
+    check_messages(settings, os.environ)
+    urls = settings.resolved(os.environ)
     message = Message(
         job_id=job,
         title=f"{job}: test",
         body="A test: messages of jobs arrive here. Events: "
-        + ", ".join(kind.value for kind in found.events),
+        + ", ".join(kind.value for kind in settings.events),
         severity=Severity.INFO,
     )
-    errors = send(found.through, message, urls, own=urls)  # the user has just named them
+    errors = send(settings.through, message, urls, own=urls)  # the user has just named them
     for name in urls:
         mark = output.Styled("FAILED", "red") if name in errors else output.Styled("ok    ", "green")
         output.echo(mark, f"  {name}", f" {errors[name]}" if name in errors else "")

@@ -55,13 +55,13 @@ def offers(
     store's jobs have met them.
     """
     prepared = prepare_job(job_file, provider_name, overrides, store_url)
-    found = find_offers(prepared.spec, prepared.provider)
+    available = find_offers(prepared.spec, prepared.provider)
     experience = read_experience(prepared.store, provider_name)
     if experience.problem:
         output.warn(experience.problem)
     earlier = find_earlier(prepared.store, prepared.spec, provider_name, datetime.now(timezone.utc))
     start_seconds = DEFAULT_START_SECONDS if earlier is None else earlier.start_seconds
-    expected = expected_offers(found, experience.knowledge, start_seconds)
+    expected = expected_offers(available, experience.knowledge, start_seconds)
     if as_json:
         output.echo_json(_json(prepared, expected, experience, start_seconds))
         return

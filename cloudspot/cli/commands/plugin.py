@@ -82,11 +82,11 @@ def check(ctx: click.Context, name: str, tests: Path, json_file: Path | None) ->
         for one in report["kits"]
     ]
     output.echo_table(("KIT", "CLASS", "PASSED", "DEVIATIONS", "SKIPPED", "FAILED"), rows)
-    for title, each in (("deviates", "deviations"), ("skipped", "skipped"), ("FAILED", "failures")):
-        for one in report["kits"]:
-            for promise, reason in one[each].items():
-                style = "red" if each == "failures" else None
-                output.echo(output.Styled(title, style), f": {one['kit']}, {promise}: {reason}")
+    for title, field in (("deviates", "deviations"), ("skipped", "skipped"), ("FAILED", "failures")):
+        for kit_run in report["kits"]:
+            for promise, reason in kit_run[field].items():
+                style = "red" if field == "failures" else None
+                output.echo(output.Styled(title, style), f": {kit_run['kit']}, {promise}: {reason}")
     for place, reason in report["errors"].items():
         output.echo(output.Styled("FAILED", "red"), f": {place}: {reason}")
     for kit in report["not_tested"]:

@@ -136,16 +136,16 @@ def _read_page(store: ObjectStore, now: datetime, jobs: StoredJobs) -> _Page:
     recent, are_all = list_recent(store)
     waiting = [*sorted(live, key=lambda job_id: live[job_id], reverse=True)]
     waiting += [job_id for job_id in recent if job_id not in live]
-    found: list[Summary] = []
+    summaries: list[Summary] = []
 
     def look(job_id: str) -> Summary | None:
         return jobs.find_summary(job_id) or jobs.work_out(job_id, _summarised)
 
-    while waiting and len(found) < PAGE:
-        num_asked = PAGE - len(found)
-        found += jobs.each(look, waiting[:num_asked])
+    while waiting and len(summaries) < PAGE:
+        num_asked = PAGE - len(summaries)
+        summaries += jobs.each(look, waiting[:num_asked])
         del waiting[:num_asked]
-    return _Page(_freshened(jobs, found, now), len(waiting), are_all)
+    return _Page(_freshened(jobs, summaries, now), len(waiting), are_all)
 
 
 def _freshened(stored: StoredJobs, jobs: list[Summary], now: datetime) -> list[Summary]:

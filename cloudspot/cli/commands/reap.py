@@ -184,22 +184,22 @@ def _row(one: Judged) -> tuple[str, ...]:
 
 def _sum_text(orphans: Sequence[Judged]) -> str:
     sums: dict[str, float] = defaultdict(float)
-    for one in orphans:
-        if one.asset.price_per_day is not None:
-            sums[one.asset.currency] += one.asset.price_per_day
-    num_unknown = sum(one.asset.price_per_day is None for one in orphans)
+    for orphan in orphans:
+        if orphan.asset.price_per_day is not None:
+            sums[orphan.asset.currency] += orphan.asset.price_per_day
+    num_unknown = sum(orphan.asset.price_per_day is None for orphan in orphans)
     parts = [money_text(amount, currency) for currency, amount in sorted(sums.items())]
     unknown = f"; the price of {num_unknown} is not known" if num_unknown else ""
     return f"together {' and '.join(parts) or '?'} a day{unknown}"
 
 
 def _show_ended(done: Sequence[Ended]) -> None:
-    for one in done:
-        what = f"{one.asset.kind} {one.asset.id}"
-        if one.error is None:
-            output.echo(f"ended {what}")
+    for ended in done:
+        name = f"{ended.asset.kind} {ended.asset.id}"
+        if ended.error is None:
+            output.echo(f"ended {name}")
         else:
-            output.warn(f"{what} is not ended: {one.error}")
+            output.warn(f"{name} is not ended: {ended.error}")
 
 
 def _json(judged: Sequence[Judged], problems: Sequence[Unlisted], done: Sequence[Ended]) -> dict[str, Any]:

@@ -176,21 +176,21 @@ class _Rounds:
         self.num_errors += bool(tick.problems)
         # A resumed job has a driver that is new to it, too.
         is_first = done.job_id not in self._seen or any(e.kind is EventKind.RESUMED for e in tick.events)
-        told = [
+        events = [
             event for event in in_order_of_time(tick.events) if not is_first or self._is_of_this_pass(event)
         ]
         # A job that ended before this pass needs no mention.
         history = tick.history if is_first else None
         summary = None
         try:
-            if history is not None and (told or history.finished is None):
+            if history is not None and (events or history.finished is None):
                 summary = summarise(history, clock_of(self._store).now())
         except Exception as error:  # noqa: BLE001 - one job's fault must not hold up the others
             self.complain(done.job_id, as_cloudspot_error(error))
             return
         self._complaints.pop(done.job_id, None)
         self._seen.add(done.job_id)
-        for event in told:
+        for event in events:
             echo_line(event_line(event, clock_of(self._store).now(), who=done.job_id))
         if summary is not None:
             _print_state(summary)

@@ -57,33 +57,33 @@ def show(
     if plot is not None:
         check_plot(plot)
     job = open_job(store_url, job_id)
-    value = job_json(job, job.first_history, verify_chunks=verify_chunks)
+    report = job_json(job, job.first_history, verify_chunks=verify_chunks)
     summary = StoredJobs(job.store).find_summary(job.id)
-    value["driven"] = None if summary is None else driven_json(summary)
+    report["driven"] = None if summary is None else driven_json(summary)
     if as_json:
-        output.echo_json(value)
+        output.echo_json(report)
     else:
-        echo_title(value)
+        echo_title(report)
         output.echo_fields(
             [
-                *headline_fields(job, value),
-                ("provider", value["provider"]),
-                ("labels", ", ".join(f"{name}={text}" for name, text in value["labels"].items())),
-                ("submitted", output.moment_text(value["created"])),
-                ("forked from", _origin(value["forked_from"])),
-                ("resumed", ", ".join(_resumptions(value["turns"]))),
-                ("stop", _stop(value)),
-                ("driver", _driver_text(value)),
-                *summary_fields(job, value),
-                ("warnings", _warnings(value["warnings"])),
+                *headline_fields(job, report),
+                ("provider", report["provider"]),
+                ("labels", ", ".join(f"{name}={text}" for name, text in report["labels"].items())),
+                ("submitted", output.moment_text(report["created"])),
+                ("forked from", _origin(report["forked_from"])),
+                ("resumed", ", ".join(_resumptions(report["turns"]))),
+                ("stop", _stop(report)),
+                ("driver", _driver_text(report)),
+                *summary_fields(job, report),
+                ("warnings", _warnings(report["warnings"])),
             ]
         )
-        echo_details(value, show_all=show_all)
-        echo_last_lines(job, value)
+        echo_details(report, show_all=show_all)
+        echo_last_lines(job, report)
     if plot is not None:
         plot_job(plot, take_picture(job))
         output.echo(f"drawn: {plot}", error=True)
-    if value["last_commit"] is not None and value["last_commit"]["verified"] is False:
+    if report["last_commit"] is not None and report["last_commit"]["verified"] is False:
         ctx.exit(CorruptData.exit_code)
 
 

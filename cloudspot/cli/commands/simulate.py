@@ -45,17 +45,17 @@ class _ManyValues(click.Command):
 
 def _spelled_out(words: Sequence[str]) -> list[str]:
     """Return ``--trace A --trace B`` for ``--trace A B``."""
-    found: list[str] = []
+    expanded: list[str] = []
     option, num_values = "", 0
     for word in words:
         if word.startswith("-"):
             option, num_values = word.partition("=")[0], int("=" in word)
         elif option in MANY_VALUES:
             if num_values:
-                found.append(option)
+                expanded.append(option)
             num_values += 1
-        found.append(word)
-    return found
+        expanded.append(word)
+    return expanded
 
 
 def _positive_duration(text: str) -> float:
@@ -204,7 +204,7 @@ def simulate(
             raise SpecError(f"--policy {name} needs --deadline")
     hazards = _hazards(learn_from, traces, num_nodes)
     market = _market(asked, hazards, traces, zones, num_nodes=num_nodes, num_runs=num_starts, seed=seed)
-    found = play(
+    outcomes = play(
         market.is_up,
         market.tick_hours,
         market.job,
@@ -215,7 +215,7 @@ def simulate(
     result = Simulated(
         job=market.job,
         has_deadline=deadline is not None,
-        outcomes=found,
+        outcomes=outcomes,
         traces=traces,
         learned_from=learn_from,
         hazards=hazards,
@@ -233,7 +233,7 @@ def simulate(
     else:
         result.echo()
     if plot is not None:
-        plot_outcomes(plot, [(name, one.mean_cost, one.cost_range) for name, one in found.items()])
+        plot_outcomes(plot, [(name, one.mean_cost, one.cost_range) for name, one in outcomes.items()])
         output.echo(f"drawn: {plot}", error=True)
 
 

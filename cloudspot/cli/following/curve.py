@@ -74,17 +74,17 @@ def _rows(
         share = (value - lowest) / span if span > 0 else 0.5
         return round((1.0 - share) * (num_rows - 1))
 
-    found = [(0, -1)] * len(columns)
+    rows = [(0, -1)] * len(columns)
     before: tuple[int, float] | None = None
     for column, value in enumerate(columns):
         if value is None:
             continue
         here = row(value)
-        found[column] = (here, here)
+        rows[column] = (here, here)
         if before is not None:
-            _connect(found, before[0], row(before[1]), column, here)
+            _connect(rows, before[0], row(before[1]), column, here)
         before = (column, value)
-    return found
+    return rows
 
 
 def _connect(found: list[tuple[int, int]], start: int, start_row: int, end: int, end_row: int) -> None:

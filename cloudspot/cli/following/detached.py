@@ -58,12 +58,12 @@ def tell_of_drivers(job: Job, *, when: str = "From now on", until: str = " until
     try:
         # Nobody else's cron can drive what runs on this computer.
         is_here = provider.is_this_computer
-        found = () if is_here else list_drivers(job.store, clock_of(job.store).now(), provider.name)
+        drivers = () if is_here else list_drivers(job.store, clock_of(job.store).now(), provider.name)
     except CloudspotError as error:
         output.warn(f"nobody can tell whether anything drives the job: {error}")
         return
-    if found:
-        soonest = min(found, key=lambda one: one.every or 0.0)
+    if drivers:
+        soonest = min(drivers, key=lambda one: one.every or 0.0)
         every = output.duration_text(soonest.every or 0.0)
         # As the warning: what commands print on standard output may be JSON.
         output.echo(f"{soonest.who} drives all jobs of this store, about every {every}", error=True)

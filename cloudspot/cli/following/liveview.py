@@ -104,15 +104,15 @@ class Sights:
 
 def hear(heard: Mapping[Seat, Heard], history: History, now: datetime) -> dict[Seat, Heard]:
     """Return the newest heartbeats of the nodes that live; an unchanged one keeps its moment."""
-    found: dict[Seat, Heard] = {}
+    updated: dict[Seat, Heard] = {}
     for launch in history.live_launches:
         for rank, beat in launch.heartbeats.items():
             seat = Seat(launch.number, rank)
             known, listed = heard.get(seat), launch.beats_listed.get(rank)
             if known is None or (known.counter, known.listed) != (beat.counter, listed):
                 known = Heard(counter=beat.counter, at=now, listed=listed)
-            found[seat] = known
-    return found
+            updated[seat] = known
+    return updated
 
 
 def look(
@@ -188,14 +188,14 @@ def _detail(history: History) -> str:
 
 
 def _offers(history: History) -> tuple[tuple[Offer, int], ...]:
-    found: dict[str, tuple[Offer, int]] = {}
+    by_key: dict[str, tuple[Offer, int]] = {}
     for launch in history.live_launches:
         offer = launch.intent.offer
-        _, count = found.get(offer.key, (offer, 0))
-        found[offer.key] = (offer, count + len(launch.live_ranks))
-    if not found and history.current_launches:
+        _, count = by_key.get(offer.key, (offer, 0))
+        by_key[offer.key] = (offer, count + len(launch.live_ranks))
+    if not by_key and history.current_launches:
         return ((history.current_launches[-1].intent.offer, 0),)
-    return tuple(found.values())
+    return tuple(by_key.values())
 
 
 def _nodes(history: History, seats: Seats, now: datetime, heard: Mapping[Seat, Heard]) -> Iterator[NodeView]:
@@ -243,11 +243,11 @@ def _node(launch: LaunchHistory, seat: Seat, now: datetime, heard: Mapping[Seat,
 
 def _notices(history: History, now: datetime) -> list[str]:
     """Return a line for each node that is about to be reclaimed."""
-    found = []
+    texts = []
     for launch in history.live_launches:
         for rank, notice in sorted(launch.notices.items()):
             if rank in launch.live_ranks:
                 left = max(0.0, (notice.deadline - now).total_seconds())
                 node = Seat(launch.number, rank)
-                found.append(f"node {node} will be reclaimed in {left:.0f} s ({notice.source})")
-    return found
+                texts.append(f"node {node} will be reclaimed in {left:.0f} s ({notice.source})")
+    return texts

@@ -140,18 +140,18 @@ def _bar(share: float, length: int, marks: _Marks) -> Text:
 
 def _metrics(view: View, width: int) -> Iterator[Text]:
     names = sorted(view.metrics, key=lambda name: (view.curve is None or name != view.curve.name, name))
-    value = Text()
+    current = Text()
     lines: list[Text] = []
     for name in names[:NUM_METRICS]:
         part = Text.assemble((name, ""), " ", (_figure(view.metrics[name]), "bold"))
-        if value.plain and value.cell_len + part.cell_len + 3 > width - LABEL_WIDTH:
-            lines.append(value)
-            value = Text()
-        if value.plain:
-            value.append("   ")
-        value.append_text(part)
-    if value.plain:
-        lines.append(value)
+        if current.plain and current.cell_len + part.cell_len + 3 > width - LABEL_WIDTH:
+            lines.append(current)
+            current = Text()
+        if current.plain:
+            current.append("   ")
+        current.append_text(part)
+    if current.plain:
+        lines.append(current)
     for number, line in enumerate(lines):
         yield _labelled("metrics" if number == 0 else "", line)
 

@@ -94,14 +94,16 @@ def prune_log(job: Job, before: datetime, *, wanted: Wanted, yes: bool, as_json:
     day = before.astimezone(timezone.utc).date()
     old = [piece for piece in _pieces(job) if piece.last_day < day and wanted(*parse_stream(piece.stream))]
     size = sum(piece.num_bytes or 0 for piece in old)
-    what = f"{len(old)} pieces, {size_text(size)}, of the log of {job.id} from before {day} (UTC)"
+    doomed = f"{len(old)} pieces, {size_text(size)}, of the log of {job.id} from before {day} (UTC)"
     if old:
-        output.confirm_deletion(what, yes=yes)
+        output.confirm_deletion(doomed, yes=yes)
         job.log_sink.remove(old)
     if as_json:
         output.echo_json({"before": day.isoformat(), "pieces": [piece.name for piece in old], "bytes": size})
     else:
-        output.echo(f"deleted {what}" if old else f"the log of {job.id} has nothing from before {day} (UTC)")
+        output.echo(
+            f"deleted {doomed}" if old else f"the log of {job.id} has nothing from before {day} (UTC)"
+        )
 
 
 def warn_of_gaps(job: Job, *, wanted: Wanted = lambda _launch, _rank: True) -> None:
@@ -140,30 +142,30 @@ def _streams(job: Job, wanted: Wanted) -> list[_Stream]:
         (launch.number, rank) for launch in history.launches for rank in launch.slots if launch.is_over(rank)
     }
     known = sorted({*map(parse_stream, held), *spoken})
-    found = []
+    streams = []
     for launch, rank in known:
         if not wanted(launch, rank):
             continue
         name = f"{launch}-{rank}"
-        some = held.get(name, [])
-        sizes = [piece.num_bytes for piece in some]
+        own_pieces = held.get(name, [])
+        sizes = [piece.num_bytes for piece in own_pieces]
         beat = spoken.get((launch, rank))
-        newest = next(job.log_sink.read_back(name), None) if some else None
-        found.append(
+        newest = next(job.log_sink.read_back(name), None) if own_pieces else None
+        streams.append(
             _Stream(
                 launch=launch,
                 rank=rank,
-                first_day=min((piece.first_day for piece in some), default=None),
-                last_day=max((piece.last_day for piece in some), default=None),
+                first_day=min((piece.first_day for piece in own_pieces), default=None),
+                last_day=max((piece.last_day for piece in own_pieces), default=None),
                 num_bytes=None if None in sizes else sum(size or 0 for size in sizes),
-                num_pieces=len(some),
+                num_pieces=len(own_pieces),
                 num_lines=0 if newest is None else newest.seq + 1,
                 standing=None if beat is None else beat.log,
                 told_at=None if beat is None else beat.at,
                 is_over=history.finished is not None or (launch, rank) in over,
             )
         )
-    return found
+    return streams
 
 
 def _delivery_text(stream: _Stream) -> str:

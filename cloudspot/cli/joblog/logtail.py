@@ -21,15 +21,15 @@ SLACK = timedelta(minutes=1)
 
 def lives_of(history: History) -> dict[str, Life]:
     """Return when the nodes of the job wrote their logs, by stream."""
-    found: dict[str, Life] = {}
+    lives: dict[str, Life] = {}
     for launch in history.launches:
         for rank, slot in launch.claimed.items():
             over = launch.over_at(rank)
-            found[stream_name(launch.number, rank)] = (
+            lives[stream_name(launch.number, rank)] = (
                 slot.at - SLACK,
                 None if over is None else over + SLACK,
             )
-    return found
+    return lives
 
 
 class LogTail:
@@ -86,17 +86,17 @@ class LogTail:
             opened.add(stream)
             return self._read_back(stream)
 
-        found: list[LogRecord] = []
+        matching: list[LogRecord] = []
         records = self._merged(streams, read, is_backwards=True)
         for record in records:
             is_recent = since is None or record.time >= since
-            if is_recent and len(found) < count and shown(record):
-                found.append(record)
-            if not is_recent or len(found) >= count:
+            if is_recent and len(matching) < count and shown(record):
+                matching.append(record)
+            if not is_recent or len(matching) >= count:
                 break
         records.close()
         self._skip(stream for stream in streams if stream not in opened)
-        return found[::-1]
+        return matching[::-1]
 
     def skip_before(self, moment: datetime) -> None:
         """Make ``new_records`` start, in each stream, after the last line before ``moment``."""

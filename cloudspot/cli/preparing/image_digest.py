@@ -102,20 +102,20 @@ def _authorization(challenge: str, login: RegistryLogin | None, scope: str, regi
     basic = None if login is None else f"Basic {login.basic}"
     if kind.lower() == "basic":
         return basic
-    found = dict(_PARAMETER.findall(parameters))
-    if kind.lower() != "bearer" or "realm" not in found:
+    fields = dict(_PARAMETER.findall(parameters))
+    if kind.lower() != "bearer" or "realm" not in fields:
         return None
-    query = {"scope": found.get("scope", scope)}
-    if "service" in found:
-        query["service"] = found["service"]
-    realm = urlsplit(found["realm"])
+    query = {"scope": fields.get("scope", scope)}
+    if "service" in fields:
+        query["service"] = fields["service"]
+    realm = urlsplit(fields["realm"])
     host = registry.partition(":")[0]
     in_clear = {(realm.scheme, realm.hostname), ("http", host)}
     if realm.scheme != "https" and not in_clear <= _IN_CLEAR:
         return None
     # A registry of the internet sends nobody to a server of this computer or its network.
     own_host = str(realm.hostname) if _is_private(host) else host
-    data, _ = _get(f"{found['realm']}?{urlencode(query)}", authorization=basic, own_host=own_host)
+    data, _ = _get(f"{fields['realm']}?{urlencode(query)}", authorization=basic, own_host=own_host)
     answer = json.loads(data)
     token = answer.get("token") or answer.get("access_token")
     if not (isinstance(token, str) and token.isascii() and token.isprintable()):
@@ -128,12 +128,12 @@ def _login(
 ) -> RegistryLogin | None:
     """Return the log-in for a registry, or None; why one could not be had goes into ``faults``."""
     try:
-        found = find_login(registry)
+        login = find_login(registry)
     except AuthError as error:
         faults.append(str(error))
-        found = None
-    if found is not None:
-        return found
+        login = None
+    if login is not None:
+        return login
     key = login_key(registry)
     try:
         config: Any = json.loads(Path("~/.docker/config.json").expanduser().read_text())

@@ -49,12 +49,12 @@ def find_inputs(spec: JobSpec, provider: Provider) -> tuple[FoundInput, ...]:
                 f'data.{name}.path: "{path}" would be one place for all machines on this computer; name a '
                 "path below the working directory"
             )
-    found = tuple(_find(name, one, provider) for name, one in spec.data.items())
-    for one in found:
-        if one.unread:
-            then = "fails" if one.spec.wait else "trains without it"
-            output.warn(f"{_where(one)} {one.unread}; a machine that cannot read it either {then}")
-    num_bytes = sum(one.num_bytes for one in found)
+    inputs = tuple(_find(name, one, provider) for name, one in spec.data.items())
+    for item in inputs:
+        if item.unread:
+            then = "fails" if item.spec.wait else "trains without it"
+            output.warn(f"{_where(item)} {item.unread}; a machine that cannot read it either {then}")
+    num_bytes = sum(one.num_bytes for one in inputs)
     if 0 < spec.resources.disk < num_bytes:
         there = f"resources.disk is {size_text(spec.resources.disk)}"
         output.warn(f"data: the inputs have {size_text(num_bytes)}, and {there}; ask for more")
@@ -64,7 +64,7 @@ def find_inputs(spec: JobSpec, provider: Provider) -> tuple[FoundInput, ...]:
             f"data: the inputs have {size_text(num_bytes)}, and resources.disk is not given; give it, "
             "unless the machines have disks of their own for that"
         )
-    return found
+    return inputs
 
 
 def check_places(spec: JobSpec, workdir: Path) -> None:
@@ -104,10 +104,10 @@ def _where(found: FoundInput) -> str:
 
 def inputs_text(found: Sequence[FoundInput], offers: Sequence[Offer]) -> Iterator[str]:
     """Yield a line for each input, and one of what each new machine fetches, and what that costs."""
-    for one in found:
-        size = f"{one.num_files} file(s), {size_text(one.num_bytes)}"
-        how = size if one.spec.is_staged else "read in place, as often as the training does"
-        yield f"{_where(one)}: {'not read from here' if one.unread else how}"
+    for item in found:
+        size = f"{item.num_files} file(s), {size_text(item.num_bytes)}"
+        how = size if item.spec.is_staged else "read in place, as often as the training does"
+        yield f"{_where(item)}: {'not read from here' if item.unread else how}"
     if not found:
         return
     dearest, texts = max(offers, key=lambda offer: offer.transfer_price_per_gib), []

@@ -72,19 +72,19 @@ def find_prospects(prepared: PreparedJob, offers: Sequence[Offer], *, anyway: bo
         ],
         anyway=anyway,
     )
-    found, why_none = None, ""
+    expected, why_none = None, ""
     if length is None:
         why_none = f"no job {spec.name!r} has trained on such machines yet; for an estimate, set spot.length"
     elif spec.spot.policy != "on-demand" and saves_nothing(prepared):
         why_none = "nothing of the work outlives its machine"
     else:
-        found = forecast(spec, offers, experience.knowledge, length_seconds=length, start_seconds=start)
+        expected = forecast(spec, offers, experience.knowledge, length_seconds=length, start_seconds=start)
     return Prospects(
         experience=experience,
         earlier=earlier,
         length_seconds=length,
         start_seconds=start,
-        forecast=found,
+        forecast=expected,
         why_none=why_none,
     )
 
@@ -152,23 +152,23 @@ def outlook(prospects: Prospects, spec: JobSpec, offers: Sequence[Offer]) -> Ite
 
 def prospects_text(prospects: Prospects, spec: JobSpec) -> str:
     """Return in one line what is expected, and what that goes by."""
-    found, earlier = prospects.forecast, prospects.earlier
-    if found is None:
+    expected, earlier = prospects.forecast, prospects.earlier
+    if expected is None:
         return f"expected: not known: {prospects.why_none}"
-    low, high = found.cost
-    digits = 0 if min(found.on_demand_cost, high) >= 20 else 2
+    low, high = expected.cost
+    digits = 0 if min(expected.on_demand_cost, high) >= 20 else 2
 
     def amount(value: float) -> str:
         return f"{value:,.{digits}f}"
 
-    words = [f"expected: {_range_text(low, high, amount)} {found.currency}"]
-    words[0] += f" (on demand: {amount(found.on_demand_cost)})"
-    low_end, high_end = (3600 * one for one in found.end_hours)
+    words = [f"expected: {_range_text(low, high, amount)} {expected.currency}"]
+    words[0] += f" (on demand: {amount(expected.on_demand_cost)})"
+    low_end, high_end = (3600 * one for one in expected.end_hours)
     words.append(f"ends in {_range_text(low_end, high_end, output.duration_text)}")
-    if found.on_demand_hours >= 1 / 60:
-        words.append(f"on demand for {output.duration_text(3600 * found.on_demand_hours)}")
-    if found.late_share > 0:
-        words.append(f"late in {max(1, round(100 * found.late_share))}% of cases")
+    if expected.on_demand_hours >= 1 / 60:
+        words.append(f"on demand for {output.duration_text(3600 * expected.on_demand_hours)}")
+    if expected.late_share > 0:
+        words.append(f"late in {max(1, round(100 * expected.late_share))}% of cases")
     assert prospects.length_seconds is not None, "there is a forecast"
     length = output.duration_text(prospects.length_seconds)
     source = "spot.length" if spec.spot.length or earlier is None else f"job {earlier.job_id}"
@@ -187,19 +187,19 @@ def _range_text(low: float, high: float, text: Callable[[float], str]) -> str:
 
 def prospects_json(prospects: Prospects) -> dict[str, Any] | None:
     """Return the forecast for ``--json``; None: there is none. What is not finite becomes null."""
-    found = prospects.forecast
-    if found is None or prospects.length_seconds is None:
+    expected = prospects.forecast
+    if expected is None or prospects.length_seconds is None:
         return None
     return {
-        "cost_low": round(found.cost[0], 6),
-        "cost_high": round(found.cost[1], 6),
-        "on_demand_cost": round(found.on_demand_cost, 6),
-        "currency": found.currency,
-        "end_seconds_low": round(3600 * found.end_hours[0], 3),
-        "end_seconds_high": round(3600 * found.end_hours[1], 3),
-        "on_demand_seconds": round(3600 * found.on_demand_hours, 3),
-        "num_losses": round(found.num_losses, 3),
-        "late_share": round(found.late_share, 4),
+        "cost_low": round(expected.cost[0], 6),
+        "cost_high": round(expected.cost[1], 6),
+        "on_demand_cost": round(expected.on_demand_cost, 6),
+        "currency": expected.currency,
+        "end_seconds_low": round(3600 * expected.end_hours[0], 3),
+        "end_seconds_high": round(3600 * expected.end_hours[1], 3),
+        "on_demand_seconds": round(3600 * expected.on_demand_hours, 3),
+        "num_losses": round(expected.num_losses, 3),
+        "late_share": round(expected.late_share, 4),
         "length_seconds": round(prospects.length_seconds, 3),
         "start_seconds": round(prospects.start_seconds, 3),
         "earlier_job": None if prospects.earlier is None else prospects.earlier.job_id,

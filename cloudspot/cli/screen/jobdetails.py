@@ -217,12 +217,12 @@ def _echo_machines(value: Mapping[str, Any], most: int) -> None:
     rows.append(("total", "", total, "", money_text(spent, currency)))
     for other, amount in cost["others"].items():
         rows.append(("and", "", "", "", money_text(amount, other)))
-    for purpose, one in cost["purposes"].items():
-        if purpose != "training" and (one["seconds"] >= 0.05 or one["spent"]):
-            much = output.duration_text(one["seconds"])
+    for purpose, paid in cost["purposes"].items():
+        if purpose != "training" and (paid["seconds"] >= 0.05 or paid["spent"]):
+            much = output.duration_text(paid["seconds"])
             if purpose == "transfer":
                 much = size_text(sum(line["transfer_bytes"] for line in value["ledger"]))
-            rows.append((f"of it: {purpose}", "", much, "", money_text(one["spent"], currency)))
+            rows.append((f"of it: {purpose}", "", much, "", money_text(paid["spent"], currency)))
     rows.append(("on demand", "", total, "", money_text(on_demand, currency)))
     if on_demand > 0:
         saved = money_text(on_demand - spent, currency)

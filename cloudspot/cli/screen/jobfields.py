@@ -110,21 +110,21 @@ def parse_filter(text: str, *, now: datetime) -> Callable[[Summary], bool]:
     if kind.is_text and sign not in {"=", "!="}:
         raise SpecError(f"--filter {name}: text can only be compared with = and !=: got {text!r}")
     try:
-        value = kind.parse(wanted, now)
+        operand = kind.parse(wanted, now)
     except ValueError:
         raise SpecError(f"--filter {name}: expected {kind.example}, got {wanted!r}") from None
     if name == "state" and not any(fnmatchcase(state, wanted) for state in _STATES):
         raise SpecError(f"--filter state: expected one of {', '.join(_STATES)}, got {wanted!r}")
 
     def passes(job: Summary) -> bool:
-        found = value_of(job)
-        if found is None:
+        actual = value_of(job)
+        if actual is None:
             return sign == "!="
         if kind.is_text:
             # A hash may be shortened, as in the table.
-            pattern = f"{value}*" if name == "code" else value
-            return fnmatchcase(found, pattern) is (sign == "=")
-        return _COMPARE[sign](found, value)
+            pattern = f"{operand}*" if name == "code" else operand
+            return fnmatchcase(actual, pattern) is (sign == "=")
+        return _COMPARE[sign](actual, operand)
 
     return passes
 

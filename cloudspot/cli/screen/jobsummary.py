@@ -63,12 +63,12 @@ def echo_summary(job: Job, history: History) -> None:
     Raises:
         TransientError: the store does not answer, even after retries.
     """
-    value = retry(lambda: job_json(job, history), sleep=time.sleep)
-    fields = retry(lambda: summary_fields(job, value), sleep=time.sleep)
+    report = retry(lambda: job_json(job, history), sleep=time.sleep)
+    fields = retry(lambda: summary_fields(job, report), sleep=time.sleep)
     output.echo()
-    echo_title(value)
-    output.echo_fields([*headline_fields(job, value), *fields])
-    echo_last_lines(job, value)
+    echo_title(report)
+    output.echo_fields([*headline_fields(job, report), *fields])
+    echo_last_lines(job, report)
 
 
 def echo_title(value: Mapping[str, Any]) -> None:
@@ -141,13 +141,13 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _artifacts_text(job: Job) -> str:
     """Return how to get the job's artifacts, and the names and sizes of the largest."""
-    found = sorted(list_artifacts(job.store, job.id), key=lambda one: (-one.size, one.name))
-    if not found:
+    artifacts = sorted(list_artifacts(job.store, job.id), key=lambda one: (-one.size, one.name))
+    if not artifacts:
         return ""
-    total = size_text(sum(one.size for one in found))
-    lines = [f"{one.name}, {size_text(one.size)}" for one in found[:MAX_ARTIFACTS]]
-    if len(found) > MAX_ARTIFACTS:
-        lines.append(f"and {len(found) - MAX_ARTIFACTS} more; {total} in all")
+    total = size_text(sum(one.size for one in artifacts))
+    lines = [f"{one.name}, {size_text(one.size)}" for one in artifacts[:MAX_ARTIFACTS]]
+    if len(artifacts) > MAX_ARTIFACTS:
+        lines.append(f"and {len(artifacts) - MAX_ARTIFACTS} more; {total} in all")
     return "\n".join([*lines, f"get them: {job.command('artifacts download')}"])
 
 
@@ -172,19 +172,19 @@ def _nodes_text(value: Mapping[str, Any]) -> str:
 
 def _inputs_texts(nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield what the newest nodes have staged, a line for each node and input."""
-    told = [node for node in nodes if node["data"]]
-    for node in told[-MAX_STAGED:]:
-        for one in node["data"]:
-            size = size_text(one["bytes"])
-            if one["name"] is None:
-                yield f"node {node['name']} stages: {size_text(one['here_bytes'])} of {size} here"
+    with_inputs = [node for node in nodes if node["data"]]
+    for node in with_inputs[-MAX_STAGED:]:
+        for staged in node["data"]:
+            size = size_text(staged["bytes"])
+            if staged["name"] is None:
+                yield f"node {node['name']} stages: {size_text(staged['here_bytes'])} of {size} here"
                 continue
-            fetched = size_text(one["fetched_bytes"]) if one["fetched_bytes"] else "nothing"
-            took = output.duration_text(one["seconds"])
-            files = f"{one['files']} file" + ("" if one["files"] == 1 else "s")
-            yield f"node {node['name']}: {one['name']}, {files}, {size}; fetched {fetched} in {took}"
-    if len(told) > MAX_STAGED:
-        yield f"and {len(told) - MAX_STAGED} more nodes; --json has them all"
+            fetched = size_text(staged["fetched_bytes"]) if staged["fetched_bytes"] else "nothing"
+            took = output.duration_text(staged["seconds"])
+            files = f"{staged['files']} file" + ("" if staged["files"] == 1 else "s")
+            yield f"node {node['name']}: {staged['name']}, {files}, {size}; fetched {fetched} in {took}"
+    if len(with_inputs) > MAX_STAGED:
+        yield f"and {len(with_inputs) - MAX_STAGED} more nodes; --json has them all"
 
 
 def _commit_text(commit: Mapping[str, Any] | None) -> str:

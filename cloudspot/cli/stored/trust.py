@@ -83,7 +83,7 @@ def noting(store: ObjectStore, provider: Provider) -> Callable[[Submission, str]
     Where no note can be made, that is an error only if the machines would be this computer; a resumed job is
     noted twice.
     """
-    told = set[str]()
+    warned = set[str]()
 
     def try_to_note(submission: Submission, sha256: str) -> None:
         try:
@@ -91,9 +91,9 @@ def noting(store: ObjectStore, provider: Provider) -> Callable[[Submission, str]
         except SpecError as error:
             if provider.is_this_computer:
                 raise
-            if sha256 not in told:
+            if sha256 not in warned:
                 output.warn(f"the job cannot be noted here, so `fork`, `resume` and `move` will ask: {error}")
-            told.add(sha256)
+            warned.add(sha256)
 
     return try_to_note
 

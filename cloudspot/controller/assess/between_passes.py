@@ -37,17 +37,17 @@ class BetweenPasses:
     def take(self) -> str | None:
         """Read what earlier passes have left; return what went wrong, if anything, to be tried again."""
         try:
-            found = read_suspicions(self._store, self._job_id)
+            stored = read_suspicions(self._store, self._job_id)
             now = None
-            if found is not None and found[0].endings:
+            if stored is not None and stored[0].endings:
                 # Only a write tells what the store's clock shows now.
-                write_suspicions(self._store, self._job_id, found[0])
+                write_suspicions(self._store, self._job_id, stored[0])
                 now = last_written(self._store, self._job_id)
         except TransientError as error:
             return str(error)
         self.is_wanted = False
-        if found is not None:
-            self._stands, written = found
+        if stored is not None:
+            self._stands, written = stored
             self._memory.note_suspicions(self._stands, written, self._clock.monotonic())
             self._memory.note_endings(self._stands, written, now or written)
         return None

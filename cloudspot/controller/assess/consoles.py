@@ -67,20 +67,19 @@ class Consoles:
         for launch in history.live_launches:
             is_young = (now - launch.intent.at).total_seconds() < FIRST_SECONDS
             owners = {slot.instance_id for slot in launch.claimed.values()}
-            for one in instances:
-                if one.launch != launch.number or one.id in self._closed:
+            for machine in instances:
+                if machine.launch != launch.number or machine.id in self._closed:
                     continue
-                if one.id in owners and _is_unexplained(one, launch):
-                    return one
-                is_open = one.rank in launch.open_ranks if one.rank is not None else launch.open_ranks
-                if not is_open or one.id in owners:
+                if machine.id in owners and _is_unexplained(machine, launch):
+                    return machine
+                is_open = launch.open_ranks if machine.rank is None else machine.rank in launch.open_ranks
+                if not is_open or machine.id in owners:
                     continue
-                if one.state is InstanceState.ENDED:
-                    return one
-                if not (
-                    (is_young and not one.detail) or is_pause or self.tails.get(one.id, ConsoleTail()).cause
-                ):
-                    due.append(one)
+                if machine.state is InstanceState.ENDED:
+                    return machine
+                is_known = self.tails.get(machine.id, ConsoleTail()).cause
+                if not ((is_young and not machine.detail) or is_pause or is_known):
+                    due.append(machine)
         return min(due, key=lambda one: self._read_at.get(one.id, -math.inf), default=None)
 
     def read(self, instance: Instance, *, monotonic: float) -> str | None:

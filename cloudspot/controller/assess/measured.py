@@ -66,15 +66,15 @@ def assumed_seconds_to_go(spec: JobSpec, history: History) -> float | None:
 
 def start_seconds(history: History) -> float:
     """Return how long it takes from the request of a machine until it could train, as measured."""
-    found = []
+    durations = []
     for launch in history.launches:
         first = next(iter(history.generations_by_launch.get(launch.number, ())), None)
         ready = [
             phase.at for beat in launch.heartbeats.values() for phase in beat.phases if phase.state == "ready"
         ]
         came = [*ready[:1], *([] if first is None else [first.at])]
-        found += [max(0.0, (min(came) - launch.intent.at).total_seconds())] if came else []
-    return statistics.median(found) if found else DEFAULT_START_SECONDS
+        durations += [max(0.0, (min(came) - launch.intent.at).total_seconds())] if came else []
+    return statistics.median(durations) if durations else DEFAULT_START_SECONDS
 
 
 def restart_seconds(history: History) -> float:
@@ -129,12 +129,12 @@ def _intervals(history: History) -> Sequence[tuple[int, float]]:
     types = {one.number: _machine_types(history, one) for one in history.generations}
     # What a fork began with was committed by no generation of its own.
     commits = [one for one in history.commits[-MAX_INTERVALS - 1 :] if one.generation in types]
-    found = [
+    intervals = [
         (after.step - before.step, (after.at - before.at).total_seconds())
         for before, after in pairwise(commits)
         if before.generation == after.generation and types[after.generation] == types[commits[-1].generation]
     ]
-    return [one for one in found if one[1] > 0]
+    return [one for one in intervals if one[1] > 0]
 
 
 def _machine_types(history: History, generation: Generation) -> Sequence[str]:

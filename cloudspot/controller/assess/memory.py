@@ -83,13 +83,13 @@ class Memory:
 
         It counts only for what a look from now on sees as well.
         """
-        for one in left.suspects:
-            if one.absent is not None:
-                self._left_absent[one.instance_id] = lengthened(one.absent, moment)
-                self._known_since.setdefault(one.instance_id, monotonic)
-            if one.silent is not None:
-                seen = lengthened(one.silent, moment)
-                self._left_silent[one.seat] = (one.counter, seen)
+        for suspect in left.suspects:
+            if suspect.absent is not None:
+                self._left_absent[suspect.instance_id] = lengthened(suspect.absent, moment)
+                self._known_since.setdefault(suspect.instance_id, monotonic)
+            if suspect.silent is not None:
+                seen = lengthened(suspect.silent, moment)
+                self._left_silent[suspect.seat] = (suspect.counter, seen)
 
     def note_endings(self, left: Suspicions, written: datetime, moment: datetime) -> None:
         """Take in for how long earlier passes have known what has ended.
@@ -108,12 +108,12 @@ class Memory:
             self._instances = None
             self._listing.fail()
             return
-        self._instances = tuple(self._with_its_start(one) for one in instances)
+        self._instances = tuple(self._with_its_start(instance) for instance in instances)
         gap = self._listing.step(monotonic, answered)
-        for one in self._instances:
-            self._known_since.setdefault(one.id, monotonic)
-            self._machines[one.id] = one
-        present = {one.id for one in instances}
+        for instance in self._instances:
+            self._known_since.setdefault(instance.id, monotonic)
+            self._machines[instance.id] = instance
+        present = {instance.id for instance in instances}
         for instance_id in self._known_since:
             if instance_id in present:
                 self._absent.pop(instance_id, None)

@@ -47,15 +47,15 @@ def cooling(offer: Offer, history: History, why: str = "first") -> tuple[VoidOut
     for launch in reversed(history.current_launches):
         if launch.intent.offer.key != offer.key:
             continue
-        found = refusal(history, launch)
-        if found is None:
+        refused = refusal(history, launch)
+        if refused is None:
             if launch.claimed:
                 break
             continue
-        if found[0] == "quota" and launch.intent.why in OVERLAPPING and why not in OVERLAPPING:
+        if refused[0] == "quota" and launch.intent.why in OVERLAPPING and why not in OVERLAPPING:
             continue
         refusals += 1
-        newest = newest or found
+        newest = newest or refused
     if newest is None:
         return None
     outcome, at = newest

@@ -108,15 +108,15 @@ def _in_a_row(history: History, losses: list[_Loss], kind: Callable[[_Loss], boo
     Launches whose nodes failed in the same generation have failed once.
     """
     newest = history.commits[-1] if history.commits else None
-    found: dict[tuple[str, int], _Loss] = {}
+    counted: dict[tuple[str, int], _Loss] = {}
     for loss in losses:
         if newest is not None and loss.end.at < newest.at:
             break
         if kind(loss):
             generation = max((one.generation for one in own_exits(loss.launch)), default=0)
             key = ("generation", generation) if generation else ("launch", loss.launch.number)
-            found.setdefault(key, loss)
-    return list(found.values())
+            counted.setdefault(key, loss)
+    return list(counted.values())
 
 
 def _is_failure(loss: _Loss) -> bool:

@@ -49,13 +49,13 @@ def choose_within(
     choose: Callable[[Sequence[Offer]], Offer | Postpone | NoOffer],
 ) -> Offer | Postpone | NoOffer | TooDear:
     """Return what ``choose`` finds among the offers, or else among those that the budget affords."""
-    found = choose(offers)
-    if budget is None or not isinstance(found, Offer) or budget.affords(found, needed.min_nodes):
-        return found
-    other = choose([one for one in offers if budget.affords(one, needed.min_nodes)])
-    if isinstance(other, NoOffer):
-        return TooDear(budget.why_not(found, needed.min_nodes), budget.text)
-    return other
+    choice = choose(offers)
+    if budget is None or not isinstance(choice, Offer) or budget.affords(choice, needed.min_nodes):
+        return choice
+    affordable = choose([one for one in offers if budget.affords(one, needed.min_nodes)])
+    if isinstance(affordable, NoOffer):
+        return TooDear(budget.why_not(choice, needed.min_nodes), budget.text)
+    return affordable
 
 
 def count_within(budget: Budget | None, needed: Need, offer: Offer) -> int:

@@ -55,11 +55,11 @@ def create(
         else:
             return None
         try:
-            found = read_large(store, key) if len(data) > MAX_GET_BYTES else store.get(key)
+            existing = read_large(store, key) if len(data) > MAX_GET_BYTES else store.get(key)
         except (ObjectMissing, TransientError) as error:
             # Not there: our put failed, or the object was deleted since. To put again is safe.
             cause = cause if isinstance(error, ObjectMissing) else error
             raise TransientError(f"{store.url}: whether {key} was created is unknown: {cause}") from cause
-        return None if found == data else found
+        return None if existing == data else existing
 
     return retry(attempt, waits=waits, sleep=sleep or with_retries(store).sleep)

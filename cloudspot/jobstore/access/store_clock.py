@@ -67,13 +67,13 @@ class StoreClock:
         try:
             if not self._is_due():
                 return
-            found, error = self._failures
-            if error is not None and found > num_failures:
+            num_known, error = self._failures
+            if error is not None and num_known > num_failures:
                 raise error  # the store was asked while this thread waited
             try:
                 self._ask(store)
             except CloudspotError as failure:
-                self._failures = (found + 1, failure)
+                self._failures = (num_known + 1, failure)
                 raise
         finally:
             self._asking.release()

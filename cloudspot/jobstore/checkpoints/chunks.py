@@ -39,16 +39,16 @@ class StoredChunk:
 
 def stored_chunks(job_id: str, manifest: Manifest) -> list[StoredChunk]:
     """Return the chunks of all parts, in order."""
-    found = []
+    stored = []
     for part in manifest.parts:
         start = 0
         for number, chunk in enumerate(part.chunks):
             home = chunk.home
             at = (part.save, part.rank, number) if home is None else (home.save, home.rank, home.number)
             key = (keys.chunk if chunk.stored is None else keys.compressed_chunk)(job_id, *at)
-            found.append(StoredChunk(key, chunk, part, start))
+            stored.append(StoredChunk(key, chunk, part, start))
             start += chunk.size
-    return found
+    return stored
 
 
 def check_sizes(store: ObjectStore, job_id: str, manifest: Manifest, chunks: Sequence[StoredChunk]) -> None:

@@ -55,13 +55,13 @@ def compress(data: Data, goes_on: Callable[[], bool] = lambda: True) -> bytearra
         zstandard.ZstdCompressor(compression_params=parameters),
     )
     most = int(MAX_SHARE * len(data))
-    found = bytearray(MAGIC)
+    compressed = bytearray(MAGIC)
     with memoryview(data) as view, suppress(MemoryError, zstandard.ZstdError):
         for start in range(0, len(view), BLOCK_BYTES):
-            if len(found) > most or not goes_on():
+            if len(compressed) > most or not goes_on():
                 return None
-            _add_block(found, bytes(view[start : start + BLOCK_BYTES]), *compressors)
-        return found if len(found) <= most else None
+            _add_block(compressed, bytes(view[start : start + BLOCK_BYTES]), *compressors)
+        return compressed if len(compressed) <= most else None
     return None
 
 
@@ -195,14 +195,14 @@ class _Stored:
         Raises:
             CorruptData: there are fewer.
         """
-        found: list[memoryview] = []
+        runs: list[memoryview] = []
         while count:
             if self.is_over():
                 raise CorruptData(f"{self._what} ends too early")
             run, self._rest = self._rest[:count], self._rest[count:]
-            found.append(run)
+            runs.append(run)
             count -= len(run)
-        return found[0] if len(found) == 1 else b"".join(found)
+        return runs[0] if len(runs) == 1 else b"".join(runs)
 
     def is_over(self) -> bool:
         """Return whether no byte is left."""

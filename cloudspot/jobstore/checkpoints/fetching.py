@@ -235,13 +235,13 @@ def is_restored(directory: Path, manifest: Manifest) -> bool:
         CorruptData: the manifest is not safe to follow.
     """
     try:
-        found = (directory / RESTORE_MANIFEST).read_bytes()
+        restored = (directory / RESTORE_MANIFEST).read_bytes()
     except OSError:
         return False
     check_manifest(manifest)
     sizes = {part_file(part.rank): part.size for part in manifest.parts}
     there = {path.name: path.lstat().st_size for path in directory.iterdir() if path.name in sizes}
-    return found in (_description(manifest), _description(manifest, on_demand=True)) and there == sizes
+    return restored in (_description(manifest), _description(manifest, on_demand=True)) and there == sizes
 
 
 def comes_on_demand(directory: Path) -> bool:

@@ -159,20 +159,20 @@ def write_manifest(
     store = with_retries(store)
     known = {} if known is None else known
     names = [keys.part(job_id, save, rank) for rank in _list_parts(store, job_id, save)]
-    found = {name: known[name] for name in names if name in known}
+    records = {name: known[name] for name in names if name in known}
     try:
-        if not found:
-            found = _read_parts(store, names[:1])
-        if not found or len(names) < next(iter(found.values())).num_parts:
+        if not records:
+            records = _read_parts(store, names[:1])
+        if not records or len(names) < next(iter(records.values())).num_parts:
             return None
-        found.update(_read_parts(store, [name for name in names if name not in found]))
+        records.update(_read_parts(store, [name for name in names if name not in records]))
     except ObjectMissing:
         return None  # Collected meanwhile, as older than the lineage's newest: it is nobody's any more.
-    known.update(found)
-    for key, part in found.items():
+    known.update(records)
+    for key, part in records.items():
         if key != keys.part(job_id, part.save, part.rank):
             raise CorruptData(f"{key} holds the record of part {part.rank} of {part.save}")
-    parts = [found[name] for name in names]
+    parts = [records[name] for name in names]
     if len({part.num_parts for part in parts}) > 1:
         raise CorruptData(f"checkpoint {save.checkpoint}: its parts disagree on how many they are")
     manifest = Manifest(

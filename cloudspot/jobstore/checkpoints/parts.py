@@ -161,7 +161,7 @@ class Upload:
                 call again.
         """
         # Once the record stands, its chunks are never written again: a commit may name them.
-        found = find_record(self._store, self._key, Part) if self._may_stand else None
+        existing = find_record(self._store, self._key, Part) if self._may_stand else None
         self._may_stand = True
         for chunk in self._chunks.values():
             progress(chunk.size)
@@ -185,10 +185,10 @@ class Upload:
             give_way()
             with lend(*self._runs[number]) as data:
                 content = len(data), xxh3_128(data)
-                chunk = None if found is not None or sharing is None else sharing.find(content)
+                chunk = None if existing is not None or sharing is None else sharing.find(content)
                 if chunk is None:
                     stored = None
-                    if found is None:
+                    if existing is None:
                         stored, cost = self._put(number, data, has_time if compresses else None)
                         costs.append(cost)
                     chunk = Chunk(size=content[0], xxh3_128=content[1], stored=stored)
@@ -217,9 +217,9 @@ class Upload:
         chunks = tuple(self._chunks[number] for number in range(len(self._runs)))
         part = msgspec.structs.replace(self._part, chunks=chunks)
         vars(part).update(vars(self._part))  # the seal stays parsed
-        if found is not None:
+        if existing is not None:
             check_part(part)
-            return _same(found, part, self._key)
+            return _same(existing, part, self._key)
         return put_part(self._store, self._job_id, part)
 
     def _missing(self) -> list[int]:

@@ -192,7 +192,7 @@ def _orphans(
     useless_before: datetime,
 ) -> dict[str, CheckpointId]:
     """Return the saves, by their prefix, that no commit will name any more, and whose they are."""
-    found = {}
+    orphans = {}
     for save in stored_saves(store, job_id):
         checkpoint, prefix = save.checkpoint, keys.save_prefix(job_id, save)
         # Of several saves of a step, one was committed.
@@ -209,8 +209,8 @@ def _orphans(
         else:
             is_useless = all(meta.modified_at < useless_before for meta in store.list_objects(prefix))
         if is_useless:
-            found[prefix] = checkpoint
-    return found
+            orphans[prefix] = checkpoint
+    return orphans
 
 
 def _stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> bool:

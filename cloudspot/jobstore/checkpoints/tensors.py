@@ -92,7 +92,7 @@ def choose(manifest: Manifest, *, only: str | None = None, whole: bool = False) 
         tensors = tuple(_stored(name, pieces) for name, pieces in items.items())
         return Selection(tuple(state), tensors, ())
     objects = _objects(manifest, state, shared["models"], only)
-    found: list[StoredTensor] = []
+    chosen: list[StoredTensor] = []
     left_out: list[str] = []
     for name in objects:
         prefix = f"{name}." if len(objects) > 1 else ""
@@ -102,12 +102,12 @@ def choose(manifest: Manifest, *, only: str | None = None, whole: bool = False) 
             if item is None:
                 left_out.append(prefix + path[cut:].partition("/")[0])
             elif item in items:
-                found.append(_stored(prefix + path[cut:], items[item]))
+                chosen.append(_stored(prefix + path[cut:], items[item]))
             else:
                 raise CorruptData(
                     f"checkpoint {manifest.id}: {name} names tensor {item!r}, which is not there"
                 )
-    return Selection(objects, tuple(found), tuple(dict.fromkeys(left_out)))
+    return Selection(objects, tuple(chosen), tuple(dict.fromkeys(left_out)))
 
 
 def _objects(
@@ -127,11 +127,11 @@ def _objects(
 
 
 def _items(manifest: Manifest) -> dict[str, list[tuple[int, Item]]]:
-    found: dict[str, list[tuple[int, Item]]] = {}
+    items: dict[str, list[tuple[int, Item]]] = {}
     for part in manifest.parts:
         for item in part.parsed_seal.items:
-            found.setdefault(item.name, []).append((part.rank, item))
-    return found
+            items.setdefault(item.name, []).append((part.rank, item))
+    return items
 
 
 def _stored(name: str, places: Sequence[tuple[int, Item]]) -> StoredTensor:

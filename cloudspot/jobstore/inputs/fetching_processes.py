@@ -47,8 +47,8 @@ def fetching_processes(number: int, function: Fetch) -> Iterator[Fetch]:
     """
     free: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
     processes = [_Process(function) for _ in range(number)]
-    for one in processes:
-        free.put(one)
+    for started in processes:
+        free.put(started)
 
     def fetch(files: Sequence[Any]) -> None:
         process = free.get()
@@ -71,8 +71,8 @@ def fetching_processes(number: int, function: Fetch) -> Iterator[Fetch]:
     try:
         yield fetch
     finally:
-        for one in processes:
-            one.end()
+        for started in processes:
+            started.end()
 
 
 class _Process:

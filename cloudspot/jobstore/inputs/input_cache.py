@@ -214,17 +214,17 @@ class _SmallFiles:
         """Write the file, and return its descriptor; it appears when the stack is closed."""
         path = self._cache.path_of(self._source, file)
         path.parent.mkdir(parents=True, exist_ok=True)
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         with ExitStack() as own:
             target = own.enter_context(whole_file(path, mode=0o444, beside=self._own / "lock"))
 
             def write(at: int, view: memoryview) -> None:
                 write_at(target.fileno(), view, at)
                 if self._source.spec.sha256 is not None:
-                    found.update(view)
+                    digest.update(view)
 
             self._source.read(file, 0, file.size, write)
-            _check_hash(self._source, file, found.hexdigest())
+            _check_hash(self._source, file, digest.hexdigest())
             whole.push(own.pop_all())
         return target.fileno(), file
 
@@ -318,12 +318,12 @@ class _Large:
     def _finish(self) -> None:
         os.ftruncate(self._descriptor, self._file.size)
         if self._source.spec.sha256 is not None:
-            found, at = hashlib.sha256(), 0
+            digest, at = hashlib.sha256(), 0
             while data := os.pread(self._descriptor, BLOCK_BYTES, at):
-                found.update(data)
+                digest.update(data)
                 at += len(data)
             try:
-                _check_hash(self._source, self._file, found.hexdigest())
+                _check_hash(self._source, self._file, digest.hexdigest())
             except CorruptData:
                 self.part.unlink()
                 raise

@@ -164,12 +164,12 @@ class _StoreInput(Input):
                 sink(at, room)
 
     def _below(self) -> Sequence[Wanted]:
-        found: list[Wanted] = []
+        files: list[Wanted] = []
         skipped: set[str] = set()
         for page in self.store.list_pages(""):
-            found += (_wanted(one.key, one) for one in page.objects)
+            files += (_wanted(one.key, one) for one in page.objects)
             skipped.update(page.skipped)
-            if len(found) + len(skipped) > MAX_LISTED:
+            if len(files) + len(skipped) > MAX_LISTED:
                 raise CloudspotError(
                     f"more than {MAX_LISTED} objects lie below it: pack them into larger ones"
                 )
@@ -178,24 +178,24 @@ class _StoreInput(Input):
                 f"{len(skipped)} name(s) below it cannot be staged, such as {min(skipped)!r}: names must be "
                 "printable ASCII, and symlinks are not followed; rename them, or put them elsewhere"
             )
-        if not found:
+        if not files:
             raise InputMissing("there are no objects below it")
-        if both := {one.name for one in found} & _directories(found):
+        if both := {one.name for one in files} & _directories(files):
             raise CloudspotError(
                 f"{min(both)!r} is an object, and others lie below {min(both)}/: a disk cannot hold both"
             )
-        return found
+        return files
 
 
 def _directories(files: Iterable[Wanted]) -> set[str]:
     """Return the names of all directories that the files lie in."""
-    found: set[str] = set()
+    directories: set[str] = set()
     for file in files:
         above = file.name.rpartition("/")[0]
-        while above and above not in found:
-            found.add(above)
+        while above and above not in directories:
+            directories.add(above)
             above = above.rpartition("/")[0]
-    return found
+    return directories
 
 
 class _HttpInput(Input):

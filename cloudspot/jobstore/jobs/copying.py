@@ -149,12 +149,12 @@ def plan_copy(
         _check_over(source, job_id, history)
     submission = history.first_submission
     best, skipped = _best_checkpoint(source, job_id, reader.journal.known, damaged)
-    found = {meta.key: meta.size for meta in source.list_objects(keys.job_prefix(job_id))}
+    sizes = {meta.key: meta.size for meta in source.list_objects(keys.job_prefix(job_id))}
     code = code_key(submission)
     meta = find_meta(source, code)
     if meta is None:
         raise CorruptData(f"{source.url}: {code}, which job {job_id!r} needs, is gone")
-    found[code] = meta.size
+    sizes[code] = meta.size
     copies = keys.journal_copies_prefix(job_id)
     checkpoints = (keys.manifests_prefix(job_id), keys.checkpoints_prefix(job_id))
     elsewhere = (*checkpoints, keys.own_agents_prefix(job_id), copies)
@@ -167,7 +167,7 @@ def plan_copy(
             submission.code_sha256 if key == code else None,
             is_artifact=key.startswith(artifacts),
         )
-        for key, size in sorted(found.items())
+        for key, size in sorted(sizes.items())
         if keys.secrets.match(key) is None and key not in left_out and not key.startswith(elsewhere)
     }
     spec = copied.pop(keys.spec(job_id))
@@ -183,11 +183,11 @@ def plan_copy(
         chunks=tuple(
             {
                 # A compressed one may be of another length than its record says.
-                one.key: CopiedObject(one.key, found.get(one.key, one.chunk.size), chunk=one)
+                one.key: CopiedObject(one.key, sizes.get(one.key, one.chunk.size), chunk=one)
                 for one in chunks
             }.values()
         ),
-        manifests=tuple(CopiedObject(key, found[key]) for key in manifests),
+        manifests=tuple(CopiedObject(key, sizes[key]) for key in manifests),
         skipped=skipped,
     )
 

@@ -49,12 +49,12 @@ def unmark_live(store: ObjectStore, job_id: str, writer: str) -> None:
 
 def list_live(store: ObjectStore) -> dict[str, datetime]:
     """Return the ids of the jobs that are marked live, sorted, and since when, by the store's clock."""
-    found: dict[str, datetime] = {}
+    live: dict[str, datetime] = {}
     for meta in with_retries(store).list_objects(keys.live_prefix()):
         match = keys.live.match(meta.key)
         if match is not None:
-            found[match[0]] = max(meta.modified_at, found.get(match[0], meta.modified_at))
-    return found
+            live[match[0]] = max(meta.modified_at, live.get(match[0], meta.modified_at))
+    return live
 
 
 def is_marked_live(store: ObjectStore, job_id: str) -> bool:

@@ -250,19 +250,19 @@ class HistoryReader:
     def _recall(self, submission: Submission, journal: Sequence[JournalRecord]) -> None:
         """Take in what another reader has read of the launches that are settled."""
         num_launches = sum(1 for record in journal if isinstance(record, Intent))
-        found = find_settled(self._store, submission, journal) if num_launches > 1 else None
+        settled = find_settled(self._store, submission, journal) if num_launches > 1 else None
         self._has_recalled = True
-        if found is None:
+        if settled is None:
             return
-        for one in found.launches:
-            launch = one.launch
-            self._records[keys.slot][launch] = one.slots
-            self._records[keys.heartbeat][launch] = one.heartbeats
-            self._records[keys.notice][launch] = one.notices
-            self._records[keys.exit_record][launch] = one.exits
-            proofs = {proof.instance_id: proof for proof in one.certificates}
+        for records in settled.launches:
+            launch = records.launch
+            self._records[keys.slot][launch] = records.slots
+            self._records[keys.heartbeat][launch] = records.heartbeats
+            self._records[keys.notice][launch] = records.notices
+            self._records[keys.exit_record][launch] = records.exits
+            proofs = {proof.instance_id: proof for proof in records.certificates}
             self._records[keys.certificate][launch] = proofs
-        self.num_copied = len(found.launches)
+        self.num_copied = len(settled.launches)
         self._first_unsettled = self.num_copied + 1
 
     def _read_launches(self, intents: Sequence[Intent]) -> set[str] | None:

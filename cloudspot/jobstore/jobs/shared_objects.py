@@ -99,14 +99,14 @@ def shared_objects(store: ObjectStore) -> tuple[tuple[ObjectMeta, ...], tuple[Ob
 
     Whatever else is below their prefixes is somebody else's.
     """
-    found, marks = [], []
+    shared, marks = [], []
     for prefix in (keys.agents_prefix(), keys.code_prefix()):
         for meta in store.list_objects(prefix):
             if keys.is_shared(meta.key):
-                found.append(meta)
+                shared.append(meta)
             elif is_reapers_mark(meta.key):
                 marks.append(meta)
-    return tuple(found), tuple(marks)
+    return tuple(shared), tuple(marks)
 
 
 def new_reaper() -> str:

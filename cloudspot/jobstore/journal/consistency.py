@@ -59,10 +59,10 @@ class JournalOrder:
             CorruptData: one does not follow; the message names its key. Those before it were taken in.
         """
         for record in records:
-            what = self.problem(record)
-            if what is not None:
+            problem = self.problem(record)
+            if problem is not None:
                 key = keys.journal(self._job_id, self.count + 1)
-                raise CorruptData(f"{key} does not follow from the records before it: {what}")
+                raise CorruptData(f"{key} does not follow from the records before it: {problem}")
             self.count += 1
             self._note(record)
 

@@ -209,11 +209,11 @@ class History:
     @cached_property
     def generations_by_launch(self) -> Mapping[int, Sequence[Generation]]:
         """Return the generations that had nodes of each launch, in order."""
-        found: dict[int, list[Generation]] = {}
+        by_launch: dict[int, list[Generation]] = {}
         for generation in self.generations:
             for launch in {member.launch for member in generation.members}:
-                found.setdefault(launch, []).append(generation)
-        return found
+                by_launch.setdefault(launch, []).append(generation)
+        return by_launch
 
     def launch_of(self, seat: Seat) -> LaunchHistory | None:
         """Return the launch of a node, or None."""
@@ -253,11 +253,11 @@ def decode_job_file(submission: Submission, key: str) -> JobSpec:
 
 def turns_of(journal: Iterable[JournalRecord]) -> tuple[tuple[int, Turn], ...]:
     """Return what the journal says of the job as a whole, each with how many launches are before it."""
-    found: list[tuple[int, Turn]] = []
+    turns: list[tuple[int, Turn]] = []
     num_launches = 0
     for record in journal:
         if isinstance(record, Intent):
             num_launches += 1
         elif isinstance(record, Turn):
-            found.append((num_launches, record))
-    return tuple(found)
+            turns.append((num_launches, record))
+    return tuple(turns)

@@ -59,13 +59,13 @@ class Journal:
         Raises:
             CorruptData: a record is malformed, or does not follow from those before it.
         """
-        found = list(self._records) or self._begin()
-        while found:
-            record = self._find(len(found) + 1)
+        records = list(self._records) or self._begin()
+        while records:
+            record = self._find(len(records) + 1)
             if record is None:
                 break
-            found.append(record)
-        return self._take_in(found)
+            records.append(record)
+        return self._take_in(records)
 
     def append(self, record: JournalRecord, number: int) -> bool:
         """Write the record as number ``number``, the next after those that its writer has read.
@@ -131,21 +131,21 @@ class Journal:
         runs = list[range]()
         while (start := runs[-1].stop if runs else 0) in longest:
             runs.append(longest[start])
-        found, order = list[JournalRecord](), JournalOrder(self._job_id)
+        known, order = list[JournalRecord](), JournalOrder(self._job_id)
         for run, records in zip(
             runs, map_parallel(partial(self._read_copy, first.writer), runs), strict=True
         ):
             with suppress(CorruptData):
                 order.extend(records)
-                found += records
-            if len(found) < run.stop:
+                known += records
+            if len(known) < run.stop:
                 self._unfit.add(run)
                 break
-        self.num_copied = len(found)
-        if self._unfit or not found:
-            found = found or [first]
-            found += self._listed(after=len(found))
-        return found
+        self.num_copied = len(known)
+        if self._unfit or not known:
+            known = known or [first]
+            known += self._listed(after=len(known))
+        return known
 
     def _read_copy(self, first_writer: str, run: range) -> tuple[JournalRecord, ...]:
         """Return the records of a run; none if its copy is gone, damaged, or not of this journal.
@@ -189,12 +189,12 @@ class Journal:
             keys.journal_prefix(self._job_id), after=keys.journal(self._job_id, after)
         )
         numbers = range(after + 1, after + 1 + sum(1 for _ in listed))
-        found: list[JournalRecord] = []
+        records: list[JournalRecord] = []
         for record in map_parallel(self._find, numbers):
             if record is None:
                 break
-            found.append(record)
-        return found
+            records.append(record)
+        return records
 
     def _take_in(self, found: Sequence[JournalRecord]) -> tuple[JournalRecord, ...]:
         """Keep what is new among all records that were found; another thread may have been faster."""

@@ -81,7 +81,7 @@ def lineage(journal: Sequence[JournalRecord]) -> tuple[CheckpointId, ...]:
     These are the commits, newest first. Those that a generation passed over, as they did not verify and it
     resumed from an older one, come last: they may be all that is left. Some may have been deleted meanwhile.
     """
-    found: list[CheckpointId] = []
+    current: list[CheckpointId] = []
     passed: list[CheckpointId] = []
     restored: CheckpointId | None = None
     is_passed = False
@@ -90,5 +90,5 @@ def lineage(journal: Sequence[JournalRecord]) -> tuple[CheckpointId, ...]:
             restored, is_passed = record.restore_from, True
         elif isinstance(record, Commit):
             is_passed = is_passed and record.id != restored
-            (passed if is_passed else found).append(record.id)
-    return (*found, *passed)
+            (passed if is_passed else current).append(record.id)
+    return (*current, *passed)

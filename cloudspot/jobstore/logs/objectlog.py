@@ -105,17 +105,17 @@ class ObjectStoreLogSink(LogSink):
 
     def pieces(self) -> Sequence[LogPiece]:
         """Return each day of a stream as one piece; see LogSink. Fetches no segment."""
-        found = []
+        pieces = []
         for stream in self.streams():
             segments = self._list(keys.log_stream_prefix(self._job_id, stream), None)
             for date, day in groupby(segments, lambda segment: segment.date):
                 name = keys.log_day_prefix(self._job_id, stream, date)
                 size = sum(segment.size for segment in day)
                 moment = calendar_date.fromisoformat(date)
-                found.append(
+                pieces.append(
                     LogPiece(stream=stream, name=name, first_day=moment, last_day=moment, num_bytes=size)
                 )
-        return found
+        return pieces
 
     def remove(self, pieces: Sequence[LogPiece]) -> None:
         """Delete a stream's days; see LogSink."""
@@ -142,14 +142,14 @@ class ObjectStoreLogSink(LogSink):
         prefix = keys.log_stream_prefix(self._job_id, stream)
         known = self._listed.get(stream, ())
         if len(known) < _WHOLE_LISTING:
-            found = {*self._list(prefix, None)}
+            segments = {*self._list(prefix, None)}
         else:
-            found = {*known, *self._list(prefix, max(segment.key for segment in known))}
+            segments = {*known, *self._list(prefix, max(segment.key for segment in known))}
             dates = sorted({segment.date for segment in known})
             for date in dates[-_NUM_LATE_DATES:]:
                 newest = max(segment.key for segment in known if segment.date == date)
-                found.update(self._list(keys.log_day_prefix(self._job_id, stream, date), newest))
-        self._listed[stream] = tuple(sorted(found))
+                segments.update(self._list(keys.log_day_prefix(self._job_id, stream, date), newest))
+        self._listed[stream] = tuple(sorted(segments))
         return list(self._listed[stream])
 
     def _list(self, prefix: str, after: str | None) -> Iterator[_Segment]:

@@ -49,16 +49,16 @@ class Artifact:
 
 def list_artifacts(store: ObjectStore, job_id: str) -> tuple[Artifact, ...]:
     """Return the job's artifacts, its outputs among them, sorted by name."""
-    found: dict[str, Artifact] = {}
+    by_name: dict[str, Artifact] = {}
     for prefix, key in ((keys.artifacts_prefix, keys.artifact), (keys.outputs_prefix, keys.output)):
         for meta in with_retries(store).list_objects(prefix(job_id)):
             match = key.match(meta.key)
             if match is not None:
                 name = match[1]
-                while name in found:
+                while name in by_name:
                     name = f"outputs/{name}"
-                found[name] = Artifact(name, meta.key, meta.size, meta.modified_at)
-    return tuple(sorted(found.values(), key=lambda artifact: artifact.name))
+                by_name[name] = Artifact(name, meta.key, meta.size, meta.modified_at)
+    return tuple(sorted(by_name.values(), key=lambda artifact: artifact.name))
 
 
 def is_present(artifact: Artifact, directory: Path) -> bool:

@@ -48,13 +48,13 @@ def find_settled(
     """Return the job's copy, or None; ``journal`` was read before."""
     key = keys.settled_launches(submission.job_id)
     try:
-        found = find_record(with_retries(store), key, SettledLaunches)
-        if found is None or found.submission != submission.writer:
+        settled = find_record(with_retries(store), key, SettledLaunches)
+        if settled is None or settled.submission != submission.writer:
             return None
-        _check(found, {one.launch: one.num_nodes for one in journal if isinstance(one, Intent)}, key)
+        _check(settled, {one.launch: one.num_nodes for one in journal if isinstance(one, Intent)}, key)
     except CorruptData:
         return None
-    return found
+    return settled
 
 
 def _to_record(launch: LaunchHistory) -> SettledLaunch:
@@ -70,12 +70,12 @@ def _to_record(launch: LaunchHistory) -> SettledLaunch:
 
 def _check(found: SettledLaunches, num_nodes: Mapping[int, int], key: str) -> None:
     """Check the copy as readers check the records themselves; ``num_nodes`` is by launch."""
-    for number, one in enumerate(found.launches, start=1):
-        if one.launch != number:
-            raise CorruptData(f"{key} has launch {one.launch} in place of {number}")
-        if any(proof.launch != number for proof in one.certificates):
+    for number, settled in enumerate(found.launches, start=1):
+        if settled.launch != number:
+            raise CorruptData(f"{key} has launch {settled.launch} in place of {number}")
+        if any(proof.launch != number for proof in settled.certificates):
             raise CorruptData(f"{key} has certificates of other launches than {number}")
-        for records in (one.slots, one.exits, one.notices, one.heartbeats):
+        for records in (settled.slots, settled.exits, settled.notices, settled.heartbeats):
             for rank, record in records.items():
                 check_place(record, number, rank, key)
                 if rank >= num_nodes.get(number, 0):

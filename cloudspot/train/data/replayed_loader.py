@@ -174,15 +174,15 @@ def owned_generators(loader: Any) -> list[Any]:
     # Where a batch sampler divides another one's batches among ranks, as Accelerate's does, that is within.
     while owners[-1] is not None:
         owners += [getattr(owners[-1], "sampler", None), getattr(owners[-1], "batch_sampler", None)]
-    found: dict[int, Any] = {}
+    generators: dict[int, Any] = {}
     for owner in owners[:1] + [each for each in owners[1:] if not hasattr(each, "set_epoch")]:
         generator = getattr(owner, "generator", None)
         if hasattr(generator, "get_state"):
-            found[id(generator)] = generator
+            generators[id(generator)] = generator
     for owner in owners:
         if hasattr(owner, "set_epoch") and type(getattr(owner, "initial_seed", None)) is int:
-            found[id(owner)] = _InitialSeed(owner)
-    return list(found.values())
+            generators[id(owner)] = _InitialSeed(owner)
+    return list(generators.values())
 
 
 def generator_states(loader: Any) -> list[Any]:

@@ -186,16 +186,16 @@ def share(order: SampleOrder, taken: int, *, num_ranks: int, rank: int, drop_las
 
 def loader_over(loader: Any, indices: Sequence[int]) -> Any:
     """Return a loader like the given one for one epoch of these samples."""
-    other = copy.copy(loader)
+    loader_copy = copy.copy(loader)
     # A copy keeps every argument that this torch's DataLoader and the script's subclass have. vars(), because
     # DataLoader's __setattr__ refuses to change these.
-    vars(other).update(
+    vars(loader_copy).update(
         sampler=indices,
         batch_sampler=BatchSampler(indices, loader.batch_size, loader.drop_last),
         persistent_workers=False,
         _iterator=None,
     )
-    return other
+    return loader_copy
 
 
 def _draw(generator: Any) -> int:

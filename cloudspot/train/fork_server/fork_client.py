@@ -39,15 +39,15 @@ def at_socket(path: str, do: str) -> socket.socket:
     """
     directory, _, name = path.rpartition("/")
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        getattr(found, do)(f"/proc/self/fd/{descriptor}/{name}")
+        getattr(connection, do)(f"/proc/self/fd/{descriptor}/{name}")
     except OSError:
-        found.close()
+        connection.close()
         raise
     finally:
         os.close(descriptor)
-    return found
+    return connection
 
 
 def listen_at(path: str) -> socket.socket:

@@ -196,15 +196,15 @@ class _Watchers:
 
     def wait(self) -> list[socket.socket]:
         """Wait until something happens; return the connections of new clients."""
-        found = []
+        connections = []
         for key, _ in self._waits.select():
             if key.fileobj is self._listener:
-                found.append(self._listener.accept()[0])
+                connections.append(self._listener.accept()[0])
             else:
                 self._waits.unregister(key.fd)
                 os.close(key.fd)
                 os.waitpid(key.data, 0)
-        return found
+        return connections
 
     def forget(self) -> None:
         """Close everything, in a fork."""
@@ -315,14 +315,14 @@ def _why_not(program: Program, environment: Mapping[str, str], room: _Room, prel
 
 def _modules_in(directory: str) -> set[str]:
     """Return the names of what a program may import from its own directory."""
-    found = set()
+    modules = set()
     with contextlib.suppress(OSError):
         for entry in os.scandir(directory):
             name, dot, ending = entry.name.partition(".")
             is_package = not dot and os.path.exists(os.path.join(entry.path, "__init__.py"))  # noqa: PTH110, PTH118
             if is_package or ending.endswith(("py", "pyc", "so")):
-                found.add(name)
-    return found
+                modules.add(name)
+    return modules
 
 
 def _fork() -> int:

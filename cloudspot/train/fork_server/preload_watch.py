@@ -187,25 +187,25 @@ class Watch:
         package = name.partition(".")[0]
         origin = self._packages.get(package)
         if origin is not None:
-            for one in self._preloaded.imported_with(package):
-                self._packages.pop(one, None)
+            for companion in self._preloaded.imported_with(package):
+                self._packages.pop(companion, None)
         if origin is not None and sys.path != self._path:
             specs = (finder.find_spec(package, None, None) for finder in sys.meta_path)
-            found = next((spec.origin for spec in specs if spec is not None), None)
-            if found is not None and os.path.realpath(found) != origin:
-                what = f"{found}, now the first {package} on sys.path,"
+            first = next((spec.origin for spec in specs if spec is not None), None)
+            if first is not None and os.path.realpath(first) != origin:
+                what = f"{first}, now the first {package} on sys.path,"
                 self._differs(what, f"{origin} was imported", "is imported all the same")
                 for module in [one for one in sys.modules if one.partition(".")[0] == package]:
                     del sys.modules[module]
         pending = [one for one in self._pending if one.partition(".")[0] == package]
         names = [f"{name}.", *(f"{name}.{one}." for one in taken)] if pending else []
-        for one in pending:
-            if not any(imported.startswith(f"{one}.") for imported in names):
+        for preloaded in pending:
+            if not any(imported.startswith(f"{preloaded}.") for imported in names):
                 continue
             with contextlib.suppress(ValueError):  # another thread was first
-                self._pending.remove(one)
+                self._pending.remove(preloaded)
             with self._unheard():
-                for variable, value in self._preloaded.changed[one].items():
+                for variable, value in self._preloaded.changed[preloaded].items():
                     if os.environ.get(variable) != self._environment.get(variable):
                         continue  # the script's own
                     if value is None:

@@ -70,14 +70,14 @@ def recording() -> Iterator[Reads]:
     global _counts
     _counts, kind, present = Counter(), type(os.environ), {*os.environ}
     os.environ.__class__ = _Recorder
-    found = Reads()
+    reads = Reads()
     try:
-        yield found
+        yield reads
     finally:
         os.environ.__class__ = kind
         num_lists = min((_counts[name] for name in present), default=0)
-        found.has_listed = num_lists > 0
-        found.names |= {one for one, count in _counts.items() if one not in present or count > num_lists}
+        reads.has_listed = num_lists > 0
+        reads.names |= {one for one, count in _counts.items() if one not in present or count > num_lists}
 
 
 def differing(names: set[str], here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
@@ -168,9 +168,9 @@ class Preloaded:
 
     def packages(self) -> dict[str, str]:
         """Return the file of each package that has been imported, Python's own apart."""
-        found = {}
+        origins = {}
         for name, module in list(sys.modules.items()):
             origin = getattr(getattr(module, "__spec__", None), "origin", None)
             if "." not in name and name not in sys.stdlib_module_names and origin is not None:
-                found[name] = os.path.realpath(origin)
-        return found
+                origins[name] = os.path.realpath(origin)
+        return origins

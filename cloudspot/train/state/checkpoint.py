@@ -528,10 +528,10 @@ def _check_model(name: str, fresh: Mapping[str, Any], saved: Any) -> None:
     for key, tensor in fresh.items():
         if not isinstance(tensor, torch.Tensor):
             continue
-        other = saved[key]
-        if not isinstance(other, torch.Tensor) or other.shape != tensor.shape or other.dtype != tensor.dtype:
+        kept = saved[key]
+        if not isinstance(kept, torch.Tensor) or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
             raise CheckpointError(
-                f"{name}/{key} is {_describe(tensor)} in this script and {_describe(other)} in the checkpoint"
+                f"{name}/{key} is {_describe(tensor)} in this script and {_describe(kept)} in the checkpoint"
             )
 
 
@@ -542,12 +542,12 @@ def _describe(value: Any) -> str:
 
 
 def _compare(saved_in: str, saved: set[str], here: str, known: set[str]) -> None:
-    found = []
+    faults = []
     for place, names in ((saved_in, sorted(known - saved)), (here, sorted(saved - known))):
         if names:
-            found.append(f"{place} lacks {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}")
-    if found:
-        raise CheckpointError("; ".join(found))
+            faults.append(f"{place} lacks {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}")
+    if faults:
+        raise CheckpointError("; ".join(faults))
 
 
 def _with_metadata(state: dict[str, Any], fresh: Any) -> Any:

@@ -205,15 +205,15 @@ def cuts(placements: Sequence[Placement]) -> list[int]:
     That is where frozen items meet others, and around each large frozen one, wherever that lies: so what is
     frozen makes the same chunks. And where sharded items meet others, of which each node reads all.
     """
-    found = set()
+    offsets = set()
     for before, after in itertools.pairwise(placements):
         is_large = any(one.item.is_frozen and one.nbytes >= OWN_CHUNK_BYTES for one in (before, after))
         is_border = before.item.is_frozen != after.item.is_frozen or (before.box is None) != (
             after.box is None
         )
         if is_border or is_large:
-            found.add(after.offset)
-    return sorted(found)
+            offsets.add(after.offset)
+    return sorted(offsets)
 
 
 def _largest_first(table: Sequence[Item]) -> Iterator[tuple[Placement, tuple[int, ...]]]:

@@ -160,13 +160,13 @@ def _held(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> tup
 
 
 def _places(mesh: Any) -> Mapping[int, tuple[int, ...]]:
-    found = boxes.places(_root_of(mesh).mesh.tolist(), mesh.mesh.tolist())
+    places = boxes.places(_root_of(mesh).mesh.tolist(), mesh.mesh.tolist())
     world_size = torch.distributed.get_world_size()
-    if set(found) != set(range(world_size)):
+    if set(places) != set(range(world_size)):
         raise ValueError(
-            f"its device mesh has {len(found)} of {world_size} ranks; make it a slice of a mesh of all ranks"
+            f"its device mesh has {len(places)} of {world_size} ranks; make it a slice of a mesh of all ranks"
         )
-    return found
+    return places
 
 
 def _root_of(mesh: Any) -> Any:

@@ -173,7 +173,7 @@ class Account:
     def describe_vswitches(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         """Answer VPC's DescribeVSwitches."""
         tags = wanted_tags(parameters)
-        found = [
+        matching = [
             one
             for one in self.place(region).vswitches.values()
             if parameters.get("VSwitchId", one.id) == one.id
@@ -192,7 +192,7 @@ class Account:
                 "Status": "Available",
                 "Tags": {"Tag": [{"Key": name, "Value": value} for name, value in one.tags.items()]},
             }
-            for one in found
+            for one in matching
         ]
         return numbered_page("VSwitches", "VSwitch", rows, parameters, most=50)
 

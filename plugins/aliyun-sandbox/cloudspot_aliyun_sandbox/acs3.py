@@ -50,15 +50,15 @@ def is_acs3(environ: Mapping[str, Any]) -> bool:
 
 def read(environ: Mapping[str, Any], body: bytes) -> Signed | None:
     """Return what is signed; None: the header cannot be read."""
-    found = _AUTHORIZATION.fullmatch(str(environ["HTTP_AUTHORIZATION"]))
-    if found is None:
+    authorization = _AUTHORIZATION.fullmatch(str(environ["HTTP_AUTHORIZATION"]))
+    if authorization is None:
         return None
     given = {
         name.removeprefix("HTTP_").replace("_", "-").lower(): str(value).strip()
         for name, value in environ.items()
         if name.startswith("HTTP_") or name == "CONTENT_TYPE"
     }
-    names = found["headers"].split(";")
+    names = authorization["headers"].split(";")
     own = {name: value for name, value in given.items() if name.startswith("x-acs-") or name == "host"}
     lines = "".join(f"{name}:{given.get(name, '')}\n" for name in sorted(names))
     digest = hashlib.sha256(body).hexdigest()
@@ -73,8 +73,8 @@ def read(environ: Mapping[str, Any], body: bytes) -> Signed | None:
         )
     )
     return Signed(
-        key=found["key"],
-        signature=found["signature"],
+        key=authorization["key"],
+        signature=authorization["signature"],
         headers={**dict.fromkeys(NEEDED, ""), **own},
         unsigned=tuple(sorted(({*own, *NEEDED} - set(names)) | (set(NEEDED) - set(own)))),
         text=f"{ALGORITHM}\n{hashlib.sha256(canonical.encode()).hexdigest()}",

@@ -85,16 +85,16 @@ def read_fields(action: str, body: bytes) -> dict[str, Any]:
         text = f"payload size exceeds maximum allowed size ({MAX_REQUEST_BYTES} bytes)"
         raise ApiError("InvalidArgument", text)
     try:
-        found = json.loads(body or b"{}")
+        fields = json.loads(body or b"{}")
     except ValueError:
         raise ApiError("InvalidArgument", "the body is not JSON") from None
     known = _FIELDS.get(action, {})
-    for name, value in found.items():
+    for name, value in fields.items():
         if name not in known or not isinstance(value, known[name]) or isinstance(value, bool):
             raise ApiError(
                 "InvalidArgument", f"{action} has no field {name} that holds {type(value).__name__}"
             )
-    return dict(found)
+    return dict(fields)
 
 
 def _check_runtime(runtime: str, custom: Mapping[str, Any] | None) -> None:

@@ -194,27 +194,27 @@ class StrictFunctions:
     ) -> dict[str, Any] | None:
         if action == "CreateFunction":
             return self._create(request)
-        found = self._find(function)
+        existing = self._find(function)
         if action == "GetFunction":
-            return found.describe(self.clock())
+            return existing.describe(self.clock())
         if action == "UpdateFunction":
             self._check(request)
             code = request.pop("code", None)
-            found.settings |= request
-            found.archive = found.archive if code is None else archive_of(code)
-            found.changed_at, found.is_new = self.clock(), False
-            return found.describe(self.clock())
+            existing.settings |= request
+            existing.archive = existing.archive if code is None else archive_of(code)
+            existing.changed_at, existing.is_new = self.clock(), False
+            return existing.describe(self.clock())
         if action == "DeleteFunction":
-            if found.triggers:
+            if existing.triggers:
                 raise ApiError("FunctionNotEmpty", "The function has triggers.", status=412)
             del self.functions[function]
             return None
         if action == "PutAsyncInvokeConfig":
             if not 0 <= request["maxAsyncRetryAttempts"] <= 8:
                 raise ApiError("InvalidArgument", "maxAsyncRetryAttempts must be 0 to 8")
-            found.retries = request["maxAsyncRetryAttempts"]
+            existing.retries = request["maxAsyncRetryAttempts"]
             return request
-        return self._act_on_trigger(action, request, found, trigger)
+        return self._act_on_trigger(action, request, existing, trigger)
 
     def _act_on_trigger(
         self, action: str, request: dict[str, Any], function: Function, name: str

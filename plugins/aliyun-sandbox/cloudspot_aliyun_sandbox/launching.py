@@ -262,11 +262,11 @@ def _check_network(parameters: Parameters, place: Place) -> None:
     if len(named) > MAX_GROUPS:
         message = f"The maximum number of security groups of an instance is {MAX_GROUPS}."
         raise ApiError("InstanceSecurityGroupLimitExceeded", message, status=403)
-    for one in named:
-        if one not in place.groups:
+    for group_id in named:
+        if group_id not in place.groups:
             message = "The SecurityGroupId provided does not exist in our records."
             raise ApiError("InvalidSecurityGroupId.NotFound", message, status=404)
-        if place.groups[one].vpc != vswitch.vpc:
+        if place.groups[group_id].vpc != vswitch.vpc:
             raise ApiError(
                 "InvalidParameter.Mismatch",
                 "Specified security group and virtual switch are not in the same VPC.",

@@ -218,11 +218,11 @@ class Machines:
     def tag(self, instance_ids: Iterable[str], values: Mapping[str, str]) -> None:
         """Set tags, which show at once or after the lag."""
         due = self._clock() + self._faults.tag_lag_seconds
-        for one in instance_ids:
+        for instance_id in instance_ids:
             if due > self._clock():
-                self._late_tags.append((due, one, dict(values)))
+                self._late_tags.append((due, instance_id, dict(values)))
             else:
-                self._tag(one, values)
+                self._tag(instance_id, values)
 
     def show_tags(self, machine: Machine) -> None:
         """Let the machine's metadata show its current tags, if that is enabled."""
@@ -260,14 +260,14 @@ def written_time(seconds: float) -> str:
 
 
 def _emulated(machine: Machine, parameters: Mapping[str, str], *, rank: int, network: str) -> EmulatedMachine:
-    found = machine.tags
+    tags = machine.tags
     job = None
-    if machinetags.JOB in found and found.get(machinetags.LAUNCH, "").isdigit():
+    if machinetags.JOB in tags and tags.get(machinetags.LAUNCH, "").isdigit():
         job = JobHint(
-            job_id=found[machinetags.JOB],
-            launch=int(found[machinetags.LAUNCH]),
+            job_id=tags[machinetags.JOB],
+            launch=int(tags[machinetags.LAUNCH]),
             rank=rank,
-            num_nodes=int(found.get(machinetags.NUM_NODES, "1")),
+            num_nodes=int(tags.get(machinetags.NUM_NODES, "1")),
         )
     facts = {
         "hostname": machine.host_name,

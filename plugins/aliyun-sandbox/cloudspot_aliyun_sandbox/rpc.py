@@ -122,7 +122,7 @@ def _parameters_in_headers(signed: acs3.Signed | None) -> list[tuple[str, str]]:
     """Return what version 3 has in headers, as version 2 has it in parameters."""
     if signed is None:
         raise ApiError("IncompleteSignature", "The Authorization header cannot be read.")
-    found = [("AccessKeyId", signed.key)]
+    parameters = [("AccessKeyId", signed.key)]
     for name, header in (
         ("Action", "x-acs-action"),
         ("SecurityToken", "x-acs-security-token"),
@@ -131,8 +131,8 @@ def _parameters_in_headers(signed: acs3.Signed | None) -> list[tuple[str, str]]:
         ("Version", "x-acs-version"),
     ):
         if signed.headers.get(header):
-            found.append((name, signed.headers[header]))
-    return found
+            parameters.append((name, signed.headers[header]))
+    return parameters
 
 
 class Gate:
@@ -227,7 +227,7 @@ def check_names(action: str, product: str, parameters: Mapping[str, str]) -> dic
     known = _known(action) if product == "Ecs" else dict.fromkeys(_OTHERS.get(other, ()), "String")
     if known is None or (product != "Ecs" and other not in _OTHERS):
         raise ApiError("InvalidAction.NotFound", f"Specified api {action} is not found.", status=404)
-    found = dict(parameters)
+    checked = dict(parameters)
     for name, value in parameters.items():
         if name in COMMON:
             continue
@@ -238,8 +238,8 @@ def check_names(action: str, product: str, parameters: Mapping[str, str]) -> dic
         if pattern is not None and not pattern.fullmatch(value):
             raise ApiError("InvalidParameter", f"{name} must be of type {kind}: got {value!r}")
         if kind == "Boolean":
-            found[name] = value.lower()
-    return found
+            checked[name] = value.lower()
+    return checked
 
 
 def check_handled(parameters: Mapping[str, str], handled: Collection[str], *, what: str) -> None:
@@ -261,18 +261,18 @@ def nested(parameters: Mapping[str, str], name: str) -> list[Any]:
     Raises:
         ApiError: the numbers do not start at 1, or have a gap.
     """
-    found: dict[int, Any] = {}
+    by_number: dict[int, Any] = {}
     for key, value in parameters.items():
         match = re.fullmatch(rf"{re.escape(name)}\.(\d+)(?:\.(.+))?", key)
         if match is None:
             continue
         if match[2]:
-            found.setdefault(int(match[1]), {})[match[2]] = value
+            by_number.setdefault(int(match[1]), {})[match[2]] = value
         else:
-            found[int(match[1])] = value
-    if sorted(found) != list(range(1, len(found) + 1)):
+            by_number[int(match[1])] = value
+    if sorted(by_number) != list(range(1, len(by_number) + 1)):
         raise ApiError("InvalidParameter", f"{name} must be numbered from 1 without a gap")
-    return [found[number] for number in sorted(found)]
+    return [by_number[number] for number in sorted(by_number)]
 
 
 def json_list(parameters: Mapping[str, str], name: str, *, most: int = 100) -> list[str] | None:
@@ -284,12 +284,12 @@ def json_list(parameters: Mapping[str, str], name: str, *, most: int = 100) -> l
     if name not in parameters:
         return None
     try:
-        found = json.loads(parameters[name])
+        texts = json.loads(parameters[name])
     except ValueError:
-        found = None
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found) or len(found) > most:
+        texts = None
+    if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts) or len(texts) > most:
         raise ApiError("InvalidParameter", f"The specified {name} is not valid.")
-    return found
+    return texts
 
 
 def answer_body(answer: Mapping[str, Any]) -> bytes:
@@ -317,13 +317,13 @@ def _known(action: str) -> dict[str, str] | None:
         module = importlib.import_module(f"aliyunsdkecs.request.v20140526.{action}Request")
     except ImportError:
         return None
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for kind, body in _SETTER.findall(inspect.getsource(module)):
         for written in _NAME.findall(body):
             name = re.sub(r"' \+ str\(depth\d \+ 1\) \+ '", "N", written)
             name = re.sub(r"' \+ str\(depth\d \+ 1\)", "N'", name)
-            found[name.strip("'")] = "String" if "N" in name.split(".") else kind
-    return found
+            kinds[name.strip("'")] = "String" if "N" in name.split(".") else kind
+    return kinds
 
 
 def _quote(text: str) -> str:

@@ -58,17 +58,17 @@ class SavedImages:
 
     def refresh(self) -> None:
         """Let the images show how far they are; one whose machine was released too early has failed."""
-        for one in self._saved.values():
-            if one.row["Status"] != "Creating":
+        for image in self._saved.values():
+            if image.row["Status"] != "Creating":
                 continue
-            ready_at, released_at = one.begun_at + COPY_SECONDS, one.machine.released_at
+            ready_at, released_at = image.begun_at + COPY_SECONDS, image.machine.released_at
             if released_at is not None and released_at < ready_at:
-                one.row["Status"] = "CreateFailed"
+                image.row["Status"] = "CreateFailed"
             elif self._clock() >= ready_at:
-                one.row.update(Status="Available", Progress="100%")
+                image.row.update(Status="Available", Progress="100%")
             else:
-                share = (self._clock() - one.begun_at) / COPY_SECONDS
-                one.row["Progress"] = f"{int(100 * share)}%"
+                share = (self._clock() - image.begun_at) / COPY_SECONDS
+                image.row["Progress"] = f"{int(100 * share)}%"
 
     def boot_disk(self, parameters: Parameters) -> BootDisk:
         """Return what the machines of a RunInstances request that has been checked start from."""
@@ -161,13 +161,13 @@ class SavedImages:
     def delete_snapshot(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         """Answer DeleteSnapshot."""
         named = parameters.get("SnapshotId", "")
-        found = self._snapshots.get(named)
-        if found is None or found.region != region:
+        snapshot = self._snapshots.get(named)
+        if snapshot is None or snapshot.region != region:
             raise ApiError("InvalidSnapshotId.NotFound", "The specified snapshot is not found.", status=404)
-        if found.image in self._account.images:
+        if snapshot.image in self._account.images:
             message = "The snapshot has been used to create user defined image(s)."
             raise ApiError("SnapshotCreatedImage", message, status=403)
-        if self._is_in_use(found.image) and parameters.get("Force") != "true":
+        if self._is_in_use(snapshot.image) and parameters.get("Force") != "true":
             message = "The snapshot has been used to create disk(s)."
             raise ApiError("SnapshotCreatedDisk", message, status=403)
         del self._snapshots[named]

@@ -313,12 +313,12 @@ class StrictEcs:
         if not 1 <= len(ids) <= 100:
             raise ApiError("InvalidParameter", "The specified InstanceId is not valid.")
         machines = [self._machine(one, region) for one in ids]
-        for one in machines:
-            if one.status != "Stopped" and parameters.get("Force") != "true":
+        for machine in machines:
+            if machine.status != "Stopped" and parameters.get("Force") != "true":
                 message = "The current status of the resource does not support this operation."
                 raise ApiError("IncorrectInstanceStatus", message, status=403)
-        for one in machines:
-            self.machines.release(one)
+        for machine in machines:
+            self.machines.release(machine)
         self.machines.refresh()
         return {}
 
@@ -337,11 +337,14 @@ class StrictEcs:
         if not 1 <= len(ids) <= 50:
             raise ApiError("InvalidParameter", "The specified ResourceId is not valid.")
         launching.check_tags(given)
-        for one in ids:
-            if not self.machines.is_known(one, region):
+        for instance_id in ids:
+            if not self.machines.is_known(instance_id, region):
                 message = "The specified ResourceIds are not found in our records."
                 raise ApiError("InvalidResourceId.NotFound", message, status=404)
-            if len({*self.machines.by_id[one].tags, *(tag["Key"] for tag in given)}) > launching.MAX_TAGS:
+            if (
+                len({*self.machines.by_id[instance_id].tags, *(tag["Key"] for tag in given)})
+                > launching.MAX_TAGS
+            ):
                 message = "The tags of the resource exceed the quota."
                 raise ApiError("NumberExceed.Tags", message)
         self.machines.tag(ids, {tag["Key"]: tag.get("Value", "") for tag in given})

@@ -26,10 +26,10 @@ def registry_login(clients: AliyunClients, registry: str) -> RegistryLogin | Non
     name, region = match.groups()
     what = f"logging in to {registry}, which takes cr:ListInstance and cr:GetAuthorizationToken"
     listed = _ask(clients, what, "ListInstance", {"InstanceName": name}, region)
-    found = [one["InstanceId"] for one in items(listed, "Instances") if one["InstanceName"] == name]
-    if not found:
+    ids = [one["InstanceId"] for one in items(listed, "Instances") if one["InstanceName"] == name]
+    if not ids:
         return None  # another account's: its images may be public
-    answer = _ask(clients, what, "GetAuthorizationToken", {"InstanceId": found[0]}, region)
+    answer = _ask(clients, what, "GetAuthorizationToken", {"InstanceId": ids[0]}, region)
     origin = "the Alibaba Cloud credentials, which need cr:PullRepository"
     return RegistryLogin(user=answer["TempUsername"], password=answer["AuthorizationToken"], origin=origin)
 

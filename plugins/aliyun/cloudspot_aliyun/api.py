@@ -144,12 +144,12 @@ def items(answer: Mapping[str, Any], *path: str) -> list[dict[str, Any]]:
     Raises:
         TransientError: something else is there.
     """
-    found: Any = answer
+    node: Any = answer
     for name in path:
-        if found is not None and not isinstance(found, Mapping):
+        if node is not None and not isinstance(node, Mapping):
             break
-        found = (found or {}).get(name)
-    listed = found or []
+        node = (node or {}).get(name)
+    listed = node or []
     if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
         raise TransientError(f"the answer cannot be read: its {'.'.join(path)} is not a list of objects")
     return listed
@@ -162,11 +162,11 @@ def flatten(parameters: Mapping[str, Any]) -> dict[str, str]:
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
-        for part, one in value.items():
-            yield from _flat(f"{name}.{part}" if name else part, one)
+        for part, item in value.items():
+            yield from _flat(f"{name}.{part}" if name else part, item)
     elif isinstance(value, (list, tuple)):
-        for i, one in enumerate(value, start=1):
-            yield from _flat(f"{name}.{i}", one)
+        for i, item in enumerate(value, start=1):
+            yield from _flat(f"{name}.{i}", item)
     elif isinstance(value, bool):
         yield name, "true" if value else "false"
     else:

@@ -165,7 +165,7 @@ class RoleCredentials(CredentialsSource):
     def _fetch(self, now: datetime) -> Credentials:
         held = self._held
         try:
-            found = self._ask()
+            fetched = self._ask()
         except CloudspotError as error:
             if held is None and self._is_last_resort:
                 raise AuthError(
@@ -174,17 +174,17 @@ class RoleCredentials(CredentialsSource):
                 ) from error
             if held is None or (held.expires_at is not None and held.expires_at <= now):
                 raise
-            found = held  # It is still valid.
-        self._held = found
+            fetched = held  # It is still valid.
+        self._held = fetched
         self._is_last_resort = False
-        if found.expires_at is None:
+        if fetched.expires_at is None:
             self._renew_at = None
         else:
-            lead = min(LONGEST_LEAD, (found.expires_at - now) / 4)
-            self._renew_at = found.expires_at - lead
-            if found == held:
+            lead = min(LONGEST_LEAD, (fetched.expires_at - now) / 4)
+            self._renew_at = fetched.expires_at - lead
+            if fetched == held:
                 self._renew_at = now + timedelta(seconds=RETRY_SECONDS)
-        return found
+        return fetched
 
     def _ask(self) -> Credentials:
         path = "meta-data/ram/security-credentials/"
@@ -194,16 +194,16 @@ class RoleCredentials(CredentialsSource):
             what = f"no RAM role {role!r}" if role else "no RAM role"
             raise AuthError(f"this machine has {what}; attach one, or set {KEY_ID} and {KEY_SECRET}")
         try:
-            said = json.loads(answer)
-            if said["Code"] != "Success":
+            key = json.loads(answer)
+            if key["Code"] != "Success":
                 raise TransientError(
-                    f"the metadata service has no key of role {role} now: {str(said['Code'])[:80]}"
+                    f"the metadata service has no key of role {role} now: {str(key['Code'])[:80]}"
                 )
-            expires_at = moment(said["Expiration"])
+            expires_at = moment(key["Expiration"])
             if expires_at is None:
                 raise ValueError("it does not say when the key expires")
             return Credentials(
-                str(said["AccessKeyId"]), str(said["AccessKeySecret"]), str(said["SecurityToken"]), expires_at
+                str(key["AccessKeyId"]), str(key["AccessKeySecret"]), str(key["SecurityToken"]), expires_at
             )
         except UNREADABLE as error:
             # The message may hold a part of the answer, and so of the key.

@@ -121,10 +121,10 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
                 "Tag": tags.to_list(facts),
             }
             self._tell("tagging the machines", "TagResources", wanted)
-        for one in alive:
-            if one.id not in self._shows_tags and len(instances) > 1:
-                self._show_tags(one.id)
-                self._shows_tags.add(one.id)
+        for instance in alive:
+            if instance.id not in self._shows_tags and len(instances) > 1:
+                self._show_tags(instance.id)
+                self._shows_tags.add(instance.id)
 
     def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
         """Return the machines with cloudspot's tags.
@@ -148,16 +148,16 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         # Somebody may have changed the profile while the pages came.
         self._check_account()
         with readable("listing the machines"):
-            found = {one.id: one for one in map(to_instance, listed) if one is not None}
+            by_id = {one.id: one for one in map(to_instance, listed) if one is not None}
         with self._lock:
-            self._note(listed, found)
+            self._note(listed, by_id)
             missed = [
                 one
                 for one in self._seen.values()
-                if one.id not in found and job_id in {None, one.job_id} and one.id not in self._gone
+                if one.id not in by_id and job_id in {None, one.job_id} and one.id not in self._gone
             ]
-        found |= self._look_for(missed)
-        return (*found.values(), *self._ended(job_id, found))
+        by_id |= self._look_for(missed)
+        return (*by_id.values(), *self._ended(job_id, by_id))
 
     def terminate(self, instance_ids: Sequence[str]) -> None:
         """Release the machines and return; ids unknown to ECS are left out.
@@ -215,26 +215,28 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
 
     def _look_for(self, missed: Sequence[Instance]) -> dict[str, Instance]:
         """Look up by their ids machines that the listing lacks: a tag may be lost, or lag."""
-        found: dict[str, Instance] = {}
+        by_id: dict[str, Instance] = {}
         for start in range(0, len(missed), MAX_IDS):
-            some = missed[start : start + MAX_IDS]
-            wanted = {"InstanceIds": json.dumps([one.id for one in some]), "PageSize": MAX_IDS}
+            batch = missed[start : start + MAX_IDS]
+            wanted = {"InstanceIds": json.dumps([one.id for one in batch]), "PageSize": MAX_IDS}
             what = "looking for the machines"
             answer = read(self._clients, what, "DescribeInstances", wanted)
             with readable(what):
                 described = {str(one["InstanceId"]): one for one in items(answer, "Instances", "Instance")}
-            for one in some:
-                if one.id in described:
+            for instance in batch:
+                if instance.id in described:
                     # It stays the same job's machine, whatever has become of its tags.
-                    own = {"Tag": [{"TagKey": machinetags.JOB, "TagValue": one.job_id}]}
-                    now = to_instance({**described[one.id], "Tags": own})
+                    own = {"Tag": [{"TagKey": machinetags.JOB, "TagValue": instance.job_id}]}
+                    now = to_instance({**described[instance.id], "Tags": own})
                     assert now is not None
-                    found[one.id] = msgspec.structs.replace(now, launch=one.launch, store_url=one.store_url)
+                    by_id[instance.id] = msgspec.structs.replace(
+                        now, launch=instance.launch, store_url=instance.store_url
+                    )
                     with self._lock:
-                        self._note([described[one.id]], found)
+                        self._note([described[instance.id]], by_id)
                 else:
-                    self._miss(one)
-        return found
+                    self._miss(instance)
+        return by_id
 
     def _note(self, listed: Sequence[Mapping[str, Any]], found: Mapping[str, Instance]) -> None:
         for described in listed:
@@ -285,16 +287,16 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
     def _not_released(self, ids: list[str], error: Exception) -> list[CloudspotError]:
         code = ERRORS.code_of(error)
         what = f"releasing {ids[0]}" if len(ids) == 1 else f"releasing {len(ids)} machines"
-        found = ERRORS.translation(error, what, _NOT_YET)
-        if isinstance(found, TransientError) and code not in _NOT_YET:
-            return [found]
+        refused = ERRORS.translation(error, what, _NOT_YET)
+        if isinstance(refused, TransientError) and code not in _NOT_YET:
+            return [refused]
         if len(ids) > 1:
             # A single machine that cannot be released fails the whole call.
             return [failure for one in ids for failure in self._release([one])]
         if code in _GONE:
             return []
         # Such as release protection, which somebody may lift; the job goes on meanwhile.
-        return [TransientError(str(found)) if type(found) is CloudspotError else found]
+        return [TransientError(str(refused)) if type(refused) is CloudspotError else refused]
 
     def _check_account(self) -> None:
         # The environment or a profile may hold another account's key by now; a role has a new one each hour.
@@ -308,15 +310,15 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
 def _promised(instance_id: str, body: EcsRequest, *, is_alone: bool) -> Instance:
     """Return a machine of which ECS has only told the id; a listing tells its rank."""
     parameters = body.run_instances
-    found = {str(one["Key"]): str(one["Value"]) for one in parameters["Tag"]}
+    own_tags = {str(one["Key"]): str(one["Value"]) for one in parameters["Tag"]}
     return Instance(
         id=instance_id,
         state=InstanceState.PENDING,
-        job_id=found[machinetags.JOB],
-        launch=machinetags.launch_of(found),
+        job_id=own_tags[machinetags.JOB],
+        launch=machinetags.launch_of(own_tags),
         rank=0 if is_alone and parameters["Amount"] == 1 else None,
         zone=parameters["ZoneId"],
         instance_type=parameters["InstanceType"],
         market=market_of(parameters),
-        store_url=found.get(machinetags.STORE, ""),
+        store_url=own_tags.get(machinetags.STORE, ""),
     )

@@ -55,11 +55,11 @@ def fetch(store_url: str, key: str, path: Path) -> None:
         except HTTPError as error:
             said = error.read(2000).decode("utf-8", "replace")
             # The bucket may be in another region than the machine: OSS says in which.
-            other = re.search(r"<Endpoint>oss-([a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com</Endpoint>", said)
-            if other is None or other[1] == region or endpoint:
+            named = re.search(r"<Endpoint>oss-([a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com</Endpoint>", said)
+            if named is None or named[1] == region or endpoint:
                 code = re.search("<Code>(.*?)</Code>", said)
                 raise OSError(f"OSS answered {error.code} {code[1] if code else said[:300]}") from None
-            region = other[1]
+            region = named[1]
 
 
 def sign(resource: str, region: str, keys: dict[str, str]) -> dict[str, str]:

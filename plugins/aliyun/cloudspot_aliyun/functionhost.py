@@ -117,18 +117,18 @@ class FunctionComputeHost(FunctionHost):
 
     def status(self, name: str) -> FunctionStatus | None:
         """Return what Function Compute tells; see FunctionHost."""
-        found = self._ask(_ASKING, "GET GetFunction", f"/functions/{name}", ignoring="FunctionNotFound")
-        if found is None:
+        described = self._ask(_ASKING, "GET GetFunction", f"/functions/{name}", ignoring="FunctionNotFound")
+        if described is None:
             return None
         path = f"/functions/{name}/triggers/{SCHEDULE}"
         timer = self._ask(_ASKING, "GET GetTrigger", path, ignoring="TriggerNotFound")
         with readable(_ASKING):
             return FunctionStatus(
-                where=str(found["functionArn"]),
-                state=str(found.get("state") or "Active"),
+                where=str(described["functionArn"]),
+                state=str(described.get("state") or "Active"),
                 every_seconds=None if timer is None else _seconds(json.loads(timer["triggerConfig"])),
-                version=str(found.get("environmentVariables", {}).get(_VERSION, "unknown")),
-                changed_at=moment(found["lastModifiedTime"]),
+                version=str(described.get("environmentVariables", {}).get(_VERSION, "unknown")),
+                changed_at=moment(described["lastModifiedTime"]),
             )
 
     def remove(self, name: str) -> Sequence[str]:
@@ -137,10 +137,10 @@ class FunctionComputeHost(FunctionHost):
         path = f"/functions/{name}"
         listed = self._ask(_REMOVING, "GET ListTriggers", f"{path}/triggers", ignoring="FunctionNotFound")
         for trigger in (listed or {}).get("triggers") or ():
-            one = str(trigger["triggerName"])
+            own = str(trigger["triggerName"])
             call = "DELETE DeleteTrigger"
-            if self._ask(_REMOVING, call, f"{path}/triggers/{one}", ignoring="TriggerNotFound") is not None:
-                removed.append(f"trigger {one}")
+            if self._ask(_REMOVING, call, f"{path}/triggers/{own}", ignoring="TriggerNotFound") is not None:
+                removed.append(f"trigger {own}")
         if self._ask(_REMOVING, "DELETE DeleteFunction", path, ignoring="FunctionNotFound") is not None:
             removed.append(f"function {name}")
         return [*removed, *self.role(name).remove()]
@@ -184,13 +184,13 @@ class FunctionComputeHost(FunctionHost):
         }
         checksum = str(crc64.xz(function.archive))
         code = {"code": {"zipFile": b64encode(function.archive).decode(), "checksum": checksum}}
-        found = self._ask(_DEPLOYING, "GET GetFunction", path, ignoring="FunctionNotFound")
-        if found is None:
+        existing = self._ask(_DEPLOYING, "GET GetFunction", path, ignoring="FunctionNotFound")
+        if existing is None:
             asked = {"functionName": function.name, **settings, **code}
             self._once_known(lambda: self._ask(_DEPLOYING, "POST CreateFunction", "/functions", asked))
         else:
-            changed = {key: value for key, value in settings.items() if found.get(key) != value}
-            if found.get("codeChecksum") != checksum:
+            changed = {key: value for key, value in settings.items() if existing.get(key) != value}
+            if existing.get("codeChecksum") != checksum:
                 changed |= code
             if changed:
                 self._ask(_DEPLOYING, "PUT UpdateFunction", path, changed)

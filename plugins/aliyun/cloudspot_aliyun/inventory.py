@@ -72,7 +72,7 @@ class _Machines(_AliyunInventory):
         EcsProvisioner(self._options, self._clients).terminate([asset.id])
 
     def _asset(self, described: Mapping[str, Any]) -> Asset:
-        found, market = tags.from_answer(described), market_of(described)
+        own_tags, market = tags.from_answer(described), market_of(described)
         is_stopped = described["Status"] == "Stopped"
         # Of one that is stopped, the disk is billed, and more unless it was stopped economically.
         price, currency = (None, "CNY") if is_stopped else self._price(described, market)
@@ -80,8 +80,8 @@ class _Machines(_AliyunInventory):
             kind="stopped machine" if is_stopped else "machine",
             id=str(described["InstanceId"]),
             where=str(described.get("ZoneId") or ""),
-            job_id=found.get(machinetags.JOB, ""),
-            store_url=found.get(machinetags.STORE, ""),
+            job_id=own_tags.get(machinetags.JOB, ""),
+            store_url=own_tags.get(machinetags.STORE, ""),
             created_at=parse_time(described.get("CreationTime")),
             price_per_day=price,
             currency=currency,
@@ -115,13 +115,13 @@ class _Disks(_AliyunInventory):
             return [self._asset(one) for one in pages]
 
     def _asset(self, described: Mapping[str, Any]) -> Asset:
-        found = tags.from_answer(described)
+        own_tags = tags.from_answer(described)
         return Asset(
             kind="disk",
             id=str(described["DiskId"]),
             where=str(described.get("ZoneId") or ""),
-            job_id=found.get(machinetags.JOB, ""),
-            store_url=found.get(machinetags.STORE, ""),
+            job_id=own_tags.get(machinetags.JOB, ""),
+            store_url=own_tags.get(machinetags.STORE, ""),
             created_at=parse_time(described.get("CreationTime")),
             detail=f"{described.get('Size')} GiB {described.get('Category')}",
         )
@@ -146,19 +146,21 @@ class _DeploymentSets(_AliyunInventory):
 
     def _found(self, store_urls: Sequence[str]) -> Iterator[Asset]:
         what, path = f"listing the {self.title}", ("DeploymentSets", "DeploymentSet")
-        for one in read_numbered_pages(self._clients, what, "DescribeDeploymentSets", {}, path=path):
-            name = str(one.get("DeploymentSetName"))
+        for deployment_set in read_numbered_pages(
+            self._clients, what, "DescribeDeploymentSets", {}, path=path
+        ):
+            name = str(deployment_set.get("DeploymentSetName"))
             match = _SET.fullmatch(name)
             for store_url in store_urls if match else ():
                 assert match is not None
                 if deployment_set_name(match[1], store_url) == name:
                     yield Asset(
                         kind="deployment set",
-                        id=str(one["DeploymentSetId"]),
+                        id=str(deployment_set["DeploymentSetId"]),
                         where=self._clients.region,
                         job_id=match[1],
                         store_url=store_url,
-                        created_at=parse_time(one.get("CreationTime")),
+                        created_at=parse_time(deployment_set.get("CreationTime")),
                         price_per_day=0.0,
                         detail=name,
                     )

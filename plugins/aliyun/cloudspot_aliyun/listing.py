@@ -33,8 +33,8 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
     ECS forgets an instance as soon as it is released, so none is ever ENDED here. One that is being reclaimed
     counts as shutting down, whatever its status says.
     """
-    found = tags.from_answer(described)
-    if not found.get(machinetags.JOB):  # an empty tag is nobody's, and spoils no list
+    own_tags = tags.from_answer(described)
+    if not own_tags.get(machinetags.JOB):  # an empty tag is nobody's, and spoils no list
         return None
     state = _STATES.get(str(described.get("Status")), InstanceState.SHUTTING_DOWN)
     reason = None
@@ -43,15 +43,15 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
     return Instance(
         id=str(described["InstanceId"]),
         state=state,
-        job_id=found[machinetags.JOB],
-        launch=machinetags.launch_of(found),
+        job_id=own_tags[machinetags.JOB],
+        launch=machinetags.launch_of(own_tags),
         rank=rank_of(str(described.get("HostName") or "")),
         end_reason=reason,
         address=_address(described),
         zone=described.get("ZoneId"),
         instance_type=described.get("InstanceType"),
         market=market_of(described),
-        store_url=found.get(machinetags.STORE, ""),
+        store_url=own_tags.get(machinetags.STORE, ""),
         launched_at=parse_time(described.get("CreationTime")),
     )
 

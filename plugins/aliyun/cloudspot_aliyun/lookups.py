@@ -94,34 +94,34 @@ def find_image(clients: AliyunClients, options: AliyunOptions) -> Image:
 
 def find_network(clients: AliyunClients, options: AliyunOptions) -> Network:
     """Return a vSwitch for each zone in which machines may run."""
-    found = _named_vswitches(clients, options) if options.vswitches else _default_vswitches(clients)
-    vpcs = sorted({str(one["VpcId"]) for one in found})
+    listed = _named_vswitches(clients, options) if options.vswitches else _default_vswitches(clients)
+    vpcs = sorted({str(one["VpcId"]) for one in listed})
     if len(vpcs) > 1:
         what = "those named" if options.vswitches else "those found"
         raise field_error("vswitches", f"{what} are in {len(vpcs)} VPCs ({', '.join(vpcs)}); {_HOW}")
-    pairs = [(str(one["ZoneId"]), str(one["VSwitchId"])) for one in found]
+    pairs = [(str(one["ZoneId"]), str(one["VSwitchId"])) for one in listed]
     is_named = bool(options.vswitches)
     vswitches = one_a_zone("vswitches", "vSwitch", pairs, is_named=is_named, zones=options.zones)
     return Network(vpc=vpcs[0], vswitches=vswitches)
 
 
 def _named_vswitches(clients: AliyunClients, options: AliyunOptions) -> list[dict[str, Any]]:
-    found = []
+    vswitches = []
     for named in options.vswitches:
         answer = read(
             clients, "looking up the vSwitches", "DescribeVSwitches", {"VSwitchId": named}, product="Vpc"
         )
-        one = items(answer, "VSwitches", "VSwitch")
-        if not one:
+        listed = items(answer, "VSwitches", "VSwitch")
+        if not listed:
             raise field_error("vswitches", f'there is no "{named}" in {clients.region}')
-        found += one
-    return found
+        vswitches += listed
+    return vswitches
 
 
 def _default_vswitches(clients: AliyunClients) -> list[dict[str, Any]]:
     """Return the tagged vSwitches, else those of the default VPC, else all there are."""
     for wanted in ({"Tag": [{"Key": tags.FOUND_BY}]}, {"IsDefault": True}, {}):
-        found = [
+        vswitches = [
             one
             for one in read_numbered_pages(
                 clients,
@@ -133,8 +133,8 @@ def _default_vswitches(clients: AliyunClients) -> list[dict[str, Any]]:
             )
             if one.get("Status", "Available") == "Available"
         ]
-        if found:
-            return found
+        if vswitches:
+            return vswitches
     raise field_error("vswitches", f"missing; {clients.region} has none: make a VPC with one a zone first")
 
 
@@ -143,16 +143,16 @@ def find_groups(clients: AliyunClients, options: AliyunOptions, vpc: str) -> tup
     what, path = "looking up the security groups", ("SecurityGroups", "SecurityGroup")
     if options.security_groups:
         wanted = {"SecurityGroupIds": json.dumps(list(options.security_groups))}
-        found = {
+        vpcs = {
             str(one["SecurityGroupId"]): str(one["VpcId"])
             for one in read_numbered_pages(clients, what, "DescribeSecurityGroups", wanted, path=path)
         }
         for named in options.security_groups:
-            if named not in found:
+            if named not in vpcs:
                 raise field_error("security_groups", f'there is no "{named}" in {clients.region}')
-            if found[named] != vpc:
+            if vpcs[named] != vpc:
                 raise field_error(
-                    "security_groups", f'"{named}" is in {found[named]}, the vSwitches are in {vpc}'
+                    "security_groups", f'"{named}" is in {vpcs[named]}, the vSwitches are in {vpc}'
                 )
         return options.security_groups
     for tagged in ({"Tag": [{"Key": tags.FOUND_BY}]}, {}):

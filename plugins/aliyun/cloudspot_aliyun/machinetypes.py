@@ -36,19 +36,19 @@ class InstanceType(MachineType, frozen=True, kw_only=True):
 
 def named_types(clients: AliyunClients, names: Sequence[str]) -> list[InstanceType]:
     """Return the types of these names, in their order; raise SpecError if the region lacks one."""
-    found: dict[str, InstanceType] = {}
+    types: dict[str, InstanceType] = {}
     for start in range(0, len(names), MAX_NAMED):
         wanted = {"InstanceTypes": list(names[start : start + MAX_NAMED])}
         answer = read(clients, "looking up the instance types", "DescribeInstanceTypes", wanted)
-        found |= {
+        types |= {
             one.name: one for one in map(_to_type, items(answer, "InstanceTypes", "InstanceType")) if one
         }
-    if any(name not in found for name in names):
-        known = {*found, *(one.name for one in all_types(clients))}
+    if any(name not in types for name in names):
+        known = {*types, *(one.name for one in all_types(clients))}
         for name in names:
             if name not in known:
                 raise unknown_type("instance_types", name, known, where=clients.region)
-    return [found[name] for name in names if name in found]
+    return [types[name] for name in names if name in types]
 
 
 def all_types(clients: AliyunClients) -> list[InstanceType]:
@@ -79,12 +79,14 @@ def stock(clients: AliyunClients, market: Market, *, spot_hours: int) -> dict[tu
     if market is Market.SPOT:
         wanted |= {"SpotStrategy": "SpotAsPriceGo", "SpotDuration": spot_hours}
     answer = read(clients, "asking where there are machines", "DescribeAvailableResource", wanted)
-    found: dict[tuple[str, str], bool] = {}
+    has_stock: dict[tuple[str, str], bool] = {}
     for zone in items(answer, "AvailableZones", "AvailableZone"):
         for kind in items(zone, "AvailableResources", "AvailableResource"):
-            for one in items(kind, "SupportedResources", "SupportedResource"):
-                found[str(one["Value"]), str(zone["ZoneId"])] = one.get("Status") == "Available"
-    return found
+            for machine_type in items(kind, "SupportedResources", "SupportedResource"):
+                has_stock[str(machine_type["Value"]), str(zone["ZoneId"])] = (
+                    machine_type.get("Status") == "Available"
+                )
+    return has_stock
 
 
 def _to_type(described: Mapping[str, Any]) -> InstanceType | None:

@@ -82,9 +82,9 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         )
         start = self._start(image, resources)
         disk = self._disk(resources, int(start["image_gib"]), [one.name for one in types])
-        found: list[tuple[Offer, bool]] = []
-        for one in types:
-            by_zone = self._spot_prices(one.name)
+        candidates: list[tuple[Offer, bool]] = []
+        for type_ in types:
+            by_zone = self._spot_prices(type_.name)
             for zone in sorted(zones):
                 details = {
                     "region": region,
@@ -93,21 +93,21 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
                     "security_groups": ",".join(groups),
                 }
                 spot = by_zone.get(zone)
-                if spot is None and in_stock[Market.SPOT].get((one.name, zone)):
-                    spot = self._asked_spot_price(one.name, zone)
+                if spot is None and in_stock[Market.SPOT].get((type_.name, zone)):
+                    spot = self._asked_spot_price(type_.name, zone)
                 for market in Market:
-                    has_some = in_stock[market].get((one.name, zone))
+                    has_some = in_stock[market].get((type_.name, zone))
                     if has_some is None or (market is Market.SPOT and spot is None):
                         continue
                     try:
-                        on_demand, currency = self._on_demand(one.name, spot)
+                        on_demand, currency = self._on_demand(type_.name, spot)
                     except SpecError:
                         if options.instance_types:
                             raise
                         continue  # Nobody asked for this type, so one without a price is left out.
-                    rate = rates.get((one.name, zone), "") if market is Market.SPOT else ""
+                    rate = rates.get((type_.name, zone), "") if market is Market.SPOT else ""
                     offer = Offer(
-                        instance_type=one.name,
+                        instance_type=type_.name,
                         zone=zone,
                         market=market,
                         price_per_hour=spot.price if spot and market is Market.SPOT else on_demand,
@@ -117,10 +117,10 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
                         network=region,
                         details={**details, "release_rate": rate} if rate else details,
                     )
-                    is_given = one.name in options.on_demand_prices
-                    found.append((with_extras(offer, {"disk": None if is_given else disk}), has_some))
-        live = {offer.market for offer, has_some in found if has_some}
-        return tuple(offer for offer, has_some in found if has_some or offer.market not in live)
+                    is_given = type_.name in options.on_demand_prices
+                    candidates.append((with_extras(offer, {"disk": None if is_given else disk}), has_some))
+        live = {offer.market for offer, has_some in candidates if has_some}
+        return tuple(offer for offer, has_some in candidates if has_some or offer.market not in live)
 
     def spot_price(self, offer: Offer) -> float | None:
         """Return the newest price of the type in the zone, at most ``max_price``; None: there is none.

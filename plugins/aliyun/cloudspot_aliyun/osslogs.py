@@ -243,13 +243,13 @@ class OssLogSink(LogSink):
     def _files_of(self, instance: str, stream: str) -> list[_File]:
         prefix = f"{LOGS}{instance}/"
         name = re.compile(rf"(\d{{4}}-\d\d-\d\d)/{re.escape(f'{self._job_id}.{stream}')}\.(\d{{12,}})\.log")
-        found = []
+        files = []
         for meta in self._store.list_objects(prefix):
             match = name.fullmatch(meta.key.removeprefix(prefix))
             if match is not None:
                 with suppress(ValueError):  # Somebody else's name, which only looks like a day.
-                    found.append(_File(int(match[2]), meta.key, meta.size, date.fromisoformat(match[1])))
-        return sorted(found)
+                    files.append(_File(int(match[2]), meta.key, meta.size, date.fromisoformat(match[1])))
+        return sorted(files)
 
     def _start_after(self, file: _File, stream: str, after: int) -> int:
         """Return where a line begins such that no line before it has a number above ``after``.

@@ -79,13 +79,15 @@ def spot_prices(clients: AliyunClients, instance_type: str, *, spot_hours: int) 
             if now is None or usual is None:
                 continue
             if zone not in newest or at >= newest[zone][0]:
-                found = SpotPrice(price=now, on_demand=usual, currency=str(answer.get("Currency") or "CNY"))
-                newest[zone] = (at, found)
+                spot_price = SpotPrice(
+                    price=now, on_demand=usual, currency=str(answer.get("Currency") or "CNY")
+                )
+                newest[zone] = (at, spot_price)
         following = whole_number(answer.get("NextOffset")) or 0
         if not rows or following <= offset:
             break
         offset = following
-    return {zone: found for zone, (_, found) in newest.items()}
+    return {zone: spot_price for zone, (_, spot_price) in newest.items()}
 
 
 def on_demand_price(clients: AliyunClients, instance_type: str, *, disk_type: str) -> tuple[float, str]:
@@ -96,14 +98,14 @@ def on_demand_price(clients: AliyunClients, instance_type: str, *, disk_type: st
         AuthError: the right ``ecs:DescribePrice`` is missing.
     """
     try:
-        found, currency = _asked_price(clients, instance_type, {"Category": disk_type}, {})
+        asked, currency = _asked_price(clients, instance_type, {"Category": disk_type}, {})
     except AuthError as error:
         raise AuthError(f"{error}; or give the price in providers.aliyun.on_demand_prices") from error
     except TransientError:
         raise
     except CloudspotError as error:
         raise field_error("on_demand_prices", f"{error}; give it here") from error
-    usual = price(found.get("TradePrice"))
+    usual = price(asked.get("TradePrice"))
     if not usual:
         raise field_error(
             "on_demand_prices", f'ECS has no price of "{instance_type}" in {clients.region}; give it here'
@@ -117,15 +119,15 @@ def asked_spot_price(
     """Return the spot price in a zone that the history lacks; None: ECS gives none."""
     wanted = {"ZoneId": zone, "SpotStrategy": "SpotAsPriceGo", "SpotDuration": spot_hours}
     try:
-        found, currency = _asked_price(clients, instance_type, {"Category": disk_type}, wanted)
+        asked, currency = _asked_price(clients, instance_type, {"Category": disk_type}, wanted)
     except TransientError:
         raise
     except CloudspotError:
         return None
-    now = price(found.get("TradePrice"))
+    now = price(asked.get("TradePrice"))
     if not now:
         return None
-    return SpotPrice(price=now, on_demand=price(found.get("OriginalPrice")) or now, currency=currency)
+    return SpotPrice(price=now, on_demand=price(asked.get("OriginalPrice")) or now, currency=currency)
 
 
 def disk_price(clients: AliyunClients, instance_type: str, disk: Mapping[str, Any]) -> float | None:

@@ -116,11 +116,11 @@ def refusal(error: Exception, body: EcsRequest) -> CloudspotError:
         return AuthError(f"{what}: {ERRORS.shown(error)}; {advice}")
     if body.has_setup_image and code.startswith(_NO_IMAGE):
         return CapacityError(f"{what}: {IMAGE_IS_GONE}")
-    found = ERRORS.translation(error, what, LAUNCH_CODES)
-    if code.startswith("QuotaExceed") and type(found) is CloudspotError:
-        found = QuotaError(f"{what}: {ERRORS.shown(error)}")
+    refused = ERRORS.translation(error, what, LAUNCH_CODES)
+    if code.startswith("QuotaExceed") and type(refused) is CloudspotError:
+        refused = QuotaError(f"{what}: {ERRORS.shown(error)}")
     field = next((name for start, name in _FIELDS if code.startswith(start)), None)
     option = None if field is None else f"providers.aliyun.{field}"
     return launch_refusal(
-        found, option=option, role_option="providers.aliyun.role", quota_advice=_QUOTA_ADVICE
+        refused, option=option, role_option="providers.aliyun.role", quota_advice=_QUOTA_ADVICE
     )

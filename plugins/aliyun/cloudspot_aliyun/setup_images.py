@@ -88,14 +88,14 @@ class AliyunImageHost(setupimages.TaggedImageHost):
         """
         wanted = {"ImageId": image_id, "Status": _ANY_STATUS}
         answer = read(self._clients, f"looking for image {image_id}", "DescribeImages", wanted)
-        for one in items(answer, "Images", "Image"):
-            if one.get("ImageOwnerAlias") != "self" or setupimages.SETUP not in tags.from_answer(one):
+        for image in items(answer, "Images", "Image"):
+            if image.get("ImageOwnerAlias") != "self" or setupimages.SETUP not in tags.from_answer(image):
                 raise CloudspotError(f"cloudspot has not made image {image_id}")
             with suppress(_DoneError):
                 what = f"removing image {image_id} (ecs:DeleteImage)"
                 forced = {"ImageId": image_id, "Force": True}
                 read(self._clients, what, "DeleteImage", forced, codes=_DELETE_CODES)
-            for disk in items(one, "DiskDeviceMappings", "DiskDeviceMapping"):
+            for disk in items(image, "DiskDeviceMappings", "DiskDeviceMapping"):
                 if disk.get("SnapshotId"):
                     self._remove_snapshot(str(disk["SnapshotId"]), image_id)
 
@@ -121,12 +121,12 @@ class AliyunImageHost(setupimages.TaggedImageHost):
             return [self._to_image(one) for one in pages]
 
     def _to_image(self, described: Mapping[str, Any]) -> MachineImage:
-        found, status = tags.from_answer(described), str(described.get("Status"))
+        own_tags, status = tags.from_answer(described), str(described.get("Status"))
         is_ready = status == "Available"
         return MachineImage(
             id=str(described["ImageId"]),
-            key=found[setupimages.SETUP],
-            job_name=found.get(setupimages.JOB_NAME, ""),
+            key=own_tags[setupimages.SETUP],
+            job_name=own_tags.get(setupimages.JOB_NAME, ""),
             is_ready=is_ready,
             failure="" if is_ready or status in _UNDER_WAY else f"ECS says that it is {status}",
             created_at=parse_time(described.get("CreationTime")),

@@ -38,19 +38,19 @@ def describe_instance_types(parameters: Mapping[str, Any], region: str) -> Mappi
         )
     if named and "MaxResults" in parameters:
         raise ApiError("InvalidParameterCombination", "MaxResults cannot be used with instance types")
-    found = [INSTANCE_TYPES[name] for name in named or sorted(offered) if name in INSTANCE_TYPES]
-    for one in parameters.get("Filters", ()):
-        values = _VALUES.get(one["Name"])
+    matching = [INSTANCE_TYPES[name] for name in named or sorted(offered) if name in INSTANCE_TYPES]
+    for filter_ in parameters.get("Filters", ()):
+        values = _VALUES.get(filter_["Name"])
         if values is None:
             raise ApiError(
-                "SandboxNotImplemented", f"the emulated AWS does not support the filter {one['Name']}"
+                "SandboxNotImplemented", f"the emulated AWS does not support the filter {filter_['Name']}"
             )
-        found = [
+        matching = [
             type_
-            for type_ in found
-            if any(fnmatch.fnmatchcase(value, wish) for value in values(type_) for wish in one["Values"])
+            for type_ in matching
+            if any(fnmatch.fnmatchcase(value, wish) for value in values(type_) for wish in filter_["Values"])
         ]
-    return _page("InstanceTypes", found, parameters, most=100)
+    return _page("InstanceTypes", matching, parameters, most=100)
 
 
 def describe_spot_price_history(

@@ -206,14 +206,14 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
 
     def _function_environment(self, role: str) -> Mapping[str, str]:
         """Return the credentials of a function's role, and where the services are."""
-        found = self._keys.issue(f"function/{role}", expires_at=_now() + timedelta(hours=6))
-        self._roles[found.access_key] = role
+        issued = self._keys.issue(f"function/{role}", expires_at=_now() + timedelta(hours=6))
+        self._roles[issued.access_key] = role
         assert self.front is not None
         return {
             "AWS_ENDPOINT_URL": self.front.url,
-            "AWS_ACCESS_KEY_ID": found.access_key,
-            "AWS_SECRET_ACCESS_KEY": found.secret_key,
-            "AWS_SESSION_TOKEN": found.token,
+            "AWS_ACCESS_KEY_ID": issued.access_key,
+            "AWS_SECRET_ACCESS_KEY": issued.secret_key,
+            "AWS_SESSION_TOKEN": issued.token,
             "AWS_REGION": REGION,
             "AWS_DEFAULT_REGION": REGION,
         }

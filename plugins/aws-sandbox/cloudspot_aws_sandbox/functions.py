@@ -191,11 +191,11 @@ class StrictFunctions:
             if match is None:
                 continue
             minutes = match[1] or match[2]
-            every = timedelta(minutes=int(minutes)) if minutes else timedelta(days=1)
+            interval = timedelta(minutes=int(minutes)) if minutes else timedelta(days=1)
             key = f"{rule.arn} {rule.scheduled_expression}"
             # The first time is one interval after the rule was made.
-            if now >= self._due.setdefault(key, now + every):
-                self._due[key] = now + every
+            if now >= self._due.setdefault(key, now + interval):
+                self._due[key] = now + interval
                 self._run_targets(rule, {"source": "aws.events", "detail-type": "Scheduled Event"}, region)
 
     def tell(self, detail_type: str, detail: Mapping[str, Any], region: str) -> None:
@@ -243,10 +243,10 @@ class StrictFunctions:
         return rule in allowed and "events.amazonaws.com" in allowed
 
     def _find(self, name: str, region: str) -> LambdaFunction:
-        for one in lambda_backends[DEFAULT_ACCOUNT_ID][region].list_functions():
-            if name in {one.function_name, one.function_arn}:
-                assert isinstance(one, LambdaFunction)
-                return one
+        for function in lambda_backends[DEFAULT_ACCOUNT_ID][region].list_functions():
+            if name in {function.function_name, function.function_arn}:
+                assert isinstance(function, LambdaFunction)
+                return function
         raise ApiError("ResourceNotFoundException", f"Function not found: {name}", status=404)
 
     def _code(self, function: LambdaFunction) -> Code:
@@ -287,10 +287,10 @@ def _action_of(environ: Mapping[str, Any], service: str) -> tuple[str, str]:
 @cache
 def _operations() -> tuple[tuple[re.Pattern[str], str, str], ...]:
     model = botocore.session.get_session().get_service_model("lambda")
-    found = []
+    operations = []
     for name in model.operation_names:
         http = model.operation_model(name).http
         path = http["requestUri"].partition("?")[0].rstrip("/")
         pattern = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path)
-        found.append((re.compile(pattern + "/?"), http["method"], name))
-    return tuple(found)
+        operations.append((re.compile(pattern + "/?"), http["method"], name))
+    return tuple(operations)

@@ -84,23 +84,25 @@ class PlacementGroups:
 
     def describe(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
         """Answer DescribePlacementGroups."""
-        found = [group for (where, _), group in sorted(self._groups.items()) if where == region]
+        matching = [group for (where, _), group in sorted(self._groups.items()) if where == region]
         names = parameters.get("GroupNames")
         if names:
-            unknown = sorted(set(names) - {group.name for group in found})
+            unknown = sorted(set(names) - {group.name for group in matching})
             if unknown:
                 message = f"The Placement Group '{unknown[0]}' is unknown."
                 raise ApiError("InvalidPlacementGroup.Unknown", message)
-            found = [group for group in found if group.name in names]
-        for one in parameters.get("Filters", ()):
-            found = [
+            matching = [group for group in matching if group.name in names]
+        for filter_ in parameters.get("Filters", ()):
+            matching = [
                 group
-                for group in found
+                for group in matching
                 if any(
-                    fnmatch.fnmatchcase(v, wish) for v in group.values(one["Name"]) for wish in one["Values"]
+                    fnmatch.fnmatchcase(v, wish)
+                    for v in group.values(filter_["Name"])
+                    for wish in filter_["Values"]
                 )
             ]
-        return {"PlacementGroups": [group.described() for group in found]}
+        return {"PlacementGroups": [group.described() for group in matching]}
 
     def check(self, parameters: Mapping[str, Any], region: str) -> None:
         """Refuse a launch into a group that does not exist, or that the instance type cannot be in.

@@ -67,10 +67,10 @@ def check(iam: Any, action: str, form: Mapping[str, str]) -> None:
 
 def _check_case(named: str, others: Iterable[Any]) -> None:
     """Refuse a name that differs from another one by its case alone (IAM API reference, CreateRole)."""
-    for one in others:
-        is_awss_own = getattr(one, "arn", "").split(":")[4:5] == ["aws"]
-        if one.name != named and one.name.lower() == named.lower() and not is_awss_own:
-            raise ApiError("EntityAlreadyExists", f"{one.name} already exists.", status=409)
+    for other in others:
+        is_awss_own = getattr(other, "arn", "").split(":")[4:5] == ["aws"]
+        if other.name != named and other.name.lower() == named.lower() and not is_awss_own:
+            raise ApiError("EntityAlreadyExists", f"{other.name} already exists.", status=409)
 
 
 def _holder(iam: Any, kind: str, form: Mapping[str, str]) -> Any:

@@ -211,14 +211,14 @@ class Machines:
     def _emulated(
         self, machine: Machine, parameters: Mapping[str, Any], *, disk: str | None
     ) -> EmulatedMachine:
-        instance, found = machine.instance, self.tags_of(machine)
+        instance, tags = machine.instance, self.tags_of(machine)
         job = None
-        if machinetags.JOB in found and found.get(machinetags.LAUNCH, "").isdigit():
+        if machinetags.JOB in tags and tags.get(machinetags.LAUNCH, "").isdigit():
             job = JobHint(
-                job_id=found[machinetags.JOB],
-                launch=int(found[machinetags.LAUNCH]),
+                job_id=tags[machinetags.JOB],
+                launch=int(tags[machinetags.LAUNCH]),
                 rank=instance.ami_launch_index,
-                num_nodes=int(found.get(machinetags.NUM_NODES, "1")),
+                num_nodes=int(tags.get(machinetags.NUM_NODES, "1")),
             )
         options = parameters.get("MetadataOptions", {})
         profile = parameters.get("IamInstanceProfile", {})
@@ -247,7 +247,7 @@ class Machines:
                 "security-groups": [group.name for group in instance.nics[0].group_set],
                 "subnet-id": instance.nics[0].subnet.id,
             },
-            tags=found,
+            tags=tags,
             market=Market(machine.market),
             is_bare=machine.is_bare,
             disk=disk,

@@ -70,9 +70,9 @@ def parse_parameters(action: str, form: Mapping[str, str]) -> dict[str, Any]:
             if not isinstance(node, dict):
                 raise ApiError("UnknownParameter", f"The parameter {name} is not recognized")
         node[last] = value
-    value = {} if shape is None else _convert(shape, tree, "")
-    assert isinstance(value, dict)
-    return value
+    parameters = {} if shape is None else _convert(shape, tree, "")
+    assert isinstance(parameters, dict)
+    return parameters
 
 
 @cache

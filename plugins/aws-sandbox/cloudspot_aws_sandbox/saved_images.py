@@ -120,14 +120,14 @@ class SavedImages:
 
     def refresh(self) -> None:
         """Let the images show how far they are; one whose machine ended too early has failed."""
-        for one in self._saved.values():
-            if one.ami.state != "pending":
+        for image in self._saved.values():
+            if image.ami.state != "pending":
                 continue
-            ended_at = one.machine.ended_at
-            if ended_at is not None and ended_at < one.ready_at:
-                one.ami.state = "failed"
-            elif self._clock() >= one.ready_at:
-                one.ami.state = "available"
+            ended_at = image.machine.ended_at
+            if ended_at is not None and ended_at < image.ready_at:
+                image.ami.state = "failed"
+            elif self._clock() >= image.ready_at:
+                image.ami.state = "available"
 
     def disk_of(self, image_id: str) -> tuple[str, bool] | None:
         """Return the disk of an image, and whether it lacks cloudspot as its source did; None: it is another.
@@ -135,22 +135,22 @@ class SavedImages:
         Raises:
             ApiError: no machine can start from it yet.
         """
-        found = self._saved.get(image_id)
-        if found is None:
+        image = self._saved.get(image_id)
+        if image is None:
             return None
-        if found.ami.state != "available":
+        if image.ami.state != "available":
             raise ApiError("InvalidAMIID.Unavailable", f"The image ID '{image_id}' is not available")
-        return found.disk, found.is_bare
+        return image.disk, image.is_bare
 
 
 def _tags_of(parameters: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
+    by_kind: dict[str, dict[str, str]] = {}
     for specification in parameters.get("TagSpecifications", ()):
         kind = specification.get("ResourceType")
-        if kind not in {"image", "snapshot"} or kind in found:
+        if kind not in {"image", "snapshot"} or kind in by_kind:
             raise ApiError(
                 "InvalidParameterValue", f"'{kind}' is not a valid taggable resource type for this operation."
             )
         check_tags(specification.get("Tags", ()))
-        found[kind] = {tag["Key"]: tag.get("Value", "") for tag in specification.get("Tags", ())}
-    return found
+        by_kind[kind] = {tag["Key"]: tag.get("Value", "") for tag in specification.get("Tags", ())}
+    return by_kind

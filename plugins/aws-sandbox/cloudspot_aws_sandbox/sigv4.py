@@ -60,7 +60,7 @@ def read_signature(environ: Mapping[str, Any]) -> Signature | None:
         match = _HEADER.fullmatch(authorization.strip())
         if match is None:
             raise ApiError("AuthorizationHeaderMalformed", "The authorization header is malformed.")
-        credential, headers, value = match["credential"], match["headers"], match["signature"]
+        credential, headers, signature = match["credential"], match["headers"], match["signature"]
         at = str(environ.get("HTTP_X_AMZ_DATE", ""))
     elif "X-Amz-Signature" in query:
         if query.get("X-Amz-Algorithm") != ALGORITHM or not query.get("X-Amz-Expires", "").isdigit():
@@ -69,7 +69,7 @@ def read_signature(environ: Mapping[str, Any]) -> Signature | None:
         if not 0 < expires <= MAX_EXPIRES_SECONDS:
             raise _bad_query("X-Amz-Expires must be less than a week (in seconds)")
         credential, headers = query.get("X-Amz-Credential", ""), query.get("X-Amz-SignedHeaders", "")
-        value, at = query["X-Amz-Signature"], query.get("X-Amz-Date", "")
+        signature, at = query["X-Amz-Signature"], query.get("X-Amz-Date", "")
     else:
         return None
     match = _CREDENTIAL.fullmatch(credential)
@@ -81,7 +81,7 @@ def read_signature(environ: Mapping[str, Any]) -> Signature | None:
         region=match["region"],
         service=match["service"],
         signed_headers=tuple(headers.split(";")),
-        value=value,
+        value=signature,
         at=at,
         expires_seconds=expires,
     )
@@ -174,15 +174,15 @@ def _sign(
 
 
 def _headers(environ: Mapping[str, Any]) -> dict[str, str]:
-    found = {
+    headers = {
         name[5:].replace("_", "-").lower(): str(value)
         for name, value in environ.items()
         if name.startswith("HTTP_")
     }
     for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
         if environ.get(name):
-            found[name.replace("_", "-").lower()] = str(environ[name])
-    return found
+            headers[name.replace("_", "-").lower()] = str(environ[name])
+    return headers
 
 
 def _bad_query(message: str) -> ApiError:

@@ -340,9 +340,9 @@ class StrictEc2:
         self.machines.refresh()
         ids = list(dict.fromkeys(parameters["InstanceIds"]))
         self._require(ids, region)
-        before = {one: self.machines.by_id[one].instance.state for one in ids}
-        for one in ids:
-            machine = self.machines.by_id[one]
+        before = {instance_id: self.machines.by_id[instance_id].instance.state for instance_id in ids}
+        for instance_id in ids:
+            machine = self.machines.by_id[instance_id]
             machine.is_stopped = False
             if machine.is_alive:
                 self.machines.terminate(machine)
@@ -350,14 +350,14 @@ class StrictEc2:
         return {
             "TerminatingInstances": [
                 {
-                    "InstanceId": one,
-                    "PreviousState": {"Code": _CODES[before[one]], "Name": before[one]},
+                    "InstanceId": instance_id,
+                    "PreviousState": {"Code": _CODES[before[instance_id]], "Name": before[instance_id]},
                     "CurrentState": {
-                        "Code": _CODES[self.machines.by_id[one].instance.state],
-                        "Name": self.machines.by_id[one].instance.state,
+                        "Code": _CODES[self.machines.by_id[instance_id].instance.state],
+                        "Name": self.machines.by_id[instance_id].instance.state,
                     },
                 }
-                for one in ids
+                for instance_id in ids
             ]
         }
 
@@ -365,24 +365,26 @@ class StrictEc2:
         """Stop machines at once; EC2 refuses those of one-time spot requests ("Stop a Spot Instance")."""
         ids = list(dict.fromkeys(parameters["InstanceIds"]))
         self._require(ids, region)
-        before = {one: self.machines.by_id[one].instance.state for one in ids}
-        for one in ids:
-            machine = self.machines.by_id[one]
+        before = {instance_id: self.machines.by_id[instance_id].instance.state for instance_id in ids}
+        for instance_id in ids:
+            machine = self.machines.by_id[instance_id]
             if machine.market == "spot":
-                text = f"You can't stop the Spot Instance '{one}' because it is associated with a one-time"
-                raise ApiError("UnsupportedOperation", f"{text} Spot Instance request.")
-            if before[one] not in {"running", "stopped"}:
-                raise ApiError("IncorrectInstanceState", f"The instance '{one}' is not in a state to stop.")
-        for one in ids:
-            self.machines.stop(self.machines.by_id[one])
+                text = f"You can't stop the Spot Instance '{instance_id}' because it is associated with a"
+                raise ApiError("UnsupportedOperation", f"{text} one-time Spot Instance request.")
+            if before[instance_id] not in {"running", "stopped"}:
+                raise ApiError(
+                    "IncorrectInstanceState", f"The instance '{instance_id}' is not in a state to stop."
+                )
+        for instance_id in ids:
+            self.machines.stop(self.machines.by_id[instance_id])
         return {
             "StoppingInstances": [
                 {
-                    "InstanceId": one,
-                    "PreviousState": {"Code": _CODES[before[one]], "Name": before[one]},
+                    "InstanceId": instance_id,
+                    "PreviousState": {"Code": _CODES[before[instance_id]], "Name": before[instance_id]},
                     "CurrentState": {"Code": _CODES["stopped"], "Name": "stopped"},
                 }
-                for one in ids
+                for instance_id in ids
             ]
         }
 
@@ -402,14 +404,14 @@ class StrictEc2:
 
     def _describe_spot_requests(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
         wanted = parameters.get("SpotInstanceRequestIds")
-        found = [
+        machines = [
             one
             for one in self.machines.by_id.values()
             if one.request_id is not None
             and one.region == region
             and (not wanted or one.request_id in wanted)
         ]
-        unknown = set(wanted or ()) - {one.request_id for one in found}
+        unknown = set(wanted or ()) - {one.request_id for one in machines}
         if unknown:
             raise ApiError(
                 "InvalidSpotInstanceRequestID.NotFound",
@@ -429,7 +431,7 @@ class StrictEc2:
                         {"Key": name, "Value": value} for name, value in self.machines.tags_of(one).items()
                     ],
                 }
-                for one in found
+                for one in machines
             ]
         }
 
@@ -452,21 +454,21 @@ class StrictEc2:
     def _other(
         self, environ: Environ, service: str, action: str, parameters: Mapping[str, Any], region: str
     ) -> Answer:
-        value: Mapping[str, Any] | None = None
+        answer: Mapping[str, Any] | None = None
         if service == "fis":
             with self.machines.lock:
                 self.machines.refresh()
-                value = self._experiments.answer(action, environ["PATH_INFO"], parameters, region)
+                answer = self._experiments.answer(action, environ["PATH_INFO"], parameters, region)
         elif service == "iam":
             iamlimits.check(iam_backends[DEFAULT_ACCOUNT_ID]["aws"], action, parameters)
         elif action == "CreateSchedule":
             self._schedules.check(environ["PATH_INFO"], parameters)
         elif action == "GetProducts":
-            value = services.get_products(parameters, region)
+            answer = services.get_products(parameters, region)
         elif action == "GetParameter":
-            value = services.get_parameter(parameters, region)
+            answer = services.get_parameter(parameters, region)
         elif action == "GetServiceQuota":
-            value = services.get_service_quota(parameters, self.faults)
+            answer = services.get_service_quota(parameters, self.faults)
         elif action == "DecodeAuthorizationMessage":
             decoded = escape(services.decode_denial(str(parameters.get("EncodedMessage", ""))))
             return (
@@ -478,8 +480,8 @@ class StrictEc2:
                     "</DecodeAuthorizationMessageResponse>"
                 ).encode(),
             )
-        if value is not None:
-            return 200, "application/x-amz-json-1.1", json.dumps(value).encode()
+        if answer is not None:
+            return 200, "application/x-amz-json-1.1", json.dumps(answer).encode()
         return self._forward(environ, None)
 
     def _forward(self, environ: Environ, form: Mapping[str, str] | None) -> Answer:

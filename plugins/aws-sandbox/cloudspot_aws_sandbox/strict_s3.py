@@ -185,15 +185,15 @@ class StrictS3:
             if str(len(body)) != request.header("x-amz-decoded-content-length"):
                 raise ApiError("IncompleteBody", "The request body is not as long as it was declared")
         sent = {name: self._checksum_of(request, name, trailers) for name in CHECKSUMS}
-        found = {name: text for name, text in sent.items() if text is not None}
+        given = {name: text for name, text in sent.items() if text is not None}
         if request.action == "CompleteMultipartUpload":
             return body  # Here the headers are about the whole object.
-        if len(found.keys() - {"md5"}) > 1:
+        if len(given.keys() - {"md5"}) > 1:
             raise ApiError(
                 "InvalidRequest",
                 "Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed.",
             )
-        for name, text in found.items():
+        for name, text in given.items():
             verdict = is_right(name, text, body)
             if verdict is None and name == "md5":
                 raise ApiError("InvalidDigest", "The Content-MD5 you specified was invalid.")
@@ -204,7 +204,7 @@ class StrictS3:
                     "BadDigest",
                     f"The {name.upper()} you specified did not match the calculated checksum.",
                 )
-        request.checksum = next((one for one in found.items() if one[0] != "md5"), None)
+        request.checksum = next((one for one in given.items() if one[0] != "md5"), None)
         return body
 
     def _check_request(self, request: S3Request) -> None:

@@ -181,9 +181,9 @@ def _quota(clients: AwsClients, options: AwsOptions, offer: Offer) -> str:
             answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)
     except AuthError:
         return "unknown: the right servicequotas:GetServiceQuota is missing"
-    value = int(number(answer["Quota"]["Value"], most=MAX_TALLY) or 0)
-    if value < type_.cpus:
+    num_vcpus = int(number(answer["Quota"]["Value"], most=MAX_TALLY) or 0)
+    if num_vcpus < type_.cpus:
         raise CloudspotError(
-            f"{value} vCPUs, and one {name} has {type_.cpus}; ask for more of {code} in Service Quotas"
+            f"{num_vcpus} vCPUs, and one {name} has {type_.cpus}; ask for more of {code} in Service Quotas"
         )
-    return f"{value} vCPUs, enough for {value // type_.cpus} {name}"
+    return f"{num_vcpus} vCPUs, enough for {num_vcpus // type_.cpus} {name}"

@@ -112,16 +112,16 @@ class CloudWatchLogSink(LogSink):
 
     def streams(self) -> Sequence[str]:
         options: dict[str, Any] = {"logGroupName": self.group, "logStreamNamePrefix": self._prefix}
-        found: list[str] = []
+        streams: list[str] = []
         while True:
             try:
                 answer = self._ask("describe_log_streams", **options)
             except _Missing:
                 return ()
             names = (entry["logStreamName"].removeprefix(self._prefix) for entry in answer["logStreams"])
-            found += [name for name in names if is_stream(name)]
+            streams += [name for name in names if is_stream(name)]
             if not answer.get("nextToken"):
-                return tuple(sorted(found))
+                return tuple(sorted(streams))
             options["nextToken"] = answer["nextToken"]
 
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
@@ -147,14 +147,14 @@ class CloudWatchLogSink(LogSink):
 
     def pieces(self) -> Sequence[LogPiece]:
         """Return each stream as one piece; see LogSink. Reads the first and the last page of each."""
-        found = []
+        pieces = []
         for stream in self.streams():
             ends = [next(self.read(stream), None), next(self.read_back(stream), None)]
             days = [record.time.astimezone(timezone.utc).date() for record in ends if record is not None]
             if days:
                 name = f"{self.group}:{self._prefix}{stream}"
-                found.append(LogPiece(stream=stream, name=name, first_day=min(days), last_day=max(days)))
-        return found
+                pieces.append(LogPiece(stream=stream, name=name, first_day=min(days), last_day=max(days)))
+        return pieces
 
     def remove(self, pieces: Sequence[LogPiece]) -> None:
         for piece in pieces:

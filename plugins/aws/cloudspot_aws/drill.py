@@ -28,14 +28,14 @@ def interrupt(clients: AwsClients, instance_id: str, *, notice_seconds: float | 
             "leave out --notice and --no-notice"
         )
     with ERRORS.translated(f"looking for {instance_id}"):
-        found = clients.client("ec2").describe_instances(InstanceIds=[instance_id])["Reservations"]
-    machine = found[0]["Instances"][0]
+        reservations = clients.client("ec2").describe_instances(InstanceIds=[instance_id])["Reservations"]
+    machine = reservations[0]["Instances"][0]
     if machine.get("InstanceLifecycle") != "spot" or machine["State"]["Name"] != "running":
         raise CloudspotError(
             f"{instance_id} is not a running spot machine, and no other is ever reclaimed; end it with: "
             f"aws ec2 terminate-instances --instance-ids {instance_id}"
         )
-    fis, account = clients.client("fis"), found[0]["OwnerId"]
+    fis, account = clients.client("fis"), reservations[0]["OwnerId"]
     partition = clients.client("ec2").meta.partition
     with ERRORS.translated(f"the drill (as role {ROLE}; docs/aws.md tells how to make it)"):
         template = fis.create_experiment_template(

@@ -44,13 +44,13 @@ class DriverInventory(Inventory):
             pieces = [*rules, *functions, *self._roles(), *self._logs()]
         standing = {one.id for one in functions}
         of_store = {driver_name(one): one for one in store_urls}
-        found = []
-        for one in pieces:
-            match = _NAME.search(one.id)
+        assets = []
+        for piece in pieces:
+            match = _NAME.search(piece.id)
             assert match is not None, "found by it"
-            store_url = of_store.get(match[0], one.store_url)
-            found.append(msgspec.structs.replace(one, store_url=store_url, is_in_use=match[0] in standing))
-        return found
+            store_url = of_store.get(match[0], piece.store_url)
+            assets.append(msgspec.structs.replace(piece, store_url=store_url, is_in_use=match[0] in standing))
+        return assets
 
     def end(self, asset: Asset) -> None:
         """Remove the piece.
@@ -69,41 +69,41 @@ class DriverInventory(Inventory):
     def _rules(self) -> Iterator[Asset]:
         client = self._clients.client("events")
         for page in client.get_paginator("list_rules").paginate(NamePrefix=_PREFIX):
-            for one in page["Rules"]:
-                listed = client.list_tags_for_resource(ResourceARN=one["Arn"])["Tags"]
-                found = {tag["Key"]: tag["Value"] for tag in listed}
-                yield from self._piece("rule", one["Name"], found, None)
+            for rule in page["Rules"]:
+                listed = client.list_tags_for_resource(ResourceARN=rule["Arn"])["Tags"]
+                own_tags = {tag["Key"]: tag["Value"] for tag in listed}
+                yield from self._piece("rule", rule["Name"], own_tags, None)
 
     def _functions(self) -> Iterator[Asset]:
         client = self._clients.client("lambda")
         for page in client.get_paginator("list_functions").paginate():
-            for one in page["Functions"]:
-                if _NAME.fullmatch(one["FunctionName"]):
-                    at = moment(one["LastModified"][:19])  # in UTC, with more digits than Python reads
-                    found = client.list_tags(Resource=one["FunctionArn"])["Tags"]
-                    yield from self._piece("function", one["FunctionName"], found, at)
+            for function in page["Functions"]:
+                if _NAME.fullmatch(function["FunctionName"]):
+                    at = moment(function["LastModified"][:19])  # in UTC, with more digits than Python reads
+                    own_tags = client.list_tags(Resource=function["FunctionArn"])["Tags"]
+                    yield from self._piece("function", function["FunctionName"], own_tags, at)
 
     def _roles(self) -> Iterator[Asset]:
         """Yield the roles of drivers in this region: a role itself is the account's."""
         client = self._clients.client("iam")
         for page in client.get_paginator("list_roles").paginate():
-            for one in page["Roles"]:
-                name = one["RoleName"]
+            for role in page["Roles"]:
+                name = role["RoleName"]
                 if re.fullmatch(f"{_NAME.pattern}-{re.escape(self._clients.region)}", name):
                     with ignored("NoSuchEntity"):
                         listed = client.list_role_tags(RoleName=name)["Tags"]
-                        found = {tag["Key"]: tag["Value"] for tag in listed}
-                        yield from self._piece("role", name, found, moment(one["CreateDate"]))
+                        own_tags = {tag["Key"]: tag["Value"] for tag in listed}
+                        yield from self._piece("role", name, own_tags, moment(role["CreateDate"]))
 
     def _logs(self) -> Iterator[Asset]:
         client = self._clients.client("logs")
         for page in client.get_paginator("describe_log_groups").paginate(
             logGroupNamePrefix=LOG_PREFIX + _PREFIX
         ):
-            for one in page["logGroups"]:
-                at = moment_of(one["creationTime"] / 1000)
-                found = client.list_tags_log_group(logGroupName=one["logGroupName"])["tags"]
-                yield from self._piece("log", one["logGroupName"], found, at)
+            for group in page["logGroups"]:
+                at = moment_of(group["creationTime"] / 1000)
+                own_tags = client.list_tags_log_group(logGroupName=group["logGroupName"])["tags"]
+                yield from self._piece("log", group["logGroupName"], own_tags, at)
 
     def _piece(self, kind: str, name: str, tags: dict[str, str], at: datetime | None) -> Iterator[Asset]:
         if machinetags.STORE in tags and _NAME.search(name):

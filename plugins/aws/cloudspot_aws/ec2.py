@@ -87,10 +87,10 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
             ids = [one.id for one in instances]
             for start in range(0, len(ids), MAX_IDS):
                 client.create_tags(Resources=ids[start : start + MAX_IDS], Tags=tags.to_list(facts))
-            for one in instances:
-                if one.rank is not None:
-                    own = {"Name": one.node_name, tags.NODE: str(one.rank)}
-                    client.create_tags(Resources=[one.id], Tags=tags.to_list(own))
+            for instance in instances:
+                if instance.rank is not None:
+                    own = {"Name": instance.node_name, tags.NODE: str(instance.rank)}
+                    client.create_tags(Resources=[instance.id], Tags=tags.to_list(own))
         # Whoever has created them may have been killed before it could.
         self._limit(instances)
 
@@ -106,14 +106,14 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
             if job_id is None
             else {"Name": f"tag:{machinetags.JOB}", "Values": [job_id]}
         )
-        found: list[Instance] = []
+        listed: list[Instance] = []
         with ERRORS.translated("listing the machines"):
             pages = self._clients.client("ec2").get_paginator("describe_instances")
             for page in pages.paginate(Filters=[wanted], PaginationConfig={"PageSize": 1000}):
                 with readable("listing the machines"):
                     described = [one for each in page["Reservations"] for one in each["Instances"]]
-                found += self._taken_in(described)
-        return tuple(found)
+                listed += self._taken_in(described)
+        return tuple(listed)
 
     def terminate(self, instance_ids: Sequence[str]) -> None:
         ids = list(dict.fromkeys(instance_ids))
@@ -179,8 +179,8 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                     raise ERRORS.translation(error, "terminating machines") from error
                 named = set(_ID.findall(str(error))) & set(ids)
                 if not named and len(ids) > 1:
-                    for one in ids:
-                        self._terminate([one])
+                    for instance_id in ids:
+                        self._terminate([instance_id])
                     return
                 ids = [one for one in ids if one not in named] if named else []
             except ERRORS.raised as error:
@@ -199,15 +199,15 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         """Return those that are cloudspot's, and note when the life of each ends."""
         with readable("reading what EC2 says of the machines"):
             pairs = [(to_instance(one), tags.from_list(one.get("Tags"))) for one in described]
-        found = []
+        instances = []
         for instance, own in pairs:
             if instance is None:
                 continue
-            found.append(instance)
+            instances.append(instance)
             seconds = whole_number(own.get(machinetags.MAX_SECONDS), most=MAX_LIFE_SECONDS)
             if seconds is not None and instance.launched_at is not None:
                 self._limits[instance.id] = instance.launched_at + timedelta(seconds=seconds)
-        return tuple(found)
+        return tuple(instances)
 
     def _limit(self, instances: Sequence[Instance]) -> None:
         """Schedule the end of each machine, if the job's options name a role for that."""

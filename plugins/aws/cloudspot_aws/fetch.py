@@ -36,12 +36,12 @@ def fetch(store_url: str, key: str, path: Path) -> None:
             return
         except HTTPError as error:
             # The bucket may be in another region than the machine: S3 says in which.
-            other = error.headers.get("x-amz-bucket-region")
-            if other in {None, region} or endpoint:
+            named = error.headers.get("x-amz-bucket-region")
+            if named in {None, region} or endpoint:
                 said = error.read(2000).decode("utf-8", "replace")
                 code = re.search("<Code>(.*?)</Code>", said)
                 raise OSError(f"S3 answered {error.code} {code[1] if code else said[:300]}") from None
-            region = str(other)
+            region = str(named)
 
 
 def read_role() -> dict[str, str]:

@@ -124,7 +124,7 @@ class LambdaHost(FunctionHost):
         """Return what Lambda and EventBridge tell; see FunctionHost."""
         with ERRORS.translated("asking for the driver"):
             try:
-                found = self._lambda.get_function(FunctionName=name)["Configuration"]
+                described = self._lambda.get_function(FunctionName=name)["Configuration"]
             except self._lambda.exceptions.ResourceNotFoundException:
                 return None
             every: float | None = None
@@ -132,12 +132,12 @@ class LambdaHost(FunctionHost):
                 rule = self._events.describe_rule(Name=name)
                 every = _seconds(rule["ScheduleExpression"]) if rule["State"] == "ENABLED" else None
         return FunctionStatus(
-            where=found["FunctionArn"],
-            state=found.get("State", "Active"),
+            where=described["FunctionArn"],
+            state=described.get("State", "Active"),
             every_seconds=every,
-            version=found.get("Environment", {}).get("Variables", {}).get(_VERSION, "unknown"),
+            version=described.get("Environment", {}).get("Variables", {}).get(_VERSION, "unknown"),
             # In UTC, with more digits than Python reads.
-            changed_at=moment(str(found["LastModified"])[:19]),
+            changed_at=moment(str(described["LastModified"])[:19]),
         )
 
     def remove(self, name: str) -> Sequence[str]:
@@ -233,10 +233,10 @@ class LambdaHost(FunctionHost):
         }
         architectures = [_ARCHITECTURES[platform.machine()]]
         try:
-            found = client.get_function(FunctionName=name)["Configuration"]
+            existing = client.get_function(FunctionName=name)["Configuration"]
         except client.exceptions.ResourceNotFoundException:
             code = {"ZipFile": function.archive}
-            found = self._once_known(
+            existing = self._once_known(
                 lambda: client.create_function(
                     **settings, Code=code, Architectures=architectures, Tags=_tags(function)
                 )
@@ -244,7 +244,7 @@ class LambdaHost(FunctionHost):
             client.get_waiter("function_active_v2").wait(FunctionName=name)
         else:
             sha256 = b64encode(hashlib.sha256(function.archive).digest()).decode()
-            if found["CodeSha256"] != sha256:
+            if existing["CodeSha256"] != sha256:
                 client.update_function_code(
                     FunctionName=name, ZipFile=function.archive, Architectures=architectures
                 )
@@ -253,7 +253,7 @@ class LambdaHost(FunctionHost):
             client.get_waiter("function_updated_v2").wait(FunctionName=name)
         # A pass that fails is made up for by the next one.
         client.put_function_event_invoke_config(FunctionName=name, MaximumRetryAttempts=0)
-        return str(found["FunctionArn"])
+        return str(existing["FunctionArn"])
 
     def _once_known(self, create: Callable[[], Any]) -> Any:
         """Return what ``create`` returns, as soon as Lambda knows the new role."""

@@ -73,12 +73,12 @@ class _Machines(_AwsInventory):
 
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
         alive = {"Name": "instance-state-name", "Values": list(_ALIVE)}
-        found = [
+        machines = [
             one
             for reservation in self._pages("describe_instances", "Reservations", Filters=[_TAGGED, alive])
             for one in reservation["Instances"]
         ]
-        return [self._asset(one) for one in found]
+        return [self._asset(one) for one in machines]
 
     def end(self, asset: Asset) -> None:
         Ec2Provisioner(self._options, self._clients).terminate([asset.id])
@@ -150,7 +150,7 @@ class _PlacementGroups(_AwsInventory):
 
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
         with ERRORS.translated(f"listing the {self.title}"):
-            found = self._ec2.describe_placement_groups(Filters=[_TAGGED])["PlacementGroups"]
+            groups = self._ec2.describe_placement_groups(Filters=[_TAGGED])["PlacementGroups"]
         return [
             Asset(
                 kind="placement group",
@@ -160,7 +160,7 @@ class _PlacementGroups(_AwsInventory):
                 store_url=_tag(one, machinetags.STORE),
                 price_per_day=0.0,
             )
-            for one in found
+            for one in groups
             if one["State"] not in {"deleting", "deleted"}
         ]
 
@@ -177,15 +177,17 @@ class _Schedules(_AwsInventory):
 
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
         client = self._clients.client("scheduler")
-        found: list[Asset] = []
+        assets: list[Asset] = []
         with ERRORS.translated(f"listing the {self.title}"):
             for page in client.get_paginator("list_schedules").paginate(NamePrefix="cloudspot-"):
-                for one in page["Schedules"]:
-                    if _SCHEDULE.fullmatch(one["Name"]) and one["Target"]["Arn"].endswith(limit.ACTION):
+                for schedule in page["Schedules"]:
+                    if _SCHEDULE.fullmatch(schedule["Name"]) and schedule["Target"]["Arn"].endswith(
+                        limit.ACTION
+                    ):
                         # The listing lacks the description, by which it is known as ours.
                         with ignored("ResourceNotFoundException"):
-                            found += self._known(client.get_schedule(Name=one["Name"]), store_urls)
-        return found
+                            assets += self._known(client.get_schedule(Name=schedule["Name"]), store_urls)
+        return assets
 
     def end(self, asset: Asset) -> None:
         what = f"deleting schedule {asset.id}"

@@ -35,20 +35,20 @@ def keep(clients: AwsClients, role: str, ends: Mapping[Instance, datetime]) -> N
     """
     partition = role.split(":")[1]
     with ERRORS.translated("scheduling the machines' end (providers.aws.limit_role)"):
-        for one, at in sorted(ends.items(), key=lambda end: end[0].id):
+        for node, at in sorted(ends.items(), key=lambda end: end[0].id):
             when = (at + GRACE).astimezone(timezone.utc)
             with ignored("ConflictException"):
                 clients.client("scheduler").create_schedule(
-                    Name=f"{prefix_of(one.job_id, one.store_url)}{one.id}",
+                    Name=f"{prefix_of(node.job_id, node.store_url)}{node.id}",
                     ScheduleExpression=f"at({when:%Y-%m-%dT%H:%M:%S})",
                     ScheduleExpressionTimezone="UTC",
                     FlexibleTimeWindow={"Mode": "OFF"},
                     ActionAfterCompletion="DELETE",
-                    Description=f"cloudspot: ends {one.id} of job {one.job_id}, launch {one.launch}",
+                    Description=f"cloudspot: ends {node.id} of job {node.job_id}, launch {node.launch}",
                     Target={
                         "Arn": TARGET.replace("arn:aws:", f"arn:{partition}:"),
                         "RoleArn": role,
-                        "Input": json.dumps({"InstanceIds": [one.id]}),
+                        "Input": json.dumps({"InstanceIds": [node.id]}),
                     },
                 )
 

@@ -51,8 +51,8 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
     Its rank is its index in its RunInstances call, which EC2 assigns at once and for good; the machine itself
     reads the same.
     """
-    found = tags.from_list(described.get("Tags"))
-    if not found.get(machinetags.JOB):  # an empty tag is nobody's, and spoils no list
+    own_tags = tags.from_list(described.get("Tags"))
+    if not own_tags.get(machinetags.JOB):  # an empty tag is nobody's, and spoils no list
         return None
     state = _STATES.get(described["State"]["Name"], _STOPPED)
     is_ending = state in {InstanceState.ENDED, InstanceState.SHUTTING_DOWN}
@@ -62,8 +62,8 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
     return Instance(
         id=described["InstanceId"],
         state=state,
-        job_id=found[machinetags.JOB],
-        launch=machinetags.launch_of(found),
+        job_id=own_tags[machinetags.JOB],
+        launch=machinetags.launch_of(own_tags),
         rank=described.get("AmiLaunchIndex"),
         end_reason=reason,
         detail=_detail(code, str(said.get("Message", "")))
@@ -73,7 +73,7 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
         zone=(described.get("Placement") or {}).get("AvailabilityZone"),
         instance_type=described.get("InstanceType"),
         market=Market.SPOT if described.get("InstanceLifecycle") == "spot" else Market.ON_DEMAND,
-        store_url=found.get(machinetags.STORE, ""),
+        store_url=own_tags.get(machinetags.STORE, ""),
         launched_at=moment(described.get("LaunchTime")),
         ended_at=_ended_at(described.get("StateTransitionReason")) if state is InstanceState.ENDED else None,
     )

@@ -139,12 +139,12 @@ def _read_parameter(clients: AwsClients, name: str) -> str:
             ERRORS.translated("looking up the image's parameter", {"ValidationException": SpecError}),
             _naming("image", name, ["ParameterNotFound"]),
         ):
-            value = str(clients.client("ssm").get_parameter(Name=name)["Parameter"]["Value"])
+            image_id = str(clients.client("ssm").get_parameter(Name=name)["Parameter"]["Value"])
     except AuthError as error:
         raise AuthError(f"{error}; or give an ami-... in providers.aws.image") from error
-    if not value.startswith("ami-"):
+    if not image_id.startswith("ami-"):
         raise field_error("image", f'the parameter "{name}" does not hold an image\'s id')
-    return value
+    return image_id
 
 
 def find_subnets(clients: AwsClients, options: AwsOptions) -> dict[str, Subnet]:
@@ -153,19 +153,19 @@ def find_subnets(clients: AwsClients, options: AwsOptions) -> dict[str, Subnet]:
     if options.subnets:
         named = ", ".join(options.subnets)
         with ERRORS.translated("looking up the subnets"), _naming("subnets", named, ["InvalidSubnet"]):
-            found = client.describe_subnets(SubnetIds=list(options.subnets))["Subnets"]
+            subnets = client.describe_subnets(SubnetIds=list(options.subnets))["Subnets"]
     else:
         with ERRORS.translated("looking up the default subnets"):
             filters = [{"Name": "default-for-az", "Values": ["true"]}]
-            found = client.describe_subnets(Filters=filters)["Subnets"]
-        if not found:
+            subnets = client.describe_subnets(Filters=filters)["Subnets"]
+        if not subnets:
             raise field_error("subnets", f"missing; {clients.region} has no default VPC with default subnets")
-    vpcs = sorted({str(one["VpcId"]) for one in found})
+    vpcs = sorted({str(one["VpcId"]) for one in subnets})
     if len(vpcs) > 1:
         why = "a job's nodes, which may be in several zones, reach each other within one only"
         raise field_error("subnets", f"those named are in {len(vpcs)} VPCs ({', '.join(vpcs)}); {why}")
-    pairs = [(str(one["AvailabilityZone"]), str(one["SubnetId"])) for one in found]
-    public = {str(one["SubnetId"]) for one in found if one.get("MapPublicIpOnLaunch")}
+    pairs = [(str(one["AvailabilityZone"]), str(one["SubnetId"])) for one in subnets]
+    public = {str(one["SubnetId"]) for one in subnets if one.get("MapPublicIpOnLaunch")}
     chosen = one_a_zone("subnets", "subnet", pairs, is_named=bool(options.subnets), zones=options.zones)
     return {zone: Subnet(id=one, is_public=one in public) for zone, one in chosen.items()}
 
@@ -228,11 +228,11 @@ def named_types(clients: AwsClients, options: AwsOptions) -> list[InstanceType]:
             if not set(options.instance_types) - known:
                 raise
             described = [{"InstanceType": name} for name in set(options.instance_types) & known]
-    found = {str(one["InstanceType"]): one for one in described}
-    unknown = [name for name in options.instance_types if name not in found]
+    by_name = {str(one["InstanceType"]): one for one in described}
+    unknown = [name for name in options.instance_types if name not in by_name]
     if unknown:
         raise unknown_type("instance_types", unknown[0], offered_types(clients), where=clients.region)
-    return [_to_type(found[name]) for name in options.instance_types]
+    return [_to_type(by_name[name]) for name in options.instance_types]
 
 
 def offered_types(clients: AwsClients) -> list[str]:

@@ -64,24 +64,24 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         zones = self._cache.get(("zones", names), lambda: zones_of_types(clients, names))
         spot = self._spot_prices(names)
         start = self._start(image, resources)
-        found = []
-        for one in types:
-            disk = self._disk(resources, int(start["image_gib"]), region, one.name)
-            on_demand = self._on_demand_price(region, one.name)
-            for zone in sorted(zones[one.name] & set(subnets)):
-                extras = {**disk, **self._address(subnets[zone], one.name)}
+        offers = []
+        for type_ in types:
+            disk = self._disk(resources, int(start["image_gib"]), region, type_.name)
+            on_demand = self._on_demand_price(region, type_.name)
+            for zone in sorted(zones[type_.name] & set(subnets)):
+                extras = {**disk, **self._address(subnets[zone], type_.name)}
                 details = {
                     "region": region,
                     **start,
                     "root_device": image.root_device,
                     "subnet": subnets[zone].id,
-                    **({"is_burstable": "yes"} if one.is_burstable else {}),
+                    **({"is_burstable": "yes"} if type_.is_burstable else {}),
                 }
-                prices = {Market.SPOT: spot.get((one.name, zone)), Market.ON_DEMAND: on_demand}
-                found += [
+                prices = {Market.SPOT: spot.get((type_.name, zone)), Market.ON_DEMAND: on_demand}
+                offers += [
                     with_extras(
                         Offer(
-                            instance_type=one.name,
+                            instance_type=type_.name,
                             zone=zone,
                             market=market,
                             price_per_hour=price,
@@ -93,9 +93,9 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
                         extras,
                     )
                     for market, price in prices.items()
-                    if price is not None and market.value in one.markets
+                    if price is not None and market.value in type_.markets
                 ]
-        return tuple(found)
+        return tuple(offers)
 
     def spot_price(self, offer: Offer) -> float | None:
         """Return the newest price of the type in the zone, in USD an hour; None: there is none."""
@@ -103,21 +103,21 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
 
     def _start(self, image: Image, resources: Resources) -> dict[str, str]:
         """Return from which image machines start, and how large it counts."""
-        found = self._setup_image(AwsImageHost(self._options, self._clients), self._options.setup_key)
-        if found is None:
+        setup_image = self._setup_image(AwsImageHost(self._options, self._clients), self._options.setup_key)
+        if setup_image is None:
             return {"image": image.id, "image_gib": str(image.size_gib)}
-        size = counted_gib(image.size_gib, found, resources, wanted_bytes=self._options.disk)
-        return {"image": found.id, "image_gib": str(size), SETUP: found.key}
+        size = counted_gib(image.size_gib, setup_image, resources, wanted_bytes=self._options.disk)
+        return {"image": setup_image.id, "image_gib": str(size), SETUP: setup_image.key}
 
     def _types(self, resources: Resources, image: Image) -> list[InstanceType]:
         options, clients = self._options, self._clients
         if options.instance_types:
             types = self._cache.get("types", lambda: named_types(clients, options))
-            for one in types:
-                if not one.boots(image):
-                    has = f"{'/'.join(one.architectures)} ({'/'.join(one.boot_modes)})"
+            for type_ in types:
+                if not type_.boots(image):
+                    has = f"{'/'.join(type_.architectures)} ({'/'.join(type_.boot_modes)})"
                     needs = f"{image.architecture} ({'/'.join(image.boot_modes)})"
-                    why = f'"{one.name}" is {has}, but image {image.id} is {needs}'
+                    why = f'"{type_.name}" is {has}, but image {image.id} is {needs}'
                     raise field_error("instance_types", why)
             return self._clustering([one for one in types if one.fits(resources)])
         known = self._cache.get("all types", lambda: all_types(clients, image.architecture))

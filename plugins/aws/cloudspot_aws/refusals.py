@@ -78,10 +78,10 @@ def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> Cloudspo
     if code == "InvalidParameterValue":
         said = str(error).replace(" ", "").lower()
         field = next((name for word, name in _WORDS if word in said), field)
-    found = ERRORS.translation(error, what, LAUNCH_CODES)
+    refused = ERRORS.translation(error, what, LAUNCH_CODES)
     option = None if field is None else f"providers.aws.{field}"
     return launch_refusal(
-        found, option=option, role_option="providers.aws.instance_profile", quota_advice=_QUOTA_ADVICE
+        refused, option=option, role_option="providers.aws.instance_profile", quota_advice=_QUOTA_ADVICE
     )
 
 

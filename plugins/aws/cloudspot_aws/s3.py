@@ -37,10 +37,10 @@ class S3UploadRequests(PartedRequests):
             return str(told(answer.get("UploadId"), "an upload's id"))
 
     def send(self, upload_id: str, number: int, part: memoryview) -> dict[str, Any]:
-        with self._bucket.asking("write", self._key) as client, self._payload(part) as what:
-            answer = client.upload_part(**self._target, UploadId=upload_id, PartNumber=number, **what)
+        with self._bucket.asking("write", self._key) as client, self._payload(part) as payload:
+            answer = client.upload_part(**self._target, UploadId=upload_id, PartNumber=number, **payload)
             etag = told(answer.get("ETag"), "an ETag")
-        checksum = {name: value for name, value in what.items() if name == "ChecksumCRC32"}
+        checksum = {name: value for name, value in payload.items() if name == "ChecksumCRC32"}
         return {"PartNumber": number, "ETag": etag, **checksum}
 
     def complete(self, upload_id: str, parts: Sequence[dict[str, Any]]) -> None:

@@ -102,15 +102,15 @@ class S3Bucket(Bucket):
         try:
             answer = client.head_bucket(Bucket=self.name)
         except ERRORS.raised as error:
-            found = _bucket_region(getattr(error, "response", {}))
+            region = _bucket_region(getattr(error, "response", {}))
             # A denied HEAD names the region as well; each request will tell whether the rights suffice.
-            is_somewhere = found is not None or ERRORS.status_of(error) == HTTPStatus.FORBIDDEN
+            is_somewhere = region is not None or ERRORS.status_of(error) == HTTPStatus.FORBIDDEN
             if not is_somewhere or self.kind_of(error, "list") is SpecError:
                 raise self.translated(self._in_words(client, error), "list", "") from error
         else:
-            found = _bucket_region(answer)
-        if found is not None:
-            client = self._client_in(found)
+            region = _bucket_region(answer)
+        if region is not None:
+            client = self._client_in(region)
         self._reads = S3Reads(client, self._clients.core, self.name)
         return client
 
@@ -130,12 +130,12 @@ class S3Bucket(Bucket):
         return str(asked).lower() != "when_required"
 
     def translated(self, error: Exception, verb: str, key: str) -> CloudspotError:
-        found = super().translated(error, verb, key)
-        is_refused = type(found) in {CloudspotError, StoreRefused} and verb in {"write", "create"}
+        translation = super().translated(error, verb, key)
+        is_refused = type(translation) in {CloudspotError, StoreRefused} and verb in {"write", "create"}
         if not is_refused or not self.has_checksums:
-            return found
-        return type(found)(
-            f"{found}; if this server of S3's protocol takes no checksums, set "
+            return translation
+        return type(translation)(
+            f"{translation}; if this server of S3's protocol takes no checksums, set "
             "AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
         )
 
@@ -171,11 +171,11 @@ class S3Bucket(Bucket):
         given = {name: value for name, value in start.items() if value is not None}
         answer = client.list_objects_v2(Bucket=self.name, Prefix=prefix, MaxKeys=limit, **given)
         is_truncated = told(answer.get("IsTruncated"), "whether more follows")
-        found = [
+        listed = [
             Listed(one["Key"], one["Size"], one["LastModified"], one.get("ETag", "").strip('"'))
             for one in answer.get("Contents", ())
         ]
-        return found, answer.get("NextContinuationToken", "") if is_truncated else None
+        return listed, answer.get("NextContinuationToken", "") if is_truncated else None
 
     def delete(self, client: Any, name: str) -> None:
         status = client.delete_object(Bucket=self.name, Key=name)["ResponseMetadata"]["HTTPStatusCode"]

@@ -106,13 +106,13 @@ class S3Reads:
 
 def _unsent(client: Any, bucket: str) -> tuple[str, Mapping[str, str]]:
     """Return with what URL, up to the key, and with what headers the client would read objects."""
-    found: list[AWSPreparedRequest] = []
+    requests: list[AWSPreparedRequest] = []
     key = secrets.token_hex(16)  # tells this request from those of others who share the client
 
     def answer(request: AWSPreparedRequest, **_: object) -> AWSResponse | None:
         if not request.url.endswith(f"/{key}"):
             return None
-        found.append(request)
+        requests.append(request)
         return AWSResponse(request.url, HTTPStatus.OK, {}, io.BytesIO())
 
     client.meta.events.register("before-send.s3.GetObject", answer)
@@ -120,7 +120,7 @@ def _unsent(client: Any, bucket: str) -> tuple[str, Mapping[str, str]]:
         client.get_object(Bucket=bucket, Key=key)
     finally:
         client.meta.events.unregister("before-send.s3.GetObject", answer)
-    (request,) = found
+    (request,) = requests
     headers = {
         name: value.decode("ascii") if isinstance(value, bytes) else str(value)
         for name, value in request.headers.items()

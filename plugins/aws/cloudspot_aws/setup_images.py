@@ -70,15 +70,15 @@ class AwsImageHost(setupimages.TaggedImageHost):
             ]
 
     def _to_image(self, described: Mapping[str, Any]) -> MachineImage:
-        found = tags.from_list(described.get("Tags"))
+        own_tags = tags.from_list(described.get("Tags"))
         disks = [disk.get("Ebs", {}) for disk in described.get("BlockDeviceMappings", ())]
         state, created = str(described["State"]), described.get("CreationDate")
         is_under_way = state in {"available", "pending"}
         reason = (described.get("StateReason") or {}).get("Message") or f"EC2 says that it is {state}"
         return MachineImage(
             id=str(described["ImageId"]),
-            key=found[setupimages.SETUP],
-            job_name=found.get(setupimages.JOB_NAME, ""),
+            key=own_tags[setupimages.SETUP],
+            job_name=own_tags.get(setupimages.JOB_NAME, ""),
             is_ready=state == "available",
             failure="" if is_under_way else str(reason),
             created_at=moment(created),

@@ -277,27 +277,27 @@ def region_value(region: str, project: str, quotas: Sequence[Mapping[str, Any]] 
 @cache
 def machine_type_value(name: str, zone: str, project: str) -> Mapping[str, Any]:
     """Return a machine type as the API shows it in a zone."""
-    one = MACHINE_TYPES[name]
-    value: dict[str, Any] = {
+    type_ = MACHINE_TYPES[name]
+    resource: dict[str, Any] = {
         "kind": "compute#machineType",
         "id": number_of(name),
         "creationTimestamp": CREATED,
         "name": name,
-        "description": f"{one.cpus} vCPUs, {one.memory_mib / 1024:g} GB RAM",
-        "guestCpus": one.cpus,
-        "memoryMb": one.memory_mib,
-        "isSharedCpu": one.is_shared,
-        "architecture": one.architecture,
+        "description": f"{type_.cpus} vCPUs, {type_.memory_mib / 1024:g} GB RAM",
+        "guestCpus": type_.cpus,
+        "memoryMb": type_.memory_mib,
+        "isSharedCpu": type_.is_shared,
+        "architecture": type_.architecture,
         "maximumPersistentDisks": 128,
         "maximumPersistentDisksSizeGb": "263168",
         "zone": zone,
         "selfLink": f"{BASE}projects/{project}/zones/{zone}/machineTypes/{name}",
     }
-    if one.accelerator:
-        value["accelerators"] = [
-            {"guestAcceleratorType": one.accelerator, "guestAcceleratorCount": one.accelerator_count}
+    if type_.accelerator:
+        resource["accelerators"] = [
+            {"guestAcceleratorType": type_.accelerator, "guestAcceleratorCount": type_.accelerator_count}
         ]
-    return value
+    return resource
 
 
 def machine_types_in(zone: str, project: str) -> list[Mapping[str, Any]]:

@@ -60,7 +60,7 @@ class Lists:
             "networks": self._networks,
             "globalOperations": lambda: self._operations.by_scope().get("global", ()),
         }
-        found: dict[str, Handler] = {
+        handlers: dict[str, Handler] = {
             "compute.projects.get": lambda *_: self._project(),
             "compute.images.get": lambda path, *_: self._image(path, by="name"),
             "compute.images.getFromFamily": lambda path, *_: self._image(path, by="family"),
@@ -69,16 +69,19 @@ class Lists:
             "compute.instances.getSerialPortOutput": self._serial_port,
         }
         for name, of_zone in zonal.items():
-            found |= self._of_places(name, "zone", zone_names(), of_zone)
+            handlers |= self._of_places(name, "zone", zone_names(), of_zone)
         for name, of_region in regional.items():
-            found |= self._of_places(name, "region", list(ZONES), of_region)
+            handlers |= self._of_places(name, "region", list(ZONES), of_region)
         for name, of_all in everywhere.items():
-            found |= self._of_all(name, of_all)
+            handlers |= self._of_all(name, of_all)
         for scope in ("zone", "region", "global"):
             answer = self._operation(scope)
-            found[f"compute.{scope}Operations.get"] = found[f"compute.{scope}Operations.wait"] = answer
-        del found["compute.zoneOperations.aggregatedList"], found["compute.regionOperations.aggregatedList"]
-        return found
+            handlers[f"compute.{scope}Operations.get"] = handlers[f"compute.{scope}Operations.wait"] = answer
+        del (
+            handlers["compute.zoneOperations.aggregatedList"],
+            handlers["compute.regionOperations.aggregatedList"],
+        )
+        return handlers
 
     def _of_places(
         self, name: str, kind: str, places: Sequence[str], of_place: Callable[[str], Values]

@@ -96,13 +96,13 @@ class Api:
                 missing (400).
         """
         for route in self._routes:
-            found = route.pattern.fullmatch(path) if route.http_method == http_method else None
-            if found is not None:
+            match = route.pattern.fullmatch(path) if route.http_method == http_method else None
+            if match is not None:
                 break
         else:
             raise ApiError(404, "notFound", f"The requested URL {path} was not found on this server.")
         method = route.method
-        values = {name: unquote(text) for name, text in found.groupdict().items()}
+        values = {name: unquote(text) for name, text in match.groupdict().items()}
         for name, value in values.items():
             self._check_text(method["parameters"][name], value, name)
         typed = self._check_query(method, query)
@@ -127,22 +127,22 @@ class Api:
         }
         typed: dict[str, Any] = {}
         for name, texts in query.items():
-            one = known.get(name) or self._common.get(name) or self._common.get(name.removeprefix("$"))
-            if one is None:
+            parameter = known.get(name) or self._common.get(name) or self._common.get(name.removeprefix("$"))
+            if parameter is None:
                 raise invalid(
                     f'Invalid JSON payload received. Unknown name "{name}": Cannot bind query parameter. '
                     f"Field '{name}' could not be found in request message."
                 )
-            if len(texts) > 1 and not one.get("repeated"):
+            if len(texts) > 1 and not parameter.get("repeated"):
                 raise invalid(
                     f"Invalid JSON payload received. Field '{name}' is not repeated and was given "
                     f"{len(texts)} times.",
                     field=name,
                 )
-            values = tuple(self._check_text(one, text, name) for text in texts)
-            typed[name] = values if one.get("repeated") else values[0]
-        for name, one in known.items():
-            if one.get("required") and name not in typed:
+            values = tuple(self._check_text(parameter, text, name) for text in texts)
+            typed[name] = values if parameter.get("repeated") else values[0]
+        for name, parameter in known.items():
+            if parameter.get("required") and name not in typed:
                 raise ApiError(400, "required", f"Required parameter: {name}")
         if typed.get("alt") == "media" and not method.get("supportsMediaDownload"):
             raise ApiError(400, "badRequest", "The method does not support media download.")
@@ -216,19 +216,19 @@ class Api:
         properties: Mapping[str, Any] = schema.get("properties", {})
         for name, item in value.items():
             here = f"{where}.{name}" if where else name
-            one = properties.get(name)
-            if one is None and self._is_proto:
-                one = properties.get(_camel(name))
-            if one is None:
-                one = schema.get("additionalProperties")
-            if one is None:
+            property_ = properties.get(name)
+            if property_ is None and self._is_proto:
+                property_ = properties.get(_camel(name))
+            if property_ is None:
+                property_ = schema.get("additionalProperties")
+            if property_ is None:
                 at = f" at '{where}'" if where else ""
                 raise invalid(
                     f'Invalid JSON payload received. Unknown name "{name}"{at}: Cannot find field.',
                     field=where,
                 )
             if item is not None:  # null means absent.
-                self._check_value(one, item, here, method_id)
+                self._check_value(property_, item, here, method_id)
         for name in self._required_by(schema, method_id):
             if value.get(name) is None:
                 here = f"{where}.{name}" if where else name
@@ -289,13 +289,13 @@ def _routes(base: str, method: Mapping[str, Any]) -> Iterator[_Route]:
         paths.append((f"/download{base}{method['path']}", False))
     for path, is_upload in paths:
         pattern, end, num_literals = "", 0, 0
-        for found in _PARAMETER.finditer(path):
-            literal = path[end : found.start()]
-            end, num_literals = found.end(), num_literals + len(literal)
+        for match in _PARAMETER.finditer(path):
+            literal = path[end : match.start()]
+            end, num_literals = match.end(), num_literals + len(literal)
             inner = "[^/]+"
-            if found[1]:  # {+name} may hold slashes; the parameter has a pattern.
-                inner = method["parameters"][found[2]].get("pattern", ".+").strip("^$")
-            pattern += f"{re.escape(literal)}(?P<{found[2]}>{inner})"
+            if match[1]:  # {+name} may hold slashes; the parameter has a pattern.
+                inner = method["parameters"][match[2]].get("pattern", ".+").strip("^$")
+            pattern += f"{re.escape(literal)}(?P<{match[2]}>{inner})"
         literal = path[end:]
         yield _Route(
             method["httpMethod"],

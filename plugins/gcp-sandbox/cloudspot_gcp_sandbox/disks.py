@@ -61,10 +61,10 @@ class Disks:
     ) -> Operation:
         """Delete a disk that no machine has."""
         own = f"zones/{path['zone']}/disks/{path['disk']}"
-        for one in self.in_zone(path["zone"]):
-            if one["name"] == path["disk"] and one.get("users"):
+        for disk in self.in_zone(path["zone"]):
+            if disk["name"] == path["disk"] and disk.get("users"):
                 target = f"projects/{self._site.project}/{own}"
-                message = f"The disk resource '{target}' is already being used by '{one['users'][0]}'"
+                message = f"The disk resource '{target}' is already being used by '{disk['users'][0]}'"
                 raise ApiError(400, "resourceInUseByAnotherResource", message)
         if own not in self._alone:
             raise missing(self._site, own)

@@ -73,12 +73,12 @@ class _Parser:
         tokens: list[Token] = []
         position, text = 0, text.strip()
         while position < len(text):
-            found = _TOKEN.match(text, position)
-            if found is None:
+            match = _TOKEN.match(text, position)
+            if match is None:
                 raise self._wrong(f"cannot be read at {position}")
-            position = found.end()
-            kind = str(found.lastgroup)
-            tokens.append(("text" if kind in {"double", "single"} else kind, found[kind]))
+            position = match.end()
+            kind = str(match.lastgroup)
+            tokens.append(("text" if kind in {"double", "single"} else kind, match[kind]))
         return tokens
 
     def _either(self) -> Test:
@@ -101,15 +101,15 @@ class _Parser:
         if self._take_word("NOT"):
             inner = self._one()
             return lambda item: not inner(item)
-        kind, value = self._next()
-        if (kind, value) == ("punctuation", "("):
+        kind, word = self._next()
+        if (kind, word) == ("punctuation", "("):
             test = self._either()
             if self._next() != ("punctuation", ")"):
                 raise self._wrong("a ) is missing")
             return test
-        if kind != "word" or not _FIELD.fullmatch(value):
-            raise self._wrong(f"{value!r} is no field")
-        return self._comparison(value)
+        if kind != "word" or not _FIELD.fullmatch(word):
+            raise self._wrong(f"{word!r} is no field")
+        return self._comparison(word)
 
     def _comparison(self, field: str) -> Test:
         kind, operator = self._next()

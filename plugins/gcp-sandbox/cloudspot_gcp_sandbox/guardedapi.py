@@ -76,11 +76,11 @@ class GuardedApi:
             method = self._methods.get(action)
             if method is None:
                 raise ApiError(501, "notImplemented", f"The emulated Google Cloud does not support {action}.")
-            value = method(matched, body)
+            answer = method(matched, body)
             if injected is not None:
                 raise ApiError(injected.status, injected.code, injected.message)
-            api(self._document).check_answer(action, value)
-            reply = Reply.json(value)
+            api(self._document).check_answer(action, answer)
+            reply = Reply.json(answer)
         except ApiError as error:
             code, reply = error.reason, Reply.refusal(error)
         service = self._document.partition(".")[0]

@@ -231,13 +231,13 @@ def names_of(body: Mapping[str, Any], taken: Sequence[str]) -> list[str]:
             raise bad("resource.perInstanceProperties", len(named), "There must be as many as count.")
         names = sorted(named)
     else:
-        found = re.fullmatch(r"([^#]*)(#+)([^#]*)", pattern)
-        if found is None:
+        match = re.fullmatch(r"([^#]*)(#+)([^#]*)", pattern)
+        if match is None:
             raise bad("resource.namePattern", pattern, "One sequence of # is needed.")
         first = 1
-        while any(f"{found[1]}{first + i:0{len(found[2])}}{found[3]}" in taken for i in range(count)):
+        while any(f"{match[1]}{first + i:0{len(match[2])}}{match[3]}" in taken for i in range(count)):
             first += 1
-        names = [f"{found[1]}{first + i:0{len(found[2])}}{found[3]}" for i in range(count)]
+        names = [f"{match[1]}{first + i:0{len(match[2])}}{match[3]}" for i in range(count)]
     for name in names:
         if not NAME.fullmatch(name):
             raise bad("resource.name", name, f"Must be a match of regex '{NAME.pattern}'")
@@ -392,15 +392,15 @@ def _check_scheduling(properties: Mapping[str, Any], where: str) -> None:
 
 
 def _check_metadata(items: Sequence[Mapping[str, str]], field: str) -> None:
-    keys = [one.get("key", "") for one in items]
-    for one in items:
-        key, value = one.get("key", ""), one.get("value", "")
+    keys = [item.get("key", "") for item in items]
+    for item in items:
+        key, value = item.get("key", ""), item.get("value", "")
         if not _KEY.fullmatch(key) or keys.count(key) > 1:
             raise bad(f"{field}.items", key, "Keys are unique, of [a-zA-Z0-9-_], 128 characters at most.")
         if len(value.encode()) > MAX_VALUE_BYTES:
             raise bad(f"{field}.items", key, f"The value has more than {MAX_VALUE_BYTES} bytes.")
     if (
-        sum(len(one.get("key", "")) + len(one.get("value", "").encode()) for one in items)
+        sum(len(item.get("key", "")) + len(item.get("value", "").encode()) for item in items)
         > MAX_METADATA_BYTES
     ):
         raise bad(f"{field}.items", "", f"All have more than {MAX_METADATA_BYTES} bytes.")
@@ -425,9 +425,9 @@ def _check_network(properties: Mapping[str, Any], site: Site, region: str, where
             f"{where}.networkInterfaces", len(interfaces), "At least one network interface is required."
         )
     field, interface = f"{where}.networkInterfaces[0]", interfaces[0]
-    for one in interface.get("accessConfigs", ()):
-        if one.get("type", "ONE_TO_ONE_NAT") != "ONE_TO_ONE_NAT":
-            raise bad(f"{field}.accessConfigs", one, "Its type must be ONE_TO_ONE_NAT.")
+    for access in interface.get("accessConfigs", ()):
+        if access.get("type", "ONE_TO_ONE_NAT") != "ONE_TO_ONE_NAT":
+            raise bad(f"{field}.accessConfigs", access, "Its type must be ONE_TO_ONE_NAT.")
     subnetwork = _of_project(interface.get("subnetwork", ""), site)
     network = _of_project(interface.get("network", ""), site)
     if subnetwork:

@@ -79,11 +79,11 @@ class _Parser:
         self.tokens: list[tuple[str, str]] = []
         position = 0
         while text[position:].strip():
-            found = _TOKEN.match(text, position)
-            if found is None or found.lastgroup is None:
+            match = _TOKEN.match(text, position)
+            if match is None or match.lastgroup is None:
                 raise _unparseable(text)
-            self.tokens.append((found.lastgroup, found[found.lastgroup]))
-            position = found.end()
+            self.tokens.append((match.lastgroup, match[match.lastgroup]))
+            position = match.end()
 
     def alternatives(self) -> Predicate:
         parts = [self._conjunction()]

@@ -186,10 +186,10 @@ class Machines:
 
     def show(self, machine: Machine) -> dict[str, Any]:
         """Return the machine as it is now."""
-        value = {**machine.value, "status": _STATUS[machine.state]}
+        resource = {**machine.value, "status": _STATUS[machine.state]}
         if machine.state is not InstanceState.PENDING:
-            value["lastStartTimestamp"] = value["creationTimestamp"]
-        return value
+            resource["lastStartTimestamp"] = resource["creationTimestamp"]
+        return resource
 
     def delete(self, machine: Machine, *, user: str, request_id: str | None = None) -> Operation:
         """Begin to delete the machine."""
@@ -294,7 +294,7 @@ class Machines:
             "provisioningModel": "STANDARD",
             **properties.get("scheduling", {}),
         }
-        value: dict[str, Any] = {
+        resource: dict[str, Any] = {
             "kind": "compute#instance",
             "id": number,
             "name": name,
@@ -342,7 +342,7 @@ class Machines:
                 {"acceleratorType": built_in.accelerator, "acceleratorCount": built_in.accelerator_count},
             )
         if accelerators:
-            value["guestAccelerators"] = [
+            resource["guestAccelerators"] = [
                 {
                     **one,
                     "acceleratorType": f"{project}/zones/{zone}/acceleratorTypes/{one['acceleratorType']}",
@@ -351,13 +351,13 @@ class Machines:
             ]
         if properties.get("resourcePolicies"):
             region = zone.rpartition("-")[0]
-            value["resourcePolicies"] = [
+            resource["resourcePolicies"] = [
                 f"{project}/regions/{region}/resourcePolicies/{one}" for one in properties["resourcePolicies"]
             ]
-        return value
+        return resource
 
     def _emulated(self, machine: Machine, properties: Mapping[str, Any], address: str) -> EmulatedMachine:
-        labels, value = properties.get("labels", {}), machine.value
+        labels, resource = properties.get("labels", {}), machine.value
         metadata = machine.metadata
         job = None
         named = attributes.launch_and_rank(machine.name)
@@ -384,14 +384,14 @@ class Machines:
                 "image": image,
                 "hostname": f"{machine.name}.{machine.zone}.c.{self._project}.internal",
                 "ip": address,
-                "scheduling": value["scheduling"],
-                "service-accounts": value["serviceAccounts"],
-                "tags": value["tags"].get("items", []),
+                "scheduling": resource["scheduling"],
+                "service-accounts": resource["serviceAccounts"],
+                "tags": resource["tags"].get("items", []),
                 "access-configs": [
                     {"external-ip": one["natIP"], "type": one.get("type", "ONE_TO_ONE_NAT")}
-                    for one in value["networkInterfaces"][0].get("accessConfigs", ())
+                    for one in resource["networkInterfaces"][0].get("accessConfigs", ())
                 ],
-                "disk-name": value["disks"][0]["deviceName"],
+                "disk-name": resource["disks"][0]["deviceName"],
             },
             tags=metadata,
             market=Market(machine.market),

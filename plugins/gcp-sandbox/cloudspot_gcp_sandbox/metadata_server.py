@@ -123,16 +123,16 @@ class GceMetadata(MetadataService):
 
     def _wait(self, parts: Sequence[str], asked: Mapping[str, str], *, is_directory: bool) -> Answer:
         end = self._monotonic() + min(float(asked.get("timeout_sec", MAX_WAIT_SECONDS)), MAX_WAIT_SECONDS)
-        found = self._look(parts, asked, is_directory=is_directory)
-        etag = asked.get("last_etag", found.headers.get("ETag"))
-        while found.status == 200 and found.headers["ETag"] == etag:
+        answer = self._look(parts, asked, is_directory=is_directory)
+        etag = asked.get("last_etag", answer.headers.get("ETag"))
+        while answer.status == 200 and answer.headers["ETag"] == etag:
             left = end - self._monotonic()
             if left <= 0:
                 break
             # Briefly, since a wait that begins now misses a change after the look.
             self.view.wait_for_change(min(left, 0.25))
-            found = self._look(parts, asked, is_directory=is_directory)
-        return found
+            answer = self._look(parts, asked, is_directory=is_directory)
+        return answer
 
     # --- what there is ----------------------------------------------------------------------------
 
@@ -164,10 +164,10 @@ class GceMetadata(MetadataService):
 
     def _give_token(self, account: str, asked: Mapping[str, str]) -> Answer | None:
         known = {**self._accounts(), "default": self._default_account()}
-        found = known.get(account)
-        if found is None:
+        facts = known.get(account)
+        if facts is None:
             return None
-        allowed = set(found["scopes"].splitlines())
+        allowed = set(facts["scopes"].splitlines())
         wanted = asked.get("scopes", "")
         scopes = [one for one in wanted.split(",") if one] or sorted(allowed)
         with self._lock:
@@ -175,7 +175,7 @@ class GceMetadata(MetadataService):
             if self._token is None or self._token[1] - now < RENEWED_BEFORE_SECONDS:
                 seconds = float(self.view.facts.get("token-seconds", TOKEN_SECONDS))
                 tokens = MachineTokens(str(self.view.facts["token-seed"]))
-                issued = tokens.issue(found["email"], scopes=scopes, expires_at=now + seconds)
+                issued = tokens.issue(facts["email"], scopes=scopes, expires_at=now + seconds)
                 self._token = (issued, now + seconds)
             token, expires_at = self._token
         value = {"access_token": token, "expires_in": int(expires_at - now), "token_type": "Bearer"}
@@ -184,8 +184,8 @@ class GceMetadata(MetadataService):
     def _give_identity(self, account: str, asked: Mapping[str, str]) -> Answer | None:
         """Return who the machine is, as a JWT. Google's would be signed with a key that all can look up."""
         known = {**self._accounts(), "default": self._default_account()}
-        found = known.get(account)
-        if found is None:
+        own = known.get(account)
+        if own is None:
             return None
         if not asked.get("audience"):
             return _refuse(400, "non-empty audience parameter required")
@@ -193,7 +193,7 @@ class GceMetadata(MetadataService):
         claims: dict[str, Any] = {
             "aud": asked["audience"],
             "azp": str(facts["id"]),
-            "email": found["email"],
+            "email": own["email"],
             "email_verified": True,
             "exp": now + 3600,
             "iat": now,

@@ -211,15 +211,15 @@ class Buckets:
         """
         with self._lock:
             place = self.get(bucket)
-            found = place.live.get(name)
+            stored = place.live.get(name)
             if generation is not None:
-                all_of_it = [one for one in (found, *place.noncurrent) if one is not None]
+                all_of_it = [one for one in (stored, *place.noncurrent) if one is not None]
                 wanted = (one for one in all_of_it if (one.name, one.generation) == (name, generation))
-                found = next(wanted, None)
-            if found is None:
+                stored = next(wanted, None)
+            if stored is None:
                 suffix = "" if generation is None else f"#{generation}"
                 raise ApiError(404, "notFound", f"No such object: {bucket}/{name}{suffix}")
-            return found
+            return stored
 
     def put(
         self,
@@ -268,25 +268,25 @@ class Buckets:
         """
         with self._lock:
             place = self.get(bucket)
-            found = self.find(bucket, name, generation=conditions.get("generation"))
-            check_conditions(found, conditions)
-            if place.live.get(name) is found:
+            stored = self.find(bucket, name, generation=conditions.get("generation"))
+            check_conditions(stored, conditions)
+            if place.live.get(name) is stored:
                 del place.live[name]
                 if "generation" not in conditions:
-                    self._retire(place, found)
+                    self._retire(place, stored)
             else:
-                place.noncurrent.remove(found)
+                place.noncurrent.remove(stored)
 
     def patch(
         self, bucket: str, name: str, fields: Mapping[str, Any], conditions: Mapping[str, Any]
     ) -> StoredObject:
         """Change an object's metadata."""
         with self._lock:
-            found = self.find(bucket, name, generation=conditions.get("generation"))
-            check_conditions(found, conditions)
-            found.fields = _patched(found.fields, fields)
-            found.metageneration += 1
-            return found
+            stored = self.find(bucket, name, generation=conditions.get("generation"))
+            check_conditions(stored, conditions)
+            stored.fields = _patched(stored.fields, fields)
+            stored.metageneration += 1
+            return stored
 
     def names(self, bucket: str, *, versions: bool = False) -> Iterator[StoredObject]:
         """Yield the objects in the order of their names' bytes."""
@@ -368,15 +368,15 @@ def timestamp(moment: datetime) -> str:
 
 
 def _patched(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(fields)
+    patched = dict(fields)
     for name, value in changes.items():
         if value is None:
-            found.pop(name, None)
-        elif isinstance(value, dict) and isinstance(found.get(name), dict):
-            found[name] = _patched(found[name], value)
+            patched.pop(name, None)
+        elif isinstance(value, dict) and isinstance(patched.get(name), dict):
+            patched[name] = _patched(patched[name], value)
         else:
-            found[name] = value
-    return found
+            patched[name] = value
+    return patched
 
 
 def _quoted(name: str) -> str:

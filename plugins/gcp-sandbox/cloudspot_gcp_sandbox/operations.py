@@ -65,7 +65,7 @@ class Operations:
         """
         now = self._clock()
         name = f"operation-{int(now * 1000)}-{secrets.token_hex(6)}"
-        value: dict[str, Any] = {
+        resource: dict[str, Any] = {
             "kind": "compute#operation",
             "id": str(_FIRST_ID + next(self._numbers)),
             "name": name,
@@ -79,8 +79,10 @@ class Operations:
         }
         if scope != "global":
             kind_of_scope, _, where = scope.partition("/")
-            value[kind_of_scope.removesuffix("s")] = f"{BASE}projects/{self._project}/{kind_of_scope}/{where}"
-        operation = Operation(value, scope, now, now + seconds, errors, status, more or {})
+            resource[kind_of_scope.removesuffix("s")] = (
+                f"{BASE}projects/{self._project}/{kind_of_scope}/{where}"
+            )
+        operation = Operation(resource, scope, now, now + seconds, errors, status, more or {})
         self._all.append(operation)
         return operation
 
@@ -88,7 +90,7 @@ class Operations:
         """Return the operation as it is now."""
         if self._clock() < operation.done_at:
             return {**operation.value, "status": "RUNNING", "progress": 0}
-        value = {
+        resource = {
             **operation.value,
             **operation.more,
             "status": "DONE",
@@ -96,11 +98,11 @@ class Operations:
             "endTime": timestamp(operation.done_at),
         }
         if operation.errors:
-            value["error"] = {"errors": [dict(one) for one in operation.errors]}
+            resource["error"] = {"errors": [dict(one) for one in operation.errors]}
         if operation.status:
-            value["httpErrorStatusCode"] = operation.status
-            value["httpErrorMessage"] = "BAD REQUEST"
-        return value
+            resource["httpErrorStatusCode"] = operation.status
+            resource["httpErrorMessage"] = "BAD REQUEST"
+        return resource
 
     def find(self, scope: str, name: str) -> Operation:
         """Return the operation by its name or its id.

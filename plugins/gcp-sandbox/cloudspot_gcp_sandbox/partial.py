@@ -31,13 +31,13 @@ def select(value: Any, fields: str) -> Any:
 
 
 def _parse(tokens: list[str], fields: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     while True:
         if not tokens or not re.match(r"[\w*]", tokens[0]):
             raise _unreadable(fields)
-        _merge(found, _parse_one(tokens, fields))
+        _merge(tree, _parse_one(tokens, fields))
         if not tokens or tokens[0] != ",":
-            return found
+            return tree
         tokens.pop(0)
 
 

@@ -72,9 +72,9 @@ def _skus() -> Iterator[dict[str, Any]]:
     for region in ZONES:
         place, factor = _PLACES[region], _DEARER[region]
         for family, (core, ram) in _FAMILIES.items():
-            for what, price, unit in (("Core", core, "h"), ("Ram", ram, "GiBy.h")):
-                group = "CPU" if what == "Core" else "RAM"
-                name = f"{family} {what} running in {place}"
+            for part, price, unit in (("Core", core, "h"), ("Ram", ram, "GiBy.h")):
+                group = "CPU" if part == "Core" else "RAM"
+                name = f"{family} {part} running in {place}"
                 yield _sku(name, region, group, "OnDemand", price * factor, unit)
                 yield _sku(
                     f"Spot Preemptible {name}",
@@ -85,7 +85,7 @@ def _skus() -> Iterator[dict[str, Any]]:
                     unit,
                 )
             # Items that must not be taken for a machine type's price.
-            custom = f"{family.replace('Predefined ', '')} Custom {what} running in {place}"
+            custom = f"{family.replace('Predefined ', '')} Custom {part} running in {place}"
             yield _sku(custom, region, "CPU", "OnDemand", core * 1.05, "h")
             yield _sku(
                 f"Commitment v1: {family} in {place} for 1 Year", region, "CPU", "Commit1Yr", core / 2, "h"

@@ -78,25 +78,25 @@ def _image_rights(parameters: Mapping[str, Any]) -> set[str]:
 def _launch_rights(parameters: Mapping[str, Any]) -> set[str]:
     body = parameters.get("body", {})
     properties = body.get("instanceProperties", body)
-    found = {"compute.instances.create", "compute.disks.create"}
-    found |= {"compute.instances.setMetadata"} if properties.get("metadata") else set()
+    rights = {"compute.instances.create", "compute.disks.create"}
+    rights |= {"compute.instances.setMetadata"} if properties.get("metadata") else set()
     if properties.get("labels"):
-        found |= {"compute.instances.setLabels"}
+        rights |= {"compute.instances.setLabels"}
     if any(one.get("initializeParams", {}).get("labels") for one in properties.get("disks", ())):
-        found |= {"compute.disks.setLabels"}
+        rights |= {"compute.disks.setLabels"}
     # Everybody may use the images of Google's projects.
     own = f"projects/{parameters.get('project')}/"
     sources = [one.get("initializeParams", {}).get("sourceImage", "") for one in properties.get("disks", ())]
     if any(own in source for source in sources):
-        found |= {"compute.images.useReadOnly"}
+        rights |= {"compute.images.useReadOnly"}
     if properties.get("tags"):
-        found |= {"compute.instances.setTags"}
+        rights |= {"compute.instances.setTags"}
     if properties.get("serviceAccounts"):
-        found |= {"compute.instances.setServiceAccount", "iam.serviceAccounts.actAs"}
+        rights |= {"compute.instances.setServiceAccount", "iam.serviceAccounts.actAs"}
     if properties.get("resourcePolicies"):
-        found |= {"compute.resourcePolicies.use"}
+        rights |= {"compute.resourcePolicies.use"}
     for interface in properties.get("networkInterfaces", ()):
-        found |= {"compute.subnetworks.use"}
+        rights |= {"compute.subnetworks.use"}
         if interface.get("accessConfigs"):
-            found |= {"compute.subnetworks.useExternalIp"}
-    return found
+            rights |= {"compute.subnetworks.useExternalIp"}
+    return rights

@@ -214,11 +214,11 @@ class StorageMethods:
 
     def _get(self, asked: Asked) -> Reply:
         bucket, query = asked.path["bucket"], asked.query
-        found = self._buckets.find(bucket, asked.path["object"], generation=query.get("generation"))
-        check_conditions(found, query)
+        stored = self._buckets.find(bucket, asked.path["object"], generation=query.get("generation"))
+        check_conditions(stored, query)
         if query.get("alt") == "media":
-            return media(asked.request, found)
-        return Reply.json(found.resource(bucket))
+            return media(asked.request, stored)
+        return Reply.json(stored.resource(bucket))
 
     def _list(self, asked: Asked) -> Reply:
         query, bucket = asked.query, asked.path["bucket"]
@@ -232,14 +232,14 @@ class StorageMethods:
         items: list[dict[str, Any]] = []
         prefixes: list[str] = []
         last = token = None
-        for found in self._buckets.names(bucket, versions=query.get("versions", False)):
-            name, prefix = found.name, query.get("prefix", "")
+        for stored in self._buckets.names(bucket, versions=query.get("versions", False)):
+            name, prefix = stored.name, query.get("prefix", "")
             if not name.startswith(prefix) or not _is_between(name, query):
                 continue
             delimiter = query.get("delimiter")
             head, separator, _rest = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
             shown = prefix + head + separator if separator else name
-            mark = f"{shown}\0{'' if separator else found.generation}"
+            mark = f"{shown}\0{'' if separator else stored.generation}"
             if mark == last or (after is not None and mark.encode() <= after.encode()):
                 continue
             if len(items) + len(prefixes) == limit:
@@ -249,7 +249,7 @@ class StorageMethods:
             if separator:
                 prefixes.append(shown)
             else:
-                items.append(found.resource(bucket))
+                items.append(stored.resource(bucket))
         answer: dict[str, Any] = {"kind": "storage#objects"}
         answer |= {"items": items} if items else {}
         answer |= {"prefixes": prefixes} if prefixes else {}

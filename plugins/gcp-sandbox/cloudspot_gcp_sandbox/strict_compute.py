@@ -170,12 +170,12 @@ class StrictCompute:
         with self.machines.lock:
             self.machines.refresh()
             self._images.refresh()
-            value = self._value(matched, body, caller)
+            answer = self._value(matched, body, caller)
         if injected is not None:
             raise ApiError(injected.status, injected.code, injected.message)
-        api(name).check_answer(action, value)
+        api(name).check_answer(action, answer)
         fields = matched.query.get("fields") or matched.query.get("$fields")
-        return Reply.json(select(value, fields) if fields else value)
+        return Reply.json(select(answer, fields) if fields else answer)
 
     def _value(self, matched: Matched, body: Mapping[str, Any], caller: str) -> Mapping[str, Any]:
         if matched.method_id == "cloudbilling.services.skus.list":
@@ -217,13 +217,15 @@ class StrictCompute:
         taken = rights_of(call)
         lacking = sorted(taken & self.faults.denied)
         caller, where = call.access_key, resource_of(call)
-        for one in sorted(taken):
-            what = self.site.service_accounts[0] if one == "iam.serviceAccounts.actAs" else where
+        for right in sorted(taken):
+            resource = self.site.service_accounts[0] if right == "iam.serviceAccounts.actAs" else where
             if caller not in self.site.service_accounts:
-                is_lacking = self._grants.lacks(caller, one, what)
+                is_lacking = self._grants.lacks(caller, right, resource)
             else:
-                is_lacking = not (is_granted_to_machines(one, where) or self._grants.has(caller, one, what))
-            lacking += [one] if is_lacking else []
+                is_lacking = not (
+                    is_granted_to_machines(right, where) or self._grants.has(caller, right, resource)
+                )
+            lacking += [right] if is_lacking else []
         if lacking:
             where = f"projects/{self.project}"
             if lacking[0] == "iam.serviceAccounts.actAs":

@@ -173,13 +173,13 @@ class StrictFunctions:
         seen = {"serviceName": "compute.googleapis.com", "methodName": method, "resourceName": resource}
         with self._lock:
             functions = [one for one in self._functions.values() if one["state"] == "ACTIVE"]
-        for one in functions:
-            trigger = one.get("eventTrigger", {})
+        for function in functions:
+            trigger = function.get("eventTrigger", {})
             filters = {each["attribute"]: each["value"] for each in trigger.get("eventFilters", ())}
             is_heard = trigger.get("triggerRegion") in {"global", region}
             if is_heard and all(seen.get(key) == value for key, value in filters.items()):
                 email = trigger["serviceAccountEmail"]
-                arguments = (_uri(one), headers, json.dumps(entry).encode())
+                arguments = (_uri(function), headers, json.dumps(entry).encode())
                 threading.Thread(
                     target=self.call, args=arguments, kwargs={"email": email}, name="event", daemon=True
                 ).start()
@@ -405,7 +405,7 @@ class StrictFunctions:
             with zipfile.ZipFile(io.BytesIO(archive)) as packed:
                 names = packed.namelist()
                 required = packed.read("requirements.txt").decode() if "requirements.txt" in names else ""
-                said = _compiled(packed)
+                fault = _compiled(packed)
         except zipfile.BadZipFile:
             return ApiError(400, "failedPrecondition", f"{failed}The source is no zip archive.")
         if "main.py" not in names:
@@ -415,8 +415,8 @@ class StrictFunctions:
         for line in required.splitlines():
             if line.strip() and _REQUIRED.fullmatch(line.strip()) is None:
                 return ApiError(400, "failedPrecondition", f"{failed}no index has {line.strip()}")
-        if said:
-            return ApiError(400, "failedPrecondition", f"{failed}{said}")
+        if fault:
+            return ApiError(400, "failedPrecondition", f"{failed}{fault}")
         email = function["eventTrigger"]["serviceAccountEmail"]
         for right in ("eventarc.events.receiveAuditLogWritten", "eventarc.events.receiveEvent"):
             if self._iam.lacks(email, right, ""):

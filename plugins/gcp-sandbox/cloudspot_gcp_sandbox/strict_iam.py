@@ -140,13 +140,13 @@ class StrictIam:
                     resource.split("/")[: where.count("/") + 1]
                 ):
                     continue
-                for one in policy.get("bindings", ()):
-                    since = self._granted_at.get((where, one["role"], member), now)
+                for binding in policy.get("bindings", ()):
+                    since = self._granted_at.get((where, binding["role"], member), now)
                     if (
-                        member in one["members"]
-                        and "condition" not in one
+                        member in binding["members"]
+                        and "condition" not in binding
                         and now >= since + LAG_SECONDS
-                        and right in self._permissions(one["role"])
+                        and right in self._permissions(binding["role"])
                     ):
                         return True
         return False
@@ -164,12 +164,14 @@ class StrictIam:
     def left(self, word: str) -> list[str]:
         """Return the names of all accounts, roles and grants with this word in them."""
         with self._lock:
-            found = [one for one in self._accounts if word in one]
-            found += [one["title"] for one in self._roles.values() if word in one["title"] and not _gone(one)]
+            leftovers = [one for one in self._accounts if word in one]
+            leftovers += [
+                one["title"] for one in self._roles.values() if word in one["title"] and not _gone(one)
+            ]
             for where, policy in self._policies.items():
                 for one in policy.get("bindings", ()):
-                    found += [f"{member} on {where}" for member in one["members"] if word in member]
-        return sorted(found)
+                    leftovers += [f"{member} on {where}" for member in one["members"] if word in member]
+        return sorted(leftovers)
 
     def _permissions(self, role: str) -> frozenset[str]:
         own = self._roles.get(role, {})
@@ -182,7 +184,7 @@ class StrictIam:
 
     def _account_value(self, email: str, shown: str, described: str) -> dict[str, Any]:
         number = str(10**20 + int.from_bytes(secrets.token_bytes(7), "big"))
-        value = {
+        account = {
             "name": self._account_path(email),
             "projectId": self._project,
             "uniqueId": number,
@@ -190,7 +192,7 @@ class StrictIam:
             "oauth2ClientId": number,
             "etag": "MDEwMjE5MjA=",
         }
-        return value | {
+        return account | {
             key: text for key, text in (("displayName", shown), ("description", described)) if text
         }
 
@@ -208,11 +210,11 @@ class StrictIam:
         with self._lock:
             if email in self._accounts:
                 raise ApiError(409, "alreadyExists", f"Service account {name} already exists within project.")
-            value = self._account_value(email, wanted.get("displayName", ""), wanted.get("description", ""))
-            self._accounts[email] = value
+            account = self._account_value(email, wanted.get("displayName", ""), wanted.get("description", ""))
+            self._accounts[email] = account
             self._made_at[email] = self._now()
             self._policies[self._account_path(email)] = {}
-        return value
+        return account
 
     def _find_account(self, matched: Matched) -> dict[str, Any]:
         email = matched.path["name"].rpartition("/")[2]
@@ -235,10 +237,10 @@ class StrictIam:
             self._policies.pop(self._account_path(email), None)
             # Its grants stay behind, for an account that never comes back, even under the same name.
             for policy in self._policies.values():
-                for one in policy.get("bindings", ()):
-                    one["members"] = [
+                for binding in policy.get("bindings", ()):
+                    binding["members"] = [
                         f"deleted:{member}?uid=1" if member == f"serviceAccount:{email}" else member
-                        for member in one["members"]
+                        for member in binding["members"]
                     ]
         return {}
 
@@ -298,10 +300,10 @@ class StrictIam:
         return role
 
     def _check_permissions(self, role: Mapping[str, Any]) -> None:
-        for one in role.get("includedPermissions", ()):
+        for permission in role.get("includedPermissions", ()):
             # This one is for organizations.
-            if _PERMISSION.fullmatch(one) is None or one == "resourcemanager.projects.list":
-                raise invalid(f"Permission {one} is not valid.", field="permissions")
+            if _PERMISSION.fullmatch(permission) is None or permission == "resourcemanager.projects.list":
+                raise invalid(f"Permission {permission} is not valid.", field="permissions")
         if len(role.get("title", "").encode()) > 100:
             raise invalid("The role title must be at most 100 bytes.")
 
@@ -325,14 +327,14 @@ class StrictIam:
             asked = matched.query.get(name, asked)
         with self._lock:
             _, policy = self._policy(matched)
-            bindings = [dict(one) for one in policy.get("bindings", ())]
-        conditional = [one for one in bindings if "condition" in one]
+            bindings = [dict(binding) for binding in policy.get("bindings", ())]
+        conditional = [binding for binding in bindings if "condition" in binding]
         if asked != 3:
             # Who does not ask for version 3 gets names that stand for conditions, and cannot write them back.
-            for one in conditional:
+            for binding in conditional:
                 digest = secrets.token_hex(10)
-                one["role"] = f"{one['role']}_withcond_{digest}"
-                del one["condition"]
+                binding["role"] = f"{binding['role']}_withcond_{digest}"
+                del binding["condition"]
         version = 3 if conditional and asked == 3 else 1
         found = {"bindings": bindings} if bindings else {}
         return {"version": version, "etag": _etag_of(policy), **found}
@@ -349,19 +351,19 @@ class StrictIam:
                 text = "There were concurrent policy changes. Please retry the whole read-modify-write."
                 raise ApiError(409, "aborted", text)
             before = policy.get("bindings", [])
-            is_conditional = any("condition" in one for one in (*before, *wanted.get("bindings", ())))
+            is_conditional = any("condition" in binding for binding in (*before, *wanted.get("bindings", ())))
             if is_conditional and wanted.get("version") != 3:
                 raise invalid(
                     "Specified policy version must be 3, since there are role bindings with conditions."
                 )
-            for one in wanted.get("bindings", ()):
-                self._check_binding(one, before)
-            had = {(one["role"], member) for one in before for member in one["members"]}
-            for one in wanted.get("bindings", ()):
-                for member in one["members"]:
-                    if (one["role"], member) not in had:
-                        self._granted_at[where, one["role"], member] = self._now()
-            policy["bindings"] = [dict(one) for one in wanted.get("bindings", ())]
+            for binding in wanted.get("bindings", ()):
+                self._check_binding(binding, before)
+            had = {(binding["role"], member) for binding in before for member in binding["members"]}
+            for binding in wanted.get("bindings", ()):
+                for member in binding["members"]:
+                    if (binding["role"], member) not in had:
+                        self._granted_at[where, binding["role"], member] = self._now()
+            policy["bindings"] = [dict(binding) for binding in wanted.get("bindings", ())]
             return {
                 "version": wanted.get("version", 1),
                 "etag": _etag_of(policy),

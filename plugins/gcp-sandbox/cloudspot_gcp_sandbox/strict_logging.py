@@ -251,19 +251,22 @@ class StrictLogging:
             entries = entries[:end][::-1]
         elif after is not None:
             entries = entries[bisect.bisect_right(entries, after, key=_place) :]
-        found: list[dict[str, Any]] = []
+        matching: list[dict[str, Any]] = []
         last: tuple[datetime, str] | None = None
-        for one in entries:
-            if _project(one.entry) not in projects or one.parsed["receiveTimestamp"] > visible_at:
+        for kept_entry in entries:
+            if (
+                _project(kept_entry.entry) not in projects
+                or kept_entry.parsed["receiveTimestamp"] > visible_at
+            ):
                 continue
-            if not is_about(one.parsed):
+            if not is_about(kept_entry.parsed):
                 continue
-            if len(found) == min(size, self.page_entries):
+            if len(matching) == min(size, self.page_entries):
                 assert last is not None
-                return {"entries": found, "nextPageToken": _page_token(last)}
-            last = one.place
-            found.append(one.entry)
-        return {"entries": found} if found else {}
+                return {"entries": matching, "nextPageToken": _page_token(last)}
+            last = kept_entry.place
+            matching.append(kept_entry.entry)
+        return {"entries": matching} if matching else {}
 
     def _list_logs(self, parent: str) -> dict[str, Any]:
         return {"logNames": sorted(name for name in self._log_names() if name.startswith(f"{parent}/"))}

@@ -125,7 +125,7 @@ class StrictScheduler:
             return self._keep(job | {key: body[key] for key in mask if key in body})
 
     def _keep(self, job: dict[str, Any]) -> Mapping[str, Any]:
-        every = _every(job.get("schedule", ""))
+        interval = _every(job.get("schedule", ""))
         target = job.get("httpTarget", {})
         if not str(target.get("uri", "")).startswith("https://") or target.get("httpMethod") != "POST":
             raise invalid("The emulated Cloud Scheduler sends POST requests to https URLs.")
@@ -143,7 +143,7 @@ class StrictScheduler:
         name = job["name"]
         if self._jobs.get(name, {}).get("schedule") != job["schedule"]:
             # The first time is one interval after the job was made.
-            self._due[name] = self.now() + every
+            self._due[name] = self.now() + interval
         self._jobs[name] = job
         return dict(job)
 

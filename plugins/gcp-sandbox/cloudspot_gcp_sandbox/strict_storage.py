@@ -148,10 +148,10 @@ class StrictStorage:
         if reply.headers.get("Content-Type", "").startswith("application/json") and "alt" not in {
             name for name, value in matched.query.items() if value == "media"
         }:
-            value = parse_json(bytes(reply.body))
-            self._api.check_answer(matched.method_id, value)
+            answer = parse_json(bytes(reply.body))
+            self._api.check_answer(matched.method_id, answer)
             if "fields" in matched.query:
-                return Reply.json(partial.select(value, matched.query["fields"]), status=reply.status)
+                return Reply.json(partial.select(answer, matched.query["fields"]), status=reply.status)
         return reply
 
     # --- signed URLs ------------------------------------------------------------------------------

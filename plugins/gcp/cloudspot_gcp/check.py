@@ -68,18 +68,18 @@ def wanted_permissions(options: GcpOptions, project: str) -> list[str]:
     One's own images need one more ("REST Resource: instances", insert, IAM permissions; checked 2026-11);
     whether another project grants it cannot be asked here.
     """
-    found = set(PERMISSIONS)
+    permissions = set(PERMISSIONS)
     if options.image_or_default.startswith(f"projects/{project}/"):
-        found.add("compute.images.useReadOnly")
+        permissions.add("compute.images.useReadOnly")
     if options.public_ip:
-        found.add("compute.subnetworks.useExternalIp")
+        permissions.add("compute.subnetworks.useExternalIp")
     if options.network_tags:
-        found.add("compute.instances.setTags")
+        permissions.add("compute.instances.setTags")
     if options.placement_policy is not None:
-        found.add("compute.resourcePolicies.use")
+        permissions.add("compute.resourcePolicies.use")
     if options.placement_policy == "auto":
-        found |= {f"compute.resourcePolicies.{verb}" for verb in ("create", "delete", "list")}
-    return sorted(found)
+        permissions |= {f"compute.resourcePolicies.{verb}" for verb in ("create", "delete", "list")}
+    return sorted(permissions)
 
 
 def _credentials(clients: GcpClients) -> str:
@@ -109,10 +109,10 @@ def _permissions(options: GcpOptions, clients: GcpClients) -> str:
     url = f"{endpoint('cloudresourcemanager')}/v1/projects/{clients.project}:testIamPermissions"
     try:
         with ERRORS.translated("asking for the permissions"):
-            value = clients.ask_json("POST", url, json={"permissions": wanted})
+            answer = clients.ask_json("POST", url, json={"permissions": wanted})
     except AuthError as error:
         return f"unknown: {error}"
-    lacking = [one for one in wanted if one not in value.get("permissions", ())]
+    lacking = [one for one in wanted if one not in answer.get("permissions", ())]
     if lacking == ["iam.serviceAccounts.actAs"]:
         # Most grant it on the one account, which the project does not show.
         return (

@@ -175,10 +175,10 @@ def endpoint(service: str) -> str:
     name = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}"
     if service == "storage" and os.environ.get("STORAGE_EMULATOR_HOST"):
         name = "STORAGE_EMULATOR_HOST"
-    value = os.environ.get(name)
-    if not value:
+    overridden = os.environ.get(name)
+    if not overridden:
         return f"https://{service}.googleapis.com"
-    parts = urlsplit(value if "://" in value else f"http://{value}")
+    parts = urlsplit(overridden if "://" in overridden else f"http://{overridden}")
     if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
         raise SpecError(f"{name} does not hold a URL such as http://127.0.0.1:8080")
     return f"{parts.scheme}://{parts.netloc}"

@@ -141,12 +141,12 @@ class CloudLoggingReader(LogSink):
         with self._lock:
             self._share()
             order = Order(after)
-            found = [arrival for one in followed.waiting for arrival in order.add(one)]
-            found += order.rest(now_ms=self._now_ms())
-            if [one.record.seq for one in found] != [*range(after + 1, after + 1 + len(found))]:
+            arrivals = [arrival for one in followed.waiting for arrival in order.add(one)]
+            arrivals += order.rest(now_ms=self._now_ms())
+            if [one.record.seq for one in arrivals] != [*range(after + 1, after + 1 + len(arrivals))]:
                 self._followed.pop(followed.stream, None)
                 return None
-            records = list(followed.passed_on(iter(found)))
+            records = list(followed.passed_on(iter(arrivals)))
             newest = max(after, followed.seq)
             followed.waiting = [one for one in followed.waiting if one.record.seq > newest]
             return records

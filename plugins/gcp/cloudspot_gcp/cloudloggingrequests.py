@@ -96,15 +96,17 @@ class LogRequests:
             try:
                 return self._send(method, body)
             except ERRORS.raised as error:
-                found = ERRORS.translation(error, f"log {self._log_name} of project {self._clients.project}")
+                failure = ERRORS.translation(
+                    error, f"log {self._log_name} of project {self._clients.project}"
+                )
                 status = ERRORS.status_of(error)
                 if status == HTTPStatus.BAD_REQUEST and method == "write":
-                    raise EntryRefused(str(found)) from error
+                    raise EntryRefused(str(failure)) from error
                 if status == HTTPStatus.TOO_MANY_REQUESTS or ERRORS.is_throttled(error):
-                    raise _Throttled(str(found)) from error
-                if isinstance(found, TransientError):
-                    raise _Unwell(str(found)) from error
-                raise found from error
+                    raise _Throttled(str(failure)) from error
+                if isinstance(failure, TransientError):
+                    raise _Unwell(str(failure)) from error
+                raise failure from error
 
         def patient() -> Any:
             return retry(call, sleep=self._sleep, kind=_Unwell)

@@ -141,18 +141,18 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         wanted = f"labels.{machinetags.JOB}:*" if job_id is None else f'labels.{machinetags.JOB} = "{job_id}"'
         described = self._described(wanted, "listing the machines")
         ended = endings(self._operations(_ENDS, "listing what became of the machines"))
-        found: dict[str, Instance] = {}
+        by_id: dict[str, Instance] = {}
         for one in described:
             instance = to_instance(one, ended.get(place_of(one).id))
             if instance is not None:
                 self._learn_store(instance.store_url)
-                found[instance.id] = instance
+                by_id[instance.id] = instance
         for key, ending in ended.items():
-            if key not in found:
+            if key not in by_id:
                 gone = self._vanished(ending, job_id)
                 if gone is not None:
-                    found[key] = gone
-        return tuple(found.values())
+                    by_id[key] = gone
+        return tuple(by_id.values())
 
     def terminate(self, instance_ids: Sequence[str]) -> None:
         targets = [place for one in dict.fromkeys(instance_ids) if (place := place_of_id(one)) is not None]
@@ -248,7 +248,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         if not made:
             raise TransientError(f"{launching(body)}: no machine shows yet; asking again")
         listed = {one.id: one for one in self.instances(job_id=job_id)}
-        found = []
+        instances = []
         for place in made:
             launch, rank = attributes.launch_and_rank(place.name) or (0, None)
             young = Instance(
@@ -262,8 +262,8 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
                 market=body.market,
                 store_url=body.store_url,
             )
-            found.append(listed.get(young.id, young))
-        return tuple(sorted(found, key=lambda one: one.rank or 0))
+            instances.append(listed.get(young.id, young))
+        return tuple(sorted(instances, key=lambda one: one.rank or 0))
 
     # --- listings ---------------------------------------------------------------------------------
 

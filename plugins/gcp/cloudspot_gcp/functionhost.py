@@ -135,15 +135,15 @@ class CloudRunHost(FunctionHost):
     def status(self, name: str) -> FunctionStatus | None:
         """Return what Cloud Functions and Cloud Scheduler tell; see FunctionHost."""
         with ERRORS.translated("asking for the driver"):
-            found = self._found(self._function_url(name))
-            if found is None:
+            described = self._found(self._function_url(name))
+            if described is None:
                 return None
             every = self._schedules(name).every_seconds()
-        environment = found.get("serviceConfig", {}).get("environmentVariables", {})
-        changed = found.get("updateTime")
+        environment = described.get("serviceConfig", {}).get("environmentVariables", {})
+        changed = described.get("updateTime")
         return FunctionStatus(
-            where=found["name"],
-            state=found["state"],
+            where=described["name"],
+            state=described["state"],
             every_seconds=every,
             version=environment.get(_VERSION, "unknown"),
             # With nanoseconds, which Python does not read.
@@ -195,16 +195,18 @@ class CloudRunHost(FunctionHost):
     def _make_function(self, function: DriverFunction, email: str) -> dict[str, Any]:
         archive = _with_entry(function)
         wanted = self._wanted(function, email, hashlib.sha256(archive).hexdigest()[:40])
-        name, found = function.name, self._settled(function.name)
-        stale = sorted(part for part in wanted if found is not None and not _has(found, part, wanted[part]))
-        if found is not None and not stale and found["state"] == "ACTIVE":
-            return found
-        if found is None or found["state"] != "ACTIVE" or {"buildConfig", "labels"} & set(stale):
+        name, existing = function.name, self._settled(function.name)
+        stale = sorted(
+            part for part in wanted if existing is not None and not _has(existing, part, wanted[part])
+        )
+        if existing is not None and not stale and existing["state"] == "ACTIVE":
+            return existing
+        if existing is None or existing["state"] != "ACTIVE" or {"buildConfig", "labels"} & set(stale):
             stale = sorted(wanted)
             wanted["buildConfig"]["source"] = {"storageSource": self._upload(archive)}
         body = {"name": self._path("functions", name), "environment": "GEN_2"}
         body |= {part: wanted[part] for part in stale}
-        if found is None:
+        if existing is None:
             url, _, _ = self._function_url(name).rpartition("/")
             operation = self._ask("POST", url, json=body, params={"functionId": name})
         else:

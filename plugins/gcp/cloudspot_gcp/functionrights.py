@@ -172,13 +172,13 @@ class DriverRights:
     def _roles(self, kind: str) -> list[dict[str, Any]]:
         """Return the driver's roles of this kind, by their title: ids cannot be used again for weeks."""
         url = f"{endpoint('iam')}/v1/projects/{self._clients.project}/roles"
-        found: list[dict[str, Any]] = []
+        roles: list[dict[str, Any]] = []
         asked = {"view": "FULL", "pageSize": 1000}
         while True:
             answer = self._ask("GET", url, params=asked)
-            found += [one for one in answer.get("roles", ()) if one.get("title") == f"{self._name} {kind}"]
+            roles += [one for one in answer.get("roles", ()) if one.get("title") == f"{self._name} {kind}"]
             if not answer.get("nextPageToken"):
-                return found
+                return roles
             asked["pageToken"] = answer["nextPageToken"]
 
     def _make_role(self, kind: str, permissions: Sequence[str], bucket: str) -> str:
@@ -190,15 +190,15 @@ class DriverRights:
             "stage": "GA",
             "includedPermissions": sorted(permissions),
         }
-        found = self._roles(kind)
-        if not found:
+        roles = self._roles(kind)
+        if not roles:
             chosen = f"{self._name}_{kind}_{secrets.token_hex(4)}".replace("-", "_")
             url = f"{endpoint('iam')}/v1/projects/{self._clients.project}/roles"
-            found = [self._ask("POST", url, json={"roleId": chosen, "role": role})]
-        elif sorted(found[0].get("includedPermissions", ())) != sorted(permissions):
-            url = f"{endpoint('iam')}/v1/{found[0]['name']}"
+            roles = [self._ask("POST", url, json={"roleId": chosen, "role": role})]
+        elif sorted(roles[0].get("includedPermissions", ())) != sorted(permissions):
+            url = f"{endpoint('iam')}/v1/{roles[0]['name']}"
             self._ask("PATCH", url, json=role, params={"updateMask": "includedPermissions"})
-        return str(found[0]["name"])
+        return str(roles[0]["name"])
 
     # --- policies ---------------------------------------------------------------------------------
 
@@ -206,12 +206,12 @@ class DriverRights:
         """Grant the account the role, unless it has it."""
 
         def with_it(bindings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            for one in bindings:
-                if one["role"] == role and "condition" not in one:
-                    if self._member in one["members"]:
+            for binding in bindings:
+                if binding["role"] == role and "condition" not in binding:
+                    if self._member in binding["members"]:
                         return bindings
-                    others = [other for other in bindings if other is not one]
-                    return [*others, {**one, "members": [*one["members"], self._member]}]
+                    others = [other for other in bindings if other is not binding]
+                    return [*others, {**binding, "members": [*binding["members"], self._member]}]
             return [*bindings, {"role": role, "members": [self._member]}]
 
         self.once_known(lambda: self._change(policy, with_it))
@@ -235,12 +235,12 @@ class DriverRights:
         Version 3 is asked for: an older one would lose the conditions of others' grants.
         """
         for left in reversed(range(NUM_TRIES)):
-            found = self._ask(*policy.read, json=policy.asked)
-            before = found.get("bindings", [])
+            read = self._ask(*policy.read, json=policy.asked)
+            before = read.get("bindings", [])
             after = change(before)
             if after == before:
                 return
-            value = {**found, "bindings": after, "version": 3}
+            value = {**read, "bindings": after, "version": 3}
             try:
                 self._ask(*policy.write, json={"policy": value} if policy.is_wrapped else value)
             except (api.Conflict, api.PreconditionFailed):

@@ -93,17 +93,17 @@ class DriverSchedules:
 
     def remove(self) -> Iterator[str]:
         """Remove all of them; yield their names."""
-        asked, found = {"pageSize": 500}, list[str]()
+        asked, names = {"pageSize": 500}, list[str]()
         while True:
             answer = self._ask("GET", self._url("").rstrip("/"), params=asked)
-            found += [str(one["name"]).rpartition("/")[2] for one in answer.get("jobs", ())]
+            names += [str(one["name"]).rpartition("/")[2] for one in answer.get("jobs", ())]
             if not answer.get("nextPageToken"):
                 break
             asked["pageToken"] = answer["nextPageToken"]
-        for one in found:
-            if f"{one}-".startswith(f"{self._name}-"):
-                self._ask("DELETE", self._url(one))
-                yield one
+        for name in names:
+            if f"{name}-".startswith(f"{self._name}-"):
+                self._ask("DELETE", self._url(name))
+                yield name
 
     def try_once(self, job: Mapping[str, Any], revision: str) -> None:
         """Have the job run this revision once; raise CloudspotError with the function's words if it fails.

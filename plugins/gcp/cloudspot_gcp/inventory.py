@@ -166,18 +166,18 @@ class _PlacementPolicies(Inventory):
 
     def _found(self, store_urls: Sequence[str]) -> Iterator[Asset]:
         what = "listing the placement policies"
-        for one in _all(self._clients, "ResourcePoliciesClient", "resource_policies", what, ""):
-            says = _DESCRIPTION.fullmatch(one.description)
+        for policy in _all(self._clients, "ResourcePoliciesClient", "resource_policies", what, ""):
+            says = _DESCRIPTION.fullmatch(policy.description)
             for store_url in store_urls if says else ():
                 assert says is not None
-                if policy_name(says[1], store_url) == one.name:
+                if policy_name(says[1], store_url) == policy.name:
                     yield Asset(
                         kind="placement policy",
-                        id=one.name,
-                        where=last_part(one.region),
+                        id=policy.name,
+                        where=last_part(policy.region),
                         job_id=says[1],
                         store_url=store_url,
-                        created_at=to_time(one.creation_timestamp),
+                        created_at=to_time(policy.creation_timestamp),
                         price_per_day=0.0,
                     )
 

@@ -142,7 +142,7 @@ def endings(operations: Iterable[Any]) -> dict[str, Ending]:
     A machine's most telling operation, the first in ``END_OPERATIONS``, names the reason.
     """
     order = list(END_OPERATIONS)
-    found: dict[str, tuple[int, Ending]] = {}
+    by_id: dict[str, tuple[int, Ending]] = {}
     for operation in operations:
         place = target_of(operation)
         if place is None or operation.operation_type not in END_OPERATIONS or has_failed(operation):
@@ -154,14 +154,14 @@ def endings(operations: Iterable[Any]) -> dict[str, Ending]:
             at=to_time(operation.end_time or operation.insert_time),
             is_over=is_done(operation),
         )
-        if place.id in found:
-            both = (found[place.id], (rank, ending))
-            (rank, ending), (_, other) = sorted(both, key=lambda one: one[0])
-            if other.is_over and not ending.is_over:
+        if place.id in by_id:
+            both = (by_id[place.id], (rank, ending))
+            (rank, ending), (_, lesser) = sorted(both, key=lambda one: one[0])
+            if lesser.is_over and not ending.is_over:
                 # The time of one that is under way is that of its request.
-                ending = msgspec.structs.replace(ending, is_over=True, at=other.at)
-        found[place.id] = (rank, ending)
-    return {key: ending for key, (_, ending) in found.items()}
+                ending = msgspec.structs.replace(ending, is_over=True, at=lesser.at)
+        by_id[place.id] = (rank, ending)
+    return {key: ending for key, (_, ending) in by_id.items()}
 
 
 def _reason(operation: Any, place: Place) -> EndReason:

@@ -134,13 +134,13 @@ def find_zones(clients: GcpClients, region: str) -> tuple[str, ...]:
 
     def call() -> tuple[str, ...]:
         try:
-            found = clients.call("RegionsClient", "get", {**own, "region": region})
+            described = clients.call("RegionsClient", "get", {**own, "region": region})
         except (api.NotFound, api.BadRequest) as error:
             known = sorted(one.name for one in clients.call("RegionsClient", "list", own))
             if region in known:
                 raise
             raise unknown_region("regions", region, known) from error
-        return tuple(sorted(zone for zone in map(last_part, found.zones) if not is_ai_zone(zone)))
+        return tuple(sorted(zone for zone in map(last_part, described.zones) if not is_ai_zone(zone)))
 
     return ask(f"looking up the region {region}", call)
 
@@ -212,20 +212,20 @@ def named_types(
 ) -> list[GcpMachineType]:
     """Return the machine types that the option names, with the accelerators to attach."""
     expression = " OR ".join(f'(name = "{name}")' for name in options.machine_types)
-    found = {one.name: one for one in _types_in(clients, zones, expression)}
-    unknown = [name for name in options.machine_types if name not in found]
+    by_name = {one.name: one for one in _types_in(clients, zones, expression)}
+    unknown = [name for name in options.machine_types if name not in by_name]
     if unknown:
         known = [one.name for one in _types_in(clients, zones, "")]
         regions = ", ".join(sorted(set(map(region_of, zones))))
         raise unknown_type("machine_types", unknown[0], known, where=regions)
-    types = [found[name] for name in options.machine_types]
-    for one in types:
-        if not markets_of(one.name):
-            raise field_error("machine_types", f'"{one.name}" is only sold as capacity reserved beforehand')
-        if not takes_disk(one.name, options.disk_type):
-            able = [kind for kind in get_args(DiskType) if takes_disk(one.name, kind)]
+    types = [by_name[name] for name in options.machine_types]
+    for type_ in types:
+        if not markets_of(type_.name):
+            raise field_error("machine_types", f'"{type_.name}" is only sold as capacity reserved beforehand')
+        if not takes_disk(type_.name, options.disk_type):
+            able = [kind for kind in get_args(DiskType) if takes_disk(type_.name, kind)]
             raise field_error(
-                "disk_type", f'"{one.name}" cannot have "{options.disk_type}"; it takes {" or ".join(able)}'
+                "disk_type", f'"{type_.name}" cannot have "{options.disk_type}"; it takes {" or ".join(able)}'
             )
     return _attached(clients, types, zones, resources)
 
@@ -264,16 +264,16 @@ def offered_type(clients: GcpClients, offer: Offer) -> GcpMachineType | None:
 
 
 def _types_in(clients: GcpClients, zones: Sequence[str], expression: str) -> list[GcpMachineType]:
-    found: dict[str, GcpMachineType] = {}
+    by_name: dict[str, GcpMachineType] = {}
     for zone in zones:
         what = f"looking for machine types in {zone}"
-        for one in list_all(clients, "MachineTypesClient", what, zone=zone, filter=expression):
-            before = found.get(one.name)
+        for described in list_all(clients, "MachineTypesClient", what, zone=zone, filter=expression):
+            before = by_name.get(described.name)
             if before is None:
-                found[one.name] = _to_type(one, zone)
+                by_name[described.name] = _to_type(described, zone)
             else:
-                found[one.name] = msgspec.structs.replace(before, zones=(*before.zones, zone))
-    return list(found.values())
+                by_name[described.name] = msgspec.structs.replace(before, zones=(*before.zones, zone))
+    return list(by_name.values())
 
 
 def find_machine_type(clients: GcpClients, zone: str, name: str) -> GcpMachineType | None:
@@ -313,39 +313,39 @@ def _attached(
         for name, places in _accelerators_in(clients, zones).items()
         if is_attachable(name) and is_called(name, wanted)
     }
-    found = [one for one in types if one not in attaching]
-    for one in attaching:
+    attached = [one for one in types if one not in attaching]
+    for type_ in attaching:
         for name, places in offered.items():
             counts = {
                 zone: count_to_attach(
                     name,
                     at_least=resources.accelerator_count,
-                    cpus=one.cpus,
-                    memory_bytes=one.memory_bytes,
+                    cpus=type_.cpus,
+                    memory_bytes=type_.memory_bytes,
                     zone=zone,
                 )
-                for zone in one.zones
+                for zone in type_.zones
             }
             # The zones differ in whether they have it, never in how many accelerators it needs.
             able = {zone: n for zone, n in counts.items() if n is not None and places.get(zone, 0) >= n}
             if able:
-                found.append(
+                attached.append(
                     msgspec.structs.replace(
-                        one,
+                        type_,
                         accelerator=name,
                         accelerator_count=max(able.values()),
                         is_attached=True,
                         zones=tuple(able),
                     )
                 )
-    return found
+    return attached
 
 
 def _accelerators_in(clients: GcpClients, zones: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return how many of each accelerator a machine can have, by zone."""
-    found: dict[str, dict[str, int]] = {}
+    most: dict[str, dict[str, int]] = {}
     for zone in zones:
         what = f"looking for accelerators in {zone}"
-        for one in list_all(clients, "AcceleratorTypesClient", what, zone=zone):
-            found.setdefault(one.name, {})[zone] = int(one.maximum_cards_per_instance)
-    return found
+        for accelerator in list_all(clients, "AcceleratorTypesClient", what, zone=zone):
+            most.setdefault(accelerator.name, {})[zone] = int(accelerator.maximum_cards_per_instance)
+    return most

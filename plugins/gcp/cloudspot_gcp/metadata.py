@@ -165,14 +165,14 @@ class GcePreemptionSource(PreemptionSource):
     def _wait_for_change(self, known: Value | None, seconds: float) -> Value | None:
         etag, began = None if known is None else known.etag, self._monotonic()
         try:
-            found = self._metadata.read(PREEMPTED, newer_than=etag, wait_seconds=seconds)
+            changed = self._metadata.read(PREEMPTED, newer_than=etag, wait_seconds=seconds)
         except TransientError as error:
             _log.info("the long poll broke, polling again: %s", error)
             self._sleep(self.poll_seconds)
             return self._metadata.read(PREEMPTED)
-        if _as_notice(found) is None and self._monotonic() - began < self.poll_seconds:
+        if _as_notice(changed) is None and self._monotonic() - began < self.poll_seconds:
             self._sleep(self.poll_seconds)
-        return found
+        return changed
 
     def _look_for_event(self) -> None:
         try:

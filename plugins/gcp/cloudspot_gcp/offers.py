@@ -65,34 +65,34 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
         types = self._types(resources, image, zones)
         start = self._start(image, resources)
         account = _service_account(options, clients)
-        found: list[Offer] = []
+        offers: list[Offer] = []
         unpriced: list[tuple[str, str]] = []
         for region in regions:
             here = [one for one in types if set(one.zones) & set(zones[region])]
             priced: list[tuple[float, GcpMachineType, dict[Market, _Price]]] = []
-            for one in here:
-                prices = {market: self._price(one, region, market) for market in Market}
+            for type_ in here:
+                prices = {market: self._price(type_, region, market) for market in Market}
                 known = {market: price for market, price in prices.items() if price is not None}
                 if Market.ON_DEMAND in known:
-                    priced.append((min(price.usd for price in known.values()), one, known))
+                    priced.append((min(price.usd for price in known.values()), type_, known))
                 else:
-                    unpriced.append((one.name, region))
+                    unpriced.append((type_.name, region))
             if not options.machine_types:
                 priced = sorted(priced, key=lambda each: each[0])[:MAX_TYPES]
-            for _, one, known in priced:
-                able = [zone for zone in zones[region] if zone in one.zones]
+            for _, type_, known in priced:
+                able = [zone for zone in zones[region] if zone in type_.zones]
                 others = [zone for zone in all_zones[region] if zone not in able]
-                details = self._details(one, region, start, account) | {"zones": ",".join(able)}
+                details = self._details(type_, region, start, account) | {"zones": ",".join(able)}
                 if others:
                     details["other_zones"] = ",".join(others)
                 extras = {
                     market: self._extras(resources, start, region, market, price)
                     for market, price in known.items()
                 }
-                found += [
+                offers += [
                     with_extras(
                         Offer(
-                            instance_type=one.name,
+                            instance_type=type_.name,
                             zone=region,
                             market=market,
                             price_per_hour=price.usd,
@@ -105,11 +105,11 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
                         on_demand=extras[Market.ON_DEMAND],
                     )
                     for market, price in known.items()
-                    if market in markets_of(one.name)
+                    if market in markets_of(type_.name)
                 ]
-        if not found and unpriced:
+        if not offers and unpriced:
             self._refuse_unpriced(*unpriced[0])
-        return tuple(found)
+        return tuple(offers)
 
     def spot_price(self, offer: Offer) -> float | None:
         """Return the price that ``offers`` finds now, at most an hour old; None: nobody tells one.
@@ -129,12 +129,12 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
 
     def _start(self, image: Image, resources: Resources) -> Image:
         """Return from which image machines start."""
-        found = self._setup_image(GcpImageHost(self._options, self._clients), self._options.setup_key)
-        if found is None:
+        setup_image = self._setup_image(GcpImageHost(self._options, self._clients), self._options.setup_key)
+        if setup_image is None:
             return image
-        size = counted_gib(image.size_gib, found, resources, wanted_bytes=self._options.disk)
-        path = path_of(self._clients.project, found.id)
-        return msgspec.structs.replace(image, path=path, size_gib=size, setup_key=found.key)
+        size = counted_gib(image.size_gib, setup_image, resources, wanted_bytes=self._options.disk)
+        path = path_of(self._clients.project, setup_image.id)
+        return msgspec.structs.replace(image, path=path, size_gib=size, setup_key=setup_image.key)
 
     def _zones(self, region: str) -> tuple[str, ...]:
         return self._cache.get(("zones", region), lambda: find_zones(self._clients, region))

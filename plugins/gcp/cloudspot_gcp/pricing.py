@@ -144,11 +144,11 @@ def read_price_list(clients: GcpClients, regions: Iterable[str]) -> PriceList:
         query = {"pageSize": str(PAGE), "currencyCode": "USD", "fields": _FIELDS}
         if token:
             query["pageToken"] = token
-        value = ask("reading Google's price list", partial(clients.ask_json, "GET", url, params=query))
+        answer = ask("reading Google's price list", partial(clients.ask_json, "GET", url, params=query))
         with readable("reading Google's price list"):
-            for sku in value.get("skus", ()):
+            for sku in answer.get("skus", ()):
                 _add(parts, sku, wanted)
-            before, token = token, value.get("nextPageToken", "")
+            before, token = token, answer.get("nextPageToken", "")
         if not token:
             return PriceList(parts)
         if token == before:
@@ -175,19 +175,19 @@ def _add(parts: dict[Part, float], sku: Mapping[str, Any], wanted: set[str]) -> 
 def _part_name(description: str) -> str | None:
     """Return the part that a description prices; None: not one that we add up."""
     plain = _SPOT.sub("", description)
-    found = _PART.fullmatch(plain)
-    if found is not None:
-        return f"{found['family'].lower()}/{found['what'].lower()}"
-    found = _C2_PART.fullmatch(plain)
-    if found is not None:
-        return f"c2/{found['what'].lower()}"
-    found = _DISK.fullmatch(plain)
-    if found is not None:
-        return _DISKS[found["kind"]]
+    match = _PART.fullmatch(plain)
+    if match is not None:
+        return f"{match['family'].lower()}/{match['what'].lower()}"
+    match = _C2_PART.fullmatch(plain)
+    if match is not None:
+        return f"c2/{match['what'].lower()}"
+    match = _DISK.fullmatch(plain)
+    if match is not None:
+        return _DISKS[match["kind"]]
     if _ADDRESS.fullmatch(plain):
         return ADDRESS
-    found = _GPU.fullmatch(plain) or _OTHER_GPU.fullmatch(plain)
-    return None if found is None else _plain_gpu(found["gpu"])
+    match = _GPU.fullmatch(plain) or _OTHER_GPU.fullmatch(plain)
+    return None if match is None else _plain_gpu(match["gpu"])
 
 
 def _plain_gpu(name: str) -> str:

@@ -86,11 +86,11 @@ class Cause(NamedTuple):
 
 def causes_of(operation: Any) -> list[Cause]:
     """Return what went wrong in an operation. Only this tells: a failed operation is DONE, too."""
-    found = [Cause(str(one.code), ERRORS.one_line(str(one.message))) for one in operation.error.errors]
-    if not found and operation.http_error_status_code:
+    causes = [Cause(str(one.code), ERRORS.one_line(str(one.message))) for one in operation.error.errors]
+    if not causes and operation.http_error_status_code:
         said = ERRORS.one_line(str(operation.http_error_message))
-        found = [Cause(str(operation.http_error_status_code), said)]
-    return found
+        causes = [Cause(str(operation.http_error_status_code), said)]
+    return causes
 
 
 def refusal(error: Exception, body: ComputeRequest) -> CloudspotError:
@@ -98,13 +98,13 @@ def refusal(error: Exception, body: ComputeRequest) -> CloudspotError:
     what = launching(body)
     if _has_lost_its_image(body, str(error)):
         return CapacityError(f"{what}: {IMAGE_IS_GONE}")
-    found = ERRORS.translation(error, what, LAUNCH_CODES)
-    if isinstance(found, AuthError):
+    refused = ERRORS.translation(error, what, LAUNCH_CODES)
+    if isinstance(refused, AuthError):
         needed = _NEEDED.search(str(error))
         if needed is not None:
             return AuthError(f"{what}: the credentials lack {needed[1]}{_POLICY_ADVICE}")
-        return AuthError(f"{found}{_POLICY_ADVICE}") if ERRORS.code_of(error) in LAUNCH_CODES else found
-    return _with_advice(found, str(error))
+        return AuthError(f"{refused}{_POLICY_ADVICE}") if ERRORS.code_of(error) in LAUNCH_CODES else refused
+    return _with_advice(refused, str(error))
 
 
 def failure(causes: Sequence[Cause], body: ComputeRequest) -> CloudspotError:

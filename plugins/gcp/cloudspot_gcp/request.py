@@ -224,7 +224,7 @@ def _scheduling(options: GcpOptions, group: InstanceGroup, *, is_placed: bool) -
 
 
 def _attributes(options: GcpOptions, group: InstanceGroup, first_name: str) -> dict[str, str]:
-    found = {
+    metadata = {
         machinetags.JOB: group.job_id,
         machinetags.LAUNCH: str(group.launch),
         machinetags.STORE: group.store_url,
@@ -236,5 +236,5 @@ def _attributes(options: GcpOptions, group: InstanceGroup, first_name: str) -> d
         shutdownscript.KEY: shutdownscript.SCRIPT,
     }
     if group.offer.market is Market.SPOT:
-        found[attributes.NOTICE_SECONDS] = f"{options.preemption_notice:.0f}"
-    return found
+        metadata[attributes.NOTICE_SECONDS] = f"{options.preemption_notice:.0f}"
+    return metadata

@@ -55,8 +55,8 @@ class GcpImageHost(setupimages.TaggedImageHost):
         def call() -> Any:
             with ERRORS.translated(what, _BUSY):
                 try:
-                    found = self._clients.call("ImagesClient", "get", request)
-                    if setupimages.SETUP not in found.labels:
+                    image = self._clients.call("ImagesClient", "get", request)
+                    if setupimages.SETUP not in image.labels:
                         raise CloudspotError(f"cloudspot has not made image {image_id}")
                     return self._clients.call("ImagesClient", "delete_unary", request)
                 except api.NotFound:

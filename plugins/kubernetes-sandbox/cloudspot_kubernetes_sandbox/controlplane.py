@@ -256,11 +256,11 @@ def _openssl(*arguments: str) -> None:
 
 
 def _free_ports(address: str, number: int) -> Sequence[int]:
-    found = [socket.socket() for _ in range(number)]
+    sockets = [socket.socket() for _ in range(number)]
     try:
-        for one in found:
-            one.bind((address, 0))
-        return [int(one.getsockname()[1]) for one in found]
+        for listener in sockets:
+            listener.bind((address, 0))
+        return [int(one.getsockname()[1]) for one in sockets]
     finally:
-        for one in found:
-            one.close()
+        for listener in sockets:
+            listener.close()

@@ -193,26 +193,26 @@ def translated(refusal: Refusal, what: str) -> CloudspotError:
     and the admission plugins of Kubernetes ("exceeded quota" of ResourceQuota, "no PriorityClass", "error
     looking up service account"), seen on 1.20.
     """
-    said = f"{what}: {refusal}"
+    text = f"{what}: {refusal}"
     if refusal.status == HTTPStatus.UNAUTHORIZED:
         return AuthError(f"{what}: the cluster does not accept the credentials")
     if refusal.status == HTTPStatus.FORBIDDEN:
         if "exceeded quota" in str(refusal):
-            return QuotaError(f"{said}; ask for less, or raise the namespace's ResourceQuota")
+            return QuotaError(f"{text}; ask for less, or raise the namespace's ResourceQuota")
         if "status unknown for quota" in str(refusal):  # one that was made a moment ago
-            return TransientError(said)
+            return TransientError(text)
         if any(one in str(refusal) for one in _NO_LIMIT):
             return ProvisionError(
-                f"{said}; set cpu_limit and memory of the type in providers.kubernetes.types"
+                f"{text}; set cpu_limit and memory of the type in providers.kubernetes.types"
             )
         if is_denial(refusal):
             return AuthError(f"{what}: access denied: {refusal}")
-        return ProvisionError(said)
+        return ProvisionError(text)
     if refusal.status == HTTPStatus.TOO_MANY_REQUESTS or refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return TransientError(said)
+        return TransientError(text)
     if refusal.status in {HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY}:
-        return ProvisionError(said)
-    return CloudspotError(said)
+        return ProvisionError(text)
+    return CloudspotError(text)
 
 
 def is_denial(refusal: Refusal) -> bool:

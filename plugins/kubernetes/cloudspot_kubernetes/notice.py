@@ -86,20 +86,20 @@ def node_identity() -> NodeIdentity:
     Raises:
         TransientError: this is no pod of cloudspot's, or it has no address.
     """
-    found = {name: os.environ.get(getattr(POD, name), "") for name in POD._fields}
+    facts = {name: os.environ.get(getattr(POD, name), "") for name in POD._fields}
     for name in ("name", "uid", "rank", "address"):
-        if not found[name]:
+        if not facts[name]:
             raise TransientError(f"the pod does not know its {name}: {getattr(POD, name)} is not set")
-    rank = whole_number(found["rank"], most=MAX_NODES - 1)
-    market = next((one for one in Market if one.value == found["market"]), None)
-    if rank is None or (found["market"] and market is None):
-        raise TransientError(f"the pod says rank {found['rank'][:40]!r} and market {found['market'][:40]!r}")
+    rank = whole_number(facts["rank"], most=MAX_NODES - 1)
+    market = next((one for one in Market if one.value == facts["market"]), None)
+    if rank is None or (facts["market"] and market is None):
+        raise TransientError(f"the pod says rank {facts['rank'][:40]!r} and market {facts['market'][:40]!r}")
     return NodeIdentity(
-        instance_id=instance_id(found["name"], found["uid"]),
+        instance_id=instance_id(facts["name"], facts["uid"]),
         rank=rank,
-        address=found["address"],
-        zone=found["zone"] or None,
-        instance_type=found["type"] or None,
+        address=facts["address"],
+        zone=facts["zone"] or None,
+        instance_type=facts["type"] or None,
         market=market,
     )
 

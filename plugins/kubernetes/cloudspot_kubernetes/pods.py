@@ -76,11 +76,11 @@ class PodProvisioner(Provisioner):
         """
         launch = _Launch(decode_request(request, PodsRequest), token)
         with _meaning("creating the pods"):
-            found = self._of(launch)
-            if not _is_kept(found):
-                found = self._made(launch, found)
-            self._forget_old(found)
-            return [to_instance(pod) for pod in sorted(found, key=_rank) if was_scheduled(pod)]
+            pods = self._of(launch)
+            if not _is_kept(pods):
+                pods = self._made(launch, pods)
+            self._forget_old(pods)
+            return [to_instance(pod) for pod in sorted(pods, key=_rank) if was_scheduled(pod)]
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
         """Annotate the pods; see Provisioner."""
@@ -153,7 +153,7 @@ class PodProvisioner(Provisioner):
         """
         options = self._options
         require_complete(options)
-        found = []
+        offers = []
         for name, kind in options.types.items():
             machine = MachineType(
                 name=name,
@@ -164,7 +164,7 @@ class PodProvisioner(Provisioner):
             )
             prices = {Market.SPOT: kind.spot_price, Market.ON_DEMAND: kind.on_demand_price}
             usual = next(price for price in reversed(prices.values()) if price is not None)
-            found += [
+            offers += [
                 Offer(
                     instance_type=name,
                     zone=zone,
@@ -177,7 +177,7 @@ class PodProvisioner(Provisioner):
                 for market, price in prices.items()
                 if price is not None and machine.fits(resources)
             ]
-        return found
+        return offers
 
     def _list(self, job_id: str | None) -> Iterator[Pod]:
         selector = machinetags.JOB if job_id is None else f"{machinetags.JOB}={job_id}"
@@ -204,11 +204,11 @@ class PodProvisioner(Provisioner):
 
     def _of(self, launch: _Launch) -> list[Pod]:
         """Return the pods that there are of the launch."""
-        found = list(self._cluster.list(launch.path, selector=launch.selector))
-        for pod in found:
+        pods = list(self._cluster.list(launch.path, selector=launch.selector))
+        for pod in pods:
             if (pod["metadata"].get("annotations") or {}).get(REQUEST) != launch.request:
                 raise ProvisionError("the token was used before with another request")
-        return found
+        return pods
 
     def _made(self, launch: _Launch, found: Sequence[Pod]) -> list[Pod]:
         """Return the launch's pods once its outcome is known; a definite refusal leaves none of them."""
@@ -241,16 +241,16 @@ class PodProvisioner(Provisioner):
         """
         began = time.monotonic()
         while True:
-            found = self._of(launch)
-            if _is_kept(found):
-                return found
-            if len(found) < len(launch.pods) or any("deletionTimestamp" in one["metadata"] for one in found):
+            pods = self._of(launch)
+            if _is_kept(pods):
+                return pods
+            if len(pods) < len(launch.pods) or any("deletionTimestamp" in one["metadata"] for one in pods):
                 self._refuse(launch, "another driver has given it up")
-            waiting = [pod for pod in found if not was_scheduled(pod)]
+            waiting = [pod for pod in pods if not was_scheduled(pod)]
             waited = time.monotonic() - began
             silent = [pod for pod in waiting if not _verdict(pod)]
             if not waiting or (waited >= launch.body.capacity_wait and not silent):
-                if len(found) - len(waiting) < launch.body.min_nodes:
+                if len(pods) - len(waiting) < launch.body.min_nodes:
                     self._refuse(launch, _verdict(waiting[0]))
                 self._keep(launch)
             elif waited >= max(launch.body.capacity_wait, VERDICT_SECONDS):

@@ -51,9 +51,9 @@ def amounts(quantities: Mapping[str, Any] | None) -> dict[str, Decimal]:
 
 def _amounts(text: str) -> dict[str, Decimal]:
     """Return what a message names, without what cannot be read."""
-    found = {}
-    for one in text.strip(",").split(","):
-        name, _, quantity = one.partition("=")
+    amounts = {}
+    for assignment in text.strip(",").split(","):
+        name, _, quantity = assignment.partition("=")
         with suppress(ValueError):
-            found[name] = amount(quantity)
-    return found
+            amounts[name] = amount(quantity)
+    return amounts
