@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -101,6 +102,7 @@ class Watched:
             self.work.parent / "staging" / "1",
             logs={},
             links=(),
+            num_linked=Counter(),
             must_copy=False,
             writers=self._files.writers,
         )
