@@ -154,10 +154,10 @@ def test_a_file_whose_table_of_contents_is_whole_is_finished(tmp_path: Path) -> 
     with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
         archive.writestr("archive/data.pkl", b"weights" * 100)
     found = files(tmp_path, "model.pt")
-    assert look(found).is_finished
+    assert look(found).finished == "own"
     data = (tmp_path / "model.pt").read_bytes()
     (tmp_path / "model.pt").write_bytes(data[: len(data) // 2])
-    assert not look(found).is_finished
+    assert look(found).finished is None
 
 
 @pytest.mark.parametrize(("size", "is_whole"), [(16, True), (12, False)])
@@ -166,7 +166,7 @@ def test_a_safetensors_file_is_finished_when_it_is_as_long_as_its_table_says(
 ) -> None:
     table = b'{"__metadata__": {}, "w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}'
     write(tmp_path, "model.safetensors", len(table).to_bytes(8, "little") + table + bytes(size))
-    assert look(files(tmp_path, "model.safetensors")).is_finished == is_whole
+    assert look(files(tmp_path, "model.safetensors")).finished == ("own" if is_whole else None)
 
 
 def test_a_pattern_covers_what_it_finds_and_what_is_below() -> None:
