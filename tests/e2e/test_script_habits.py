@@ -194,7 +194,7 @@ class Observed:
         finally:
             shutil.rmtree(target, ignore_errors=True)
 
-    def until(self, what: str, condition: Callable[[], object], *, seconds: float = 240.0) -> None:
+    def until(self, what: str, condition: Callable[[], object], *, seconds: float = 600.0) -> None:
         """Look until something has come, or the job is over."""
 
         def has_come() -> bool:
@@ -265,7 +265,7 @@ def outlive(user: User, seed: int) -> Observed:
             if not come_to_moment(seen, cli, each):
                 break
             strike(seen, each.kind, each.notice_seconds)
-        seen.until("the end of the job", lambda: cli.poll() is not None, seconds=600.0)
+        seen.until("the end of the job", lambda: cli.poll() is not None, seconds=1200.0)
         seen.look()
         check(seen, plan, cli.returncode)
     except BaseException:
@@ -381,7 +381,7 @@ def test_a_script_that_saves_by_its_own_habit_loses_nothing_that_was_recognized(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + NUM_SEEDS))
 def test_soak_of_scripts_that_save_by_their_own_habits(user: User, seed: int) -> None:
     report(outlive(user, seed), seed)

@@ -176,7 +176,7 @@ def _where_it_is(
             file_of(path, stamp.size, mode=(work / path).stat().st_mode & 0o777)
             for path, stamp in sorted(stamps.items(), key=lambda entry: entry[1].written_at)
         )
-        ways = dict.fromkeys(own, "direct")
+        ways: dict[str, Way] = dict.fromkeys(own, "direct")
         found = SetAside(state, work, files, ways, num_linked=num_linked, is_own=False)
         for path in own:
             found.note(work / path, stamps[path])
