@@ -41,6 +41,8 @@ STRIKES = ("machine", "machine", "trainer", "agent", "notice", "notice")
 COMMIT_SECONDS = 5.0
 """The least time between two commits."""
 SLACK_SECONDS = 5.0
+WORK_SECONDS = 0.5
+"""Processor time that the agent may use for two uploads and its looks: a busy machine takes a multiple of it."""
 AGENT_SECONDS = 15.0
 """How long a new agent may take to go on where a killed one was."""
 JOB = "habits"
@@ -68,7 +70,7 @@ class Plan:
 
 
 def plan_of(seed: int) -> Plan:
-    """Return the plan of a seed; ten seeds in a row have all habits."""
+    """Return the plan of a seed; nine seeds in a row have all habits."""
     rng = random.Random(seed)
     habit = {
         "kind": KINDS[seed % len(KINDS)],
@@ -313,12 +315,15 @@ def check_age(seen: Observed) -> None:
     """After a loss, nothing older is gone on from than what was known for long enough before it."""
     moments = [(one.commit.at, one.commit.sealed_at) for one in seen.commits.values()]
     upload = max(((at - sealed).total_seconds() for at, sealed in moments), default=0.0)
-    allowed = 2 * upload + COMMIT_SECONDS + SLACK_SECONDS
     starts = seen.of("start")
     for loss in seen.losses:
         if loss.kind == "agent" or loss.num_starts >= len(starts):
             continue
         since, after = starts[loss.num_starts - 1]["at"], starts[loss.num_starts]
+        slowness = max(
+            (one["slowness"] for one in seen.of("begin") if since <= one["at"] <= after["at"]), default=1.0
+        )
+        allowed = 2 * upload + COMMIT_SECONDS + SLACK_SECONDS + WORK_SECONDS * (slowness - 1)
         for one in seen.recognized.values():
             killed = [each for each in seen.losses if each.kind == "agent" and one.at <= each.at <= loss.at]
             if since <= one.at <= loss.at - allowed - AGENT_SECONDS * len(killed):
@@ -364,7 +369,8 @@ def report(seen: Observed, seed: int) -> None:
     unread = sum(not one.was_read for one in seen.commits.values())
     struck = [loss.kind for loss in seen.losses]
     now = datetime.now().astimezone()
-    line = f"{now:%H:%M:%S} seed {seed} {seen.habit['kind']}: {struck}, {len(seen.commits)} commits, torn {torn}, unread {unread}; {found}"
+    slowest = max(one["slowness"] for one in seen.of("begin"))
+    line = f"{now:%H:%M:%S} seed {seed} {seen.habit['kind']}: {struck}, {len(seen.commits)} commits, torn {torn}, unread {unread}, slowness {slowest:.0f}; {found}"
     print(line)
     if path := os.environ.get("CLOUDSPOT_SOAK_HABITS_REPORT"):
         with Path(path).open("a") as file:
@@ -373,7 +379,7 @@ def report(seen: Observed, seed: int) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [1004, 1005])
+@pytest.mark.parametrize("seed", [0, 14])
 def test_a_script_that_saves_by_its_own_habit_loses_nothing_that_was_recognized(
     user: User, seed: int
 ) -> None:

@@ -103,6 +103,14 @@ def found_save(kind, root=Path()):
     return saves.pop() if len(saves) == 1 else None
 
 
+def slowness():
+    """Return how many times longer than its processor time something takes here: how busy the machine is."""
+    began, used = time.monotonic(), time.process_time()
+    while time.process_time() < used + 0.05:
+        pass
+    return (time.monotonic() - began) / 0.05
+
+
 class Script:
     """The training."""
 
@@ -131,7 +139,7 @@ class Script:
 
     def save(self, save):
         """Make a checkpoint, and delete those that are too many."""
-        self.tell("begin", save=save)
+        self.tell("begin", save=save, slowness=slowness())
         paths = files_of(self.kind, save)
         for number, path in enumerate(paths):
             if number:
