@@ -15,6 +15,7 @@ import msgspec
 
 from cloudspot.decoding import Seconds, Tally, decode
 from cloudspot.host.bounded_reads import read_at_most
+from cloudspot.jobstore.layout.records import HeldState
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +51,23 @@ class RankError(msgspec.Struct, frozen=True, kw_only=True):
     """The messages of the errors in whose handling it was raised, the nearest first."""
 
 
+class RankSurvives(msgspec.Struct, frozen=True, kw_only=True):
+    """``survives-R.json``: what the rank still holds after others were lost, or failed."""
+
+    held: HeldState | None
+    problem: str
+    """Why it holds nothing."""
+    is_ending: bool
+
+
+class RankRescued(msgspec.Struct, frozen=True, kw_only=True):
+    """``rescued-R.json``: the rank has sealed its part, as it was told to."""
+
+    attempt: Tally
+    step: Tally | None
+    """None: what it held does not stand any more."""
+
+
 class RankImports(msgspec.Struct, frozen=True, kw_only=True):
     """``imports-R.json``: what the rank imports slowly, and may be imported once a machine."""
 
@@ -57,7 +75,7 @@ class RankImports(msgspec.Struct, frozen=True, kw_only=True):
     """By the names that ``run.preload`` takes."""
 
 
-Report = TypeVar("Report", RankDrained, RankEnded, RankError, RankImports)
+Report = TypeVar("Report", RankDrained, RankEnded, RankError, RankImports, RankRescued, RankSurvives)
 
 
 def read_report(path: Path, report_type: type[Report]) -> Report | None:

@@ -23,6 +23,7 @@ from cloudspot.jobstore.layout.records import (
     NodeState,
     Phase,
     StagedInput,
+    Survivors,
     Transfer,
     TransferKind,
 )
@@ -86,6 +87,7 @@ class Status:
         self._warning = threading.Lock()
         self._transfer: _Transfer | None = None
         self._failed: Failed | None = None
+        self._survivors: Survivors | None = None
         self._idle: Idle | None = None
         self._is_regrouping = False
         self._metrics = Metrics()
@@ -147,6 +149,16 @@ class Status:
     @failed.setter
     def failed(self, failed: Failed) -> None:
         self._failed = failed
+        self.state_changed.set()
+
+    @property
+    def survivors(self) -> Survivors | None:
+        """What the ranks here hold after others were lost; a heartbeat tells the others at once."""
+        return self._survivors
+
+    @survivors.setter
+    def survivors(self, survivors: Survivors) -> None:
+        self._survivors = survivors
         self.state_changed.set()
 
     @property

@@ -274,6 +274,9 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     loss. It takes the machines' processors, and up to 0.5 GB of their memory. Data that would
     shrink by less than a tenth is sent uncompressed. So is the last save before a machine goes or the
     training ends, unless compression made the save before it faster."""
+    rescue: bool = True
+    """Whether the ranks of a session that survive the loss of others save what they hold, so that no step is
+    made again. [After a silent death](failure-modes.md#silent-deaths)."""
     directory: Inside | _Insides | None = None
     """The checkpoints of a script that writes its own: a pattern, or a list of patterns, of directories or
     files inside ``run.workdir``, such as ``"output/checkpoint-*"`` or ``"checkpoint.pth.tar"``. ``"."`` is

@@ -79,7 +79,8 @@ def _diff(old: History | None, new: History) -> Iterator[Event]:
         if number > num_known:
             yield from _started(new, new.generations[number - 1])
         for commit in commits.get(number, ()):
-            yield Event(EventKind.COMMITTED, f"checkpoint at step {commit.step} committed", commit.at)
+            text = f"checkpoint at step {commit.step} committed{_by_survivors(commit)}"
+            yield Event(EventKind.COMMITTED, text, commit.at)
     for known, launch in zip(before, new.launches, strict=True):
         yield from _ended(known, launch)
     for _, turn in new.turns[0 if old is None else len(old.turns) :]:
@@ -218,3 +219,13 @@ def _ended(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Even
         why = "" if end.detail == told else _because(end.detail)  # the line before says it already
         text = f"launch {launch.number} is over, {end.outcome}{why}"
         yield Event(EventKind.LAUNCH_ENDED, text, end.at)
+
+
+def _by_survivors(commit: Commit) -> str:
+    if commit.rescue is None:
+        return ""
+    if not commit.rescue.lost:
+        return ", after a failure"
+    ranks = ", ".join(map(str, commit.rescue.lost))
+    what = "" if commit.rescue.is_exact else ", whose random generators are seeded anew"
+    return f" by the survivors of rank {ranks}{what}"

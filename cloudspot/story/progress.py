@@ -80,8 +80,11 @@ def steps_lost_by(history: History, number: int) -> StepsLost | None:
         kept = 0 if history.head is None else history.head.step
     else:
         kept = first_step(history.generations[number])
-    # A member that has told nothing may have been ahead of the others, if they were to make steps at all.
-    is_exact = len(known) == len(told) or is_holding(history, before)
+    # A member that has told nothing may have been ahead of the others, if they were to make steps at all; but
+    # not of the survivors that have saved what they held, but for the step under way.
+    kept_by = history.find_commit(history.head if is_last else history.generations[number].restore_from)
+    is_rescued = kept_by is not None and kept_by.rescue is not None and kept_by.generation == number
+    is_exact = len(known) == len(told) or is_rescued or is_holding(history, before)
     return StepsLost(max(0, reached - kept), is_exact=is_exact)
 
 

@@ -102,7 +102,9 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 def _last_commit(commit: Commit, *, verified: bool | None) -> dict[str, Any]:
     sizes = {"bytes": commit.size, "shared_bytes": commit.shared}
-    return {**msgspec.structs.asdict(commit.id), "verified": verified, **sizes, "evidence": commit.evidence}
+    rescue = None if commit.rescue is None else msgspec.to_builtins(commit.rescue)
+    how = {"evidence": commit.evidence, "rescue": rescue}
+    return {**msgspec.structs.asdict(commit.id), "verified": verified, **sizes, **how}
 
 
 def summarise(history: History, now: datetime, *, ledger: Ledger | None = None) -> Summary:

@@ -22,6 +22,9 @@ A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
                                              ranks did, and its last part is sealed
     worker-R.pid           trainer -> agent  rank R has a session and answers DUMP_SIGNAL
     failed-R.json          trainer -> agent  rank R met an error that nobody caught, and will end
+    survives-R.json        trainer -> agent  what rank R still holds after others were lost: see ``Survives``
+    rescue.json            agent -> trainer  say that; save it; or end, as it is needed no more
+    rescued-R.json         trainer -> agent  rank R has sealed its part, or holds nothing any more
     imports-R.json         trainer -> agent  what rank R imports slowly, and may be imported once a machine
     started-R              launcher -> agent torchrun has started rank R
     exited-R               launcher -> agent the exit status of rank R, as a shell tells it
@@ -36,7 +39,7 @@ import re
 import signal
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +59,8 @@ ARENA = "CLOUDSPOT_ARENA"
 ARENA_SPILL = "CLOUDSPOT_ARENA_SPILL"
 """Where they go when memory is short: a directory on local disk."""
 GENERATION = "CLOUDSPOT_GENERATION"
+RESCUE = "CLOUDSPOT_RESCUE"
+"""``1``: the agent saves what survivors hold after others were lost."""
 MAX_JSON_BYTES = 1 << 20
 MAX_NUMBER_BYTES = 64
 """What is longer was not written by cloudspot: the script may write into the directory, too."""
@@ -97,6 +102,32 @@ class Tuning:
     """Seal to commit of the newest checkpoint; 0 before the first."""
     losses_per_second: float
     """How many machines are lost without a usable notice, over all nodes."""
+
+
+@dataclass(frozen=True)
+class Survives:
+    """``survives-R.json``: what a rank holds after others were lost."""
+
+    held: dict[str, Any] | None
+    """The newest boundary at which its state still stands: its rank, and ``rescue.Held``."""
+    problem: str
+    """Why there is none."""
+    is_ending: bool
+    """Whether the process waits to end."""
+
+
+HOLD, SAVE, RELEASE = "hold", "save", "release"
+
+
+@dataclass(frozen=True)
+class RescueWord:
+    """``rescue.json``: what is to become of what the ranks hold."""
+
+    do: str
+    """``HOLD``: pass no further boundary, and say what you hold. ``SAVE`` it. ``RELEASE``: end."""
+    attempt: int
+    order: Mapping[str, Any] = field(default_factory=dict)
+    """Of ``SAVE``: as ``SaveOrder.to_json`` returns it."""
 
 
 class Progress(NamedTuple):
@@ -160,7 +191,9 @@ def publish_held(handoff: Path) -> None:
 #   format      1
 #   generation, step, round, rank, world_size
 #   relieved    ranks that bring no part: what only they had was handed to others
-#   kind        "interval", "drain" or "final"
+#   kind        "interval", "drain", "final" or "rescue"
+#   rescue      of the last kind: {"cause": "lost" or "failed", "lost": ranks whose own state is in no part,
+#               "is_exact"}
 #   slot        absolute path of the arena slot
 #   nbytes      how many of its first bytes are the part
 #   plan        hex digest of the table of all parts' items: parts of one checkpoint must agree
@@ -170,8 +203,8 @@ def publish_held(handoff: Path) -> None:
 #   cuts        the offsets before which a chunk of the upload ends: where items that are not trained follow
 #               others, or others follow them, and around each large one of them; ascending
 #   objects     the JSON state that all ranks share, in every seal as it is small; readers take that of the
-#               seal with rank 0's state: {"state": {object: tree}, "models": [names of objects that are
-#               modules], "layouts": {item: {"strides", "device"}}, "seed", "position", "left"}
+#               seal with the lowest rank's state: {"state": {object: tree}, "models": [names of objects that
+#               are modules], "layouts": {item: {"strides", "device"}}, "seed", "position", "left"}
 #   rank_states {rank: its JSON state (RNG, data position)}: of this rank and of those that it has relieved
 #   stall_seconds  how long the copy held up the training
 #   boot, sealed_monotonic  when it was sealed: the name of the machine's boot, and its monotonic seconds
@@ -288,6 +321,32 @@ def failed_path(handoff: Path, rank: int) -> Path:
     It is written after the traceback; ``atexit`` functions may still be running.
     """
     return handoff / f"failed-{rank}.json"
+
+
+def survives_path(handoff: Path, rank: int) -> Path:
+    """Return the file by which a rank says what it holds: see ``Survives``."""
+    return handoff / f"survives-{rank}.json"
+
+
+def rescue_path(handoff: Path) -> Path:
+    """Return the file by which the agent says what is to become of what ranks hold."""
+    return handoff / "rescue.json"
+
+
+def rescued_path(handoff: Path, rank: int) -> Path:
+    """Return the file by which a rank answers an order to save: {"attempt", "step": S, or null}."""
+    return handoff / f"rescued-{rank}.json"
+
+
+def write_rescue(handoff: Path, word: RescueWord) -> None:
+    """Tell the ranks what is to become of what they hold."""
+    write_json(rescue_path(handoff), asdict(word))
+
+
+def read_rescue(handoff: Path) -> RescueWord | None:
+    """Return what the agent has said, or None."""
+    value = read_json(rescue_path(handoff))
+    return None if value is None else RescueWord(**value)
 
 
 def imports_path(handoff: Path, rank: int) -> Path:

@@ -16,6 +16,7 @@ _told: set[int] = set()
 """The processes that do so already; a fork is another process, and not a rank."""
 
 _expectations: list[Callable[[], bool]] = []
+_holds: list[Callable[[], None]] = []
 
 
 @contextmanager
@@ -26,6 +27,16 @@ def expecting_errors(is_expected: Callable[[], bool]) -> Iterator[None]:
         yield
     finally:
         _expectations.remove(is_expected)
+
+
+@contextmanager
+def holding_at_errors(hold: Callable[[], None]) -> Iterator[None]:
+    """Call ``hold`` before an uncaught error ends this process, after the agent was told of it."""
+    _holds.append(hold)
+    try:
+        yield
+    finally:
+        _holds.remove(hold)
 
 
 def tell_of_errors() -> None:
@@ -51,6 +62,8 @@ def tell_of_errors() -> None:
         with suppress(OSError):
             name = f"{kind.__module__}.{kind.__qualname__}"
             handoff.write_json(path, {"type": name, "message": str(error), "causes": _causes(error)})
+        for hold in tuple(_holds):
+            hold()
 
     sys.excepthook = hook
 

@@ -72,6 +72,7 @@ def test_show_tells_the_whole_story_of_a_job(records, reclaimed_once):
         "bytes": 1000,
         "shared_bytes": 0,
         "evidence": None,
+        "rescue": None,
     }
     assert report["cost"] == {
         "spent": 1.5,
@@ -109,6 +110,7 @@ def test_the_callers_look_at_the_last_checkpoint_is_shown(records, reclaimed_onc
         "bytes": 1000,
         "shared_bytes": 0,
         "evidence": None,
+        "rescue": None,
     }
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from cloudspot.agent.node import NodeMemory
 from cloudspot.agent.rank_reports import RankError
-from cloudspot.jobstore.layout.records import FailureKind, Generation
+from cloudspot.jobstore.layout.records import CheckpointId, FailureKind, Generation
 
 FAILED: Final = "trainer-failed"
 STUCK: Final = "trainer-stuck"
@@ -116,17 +116,24 @@ def fingerprint_of(exit_code: int, error: RankError | None) -> str | None:
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
-def restarts_in_a_row(generations: Sequence[Generation], kind: Collection[str]) -> int:
+def restarts_in_a_row(
+    generations: Sequence[Generation],
+    kind: Collection[str],
+    *,
+    saved_by_failures: Collection[CheckpointId] = (),
+) -> int:
     """Return how many of the newest generations follow a failure of that kind, since the last new checkpoint.
 
     The failure before which that checkpoint was made is the first in its row. What the newest generation has
-    committed does not count: all nodes see the same records of the others.
+    committed does not count: all nodes see the same records of the others. Nor do checkpoints that were
+    ``saved_by_failures``: each failure makes one.
     """
     count = 0
     for number in reversed(range(len(generations))):
         generation = generations[number]
         count += generation.why in kind
-        if number and _restored_step(generation) > _restored_step(generations[number - 1]):
+        is_new = number and _restored_step(generation) > _restored_step(generations[number - 1])
+        if is_new and generation.restore_from not in saved_by_failures:
             break
     return count
 

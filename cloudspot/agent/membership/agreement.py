@@ -37,6 +37,7 @@ from cloudspot.agent.membership.peers import (
     verdict,
 )
 from cloudspot.agent.membership.reachability import free_port
+from cloudspot.agent.membership.rescue_votes import RescueVotes
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.jobstore.checkpoints import manifests
 from cloudspot.jobstore.journal.lineage import head
@@ -84,6 +85,7 @@ class Membership:
         self._all_ran = False
         """Whether all its members were seen to run it."""
         self._votes: FailureVotes | None = None
+        self._rescue_votes: RescueVotes | None = None
         self._well_at = -math.inf
         """When all the others were last found well (monotonic)."""
         self._patience = Patience()
@@ -101,6 +103,12 @@ class Membership:
         """What the members say about the end of the generation that this node runs, or ran last."""
         assert self._votes is not None, "there are none before the first generation"
         return self._votes
+
+    @property
+    def rescue_votes(self) -> RescueVotes:
+        """What the members hold of the generation that this node runs, after one was lost."""
+        assert self._rescue_votes is not None, "there are none before the first generation"
+        return self._rescue_votes
 
     # --- while a generation runs ----------------------------------------------------------------
 
@@ -125,6 +133,13 @@ class Membership:
         if missing and self._had_time_to_start:
             return f"{named(missing)} does not run generation {current.number}"
         return None
+
+    def has_lost(self) -> bool:
+        """Return whether another member of the running generation is lost; asks no store."""
+        current = self.current
+        return current is not None and bool(
+            self._peers.lost(self._other_members(current), generation=current.number)
+        )
 
     def notice_deadline(self) -> float | None:
         """Return when (monotonic) the first other member that has a notice goes, or None; asks no store."""
@@ -221,7 +236,7 @@ class Membership:
                 and beat.state in {"ending", "draining"}
                 and self._peers.exit_record(seat) is None
                 and not self._peers.has_notice(seat)
-                and liveness[seat] is not Liveness.SUSPECT
+                and not self._peers.is_gone(seat)
             }
             if not unsaid and Liveness.UNKNOWN not in liveness.values():
                 self._well_at = time.monotonic()
@@ -383,6 +398,7 @@ class Membership:
         self._all_ran = False
         self._patience.begin()
         self._votes = FailureVotes(self._context, self._peers, generation)
+        self._rescue_votes = RescueVotes(self._context, self._peers, generation)
         status, restored = self._context.status, generation.restore_from
         status.restored_step = 0 if restored is None else restored.step
         status.generation = generation.number

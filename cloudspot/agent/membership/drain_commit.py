@@ -49,7 +49,7 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
         if commit is not None:
             context.status.committed = max(commit.id, context.status.committed or commit.id)
             return
-        missing = _missing_parts(context, checkpoint, current)
+        missing = missing_parts(context, checkpoint, current)
         if not missing and not seems_whole:
             seems_whole = True  # the last part came after the attempt to commit: once more
             continue
@@ -90,7 +90,7 @@ def _settled(peers: PeerHeartbeats, current: Generation) -> set[Seat]:
     }
 
 
-def _missing_parts(context: NodeContext, checkpoint: CheckpointId, current: Generation) -> set[Seat]:
+def missing_parts(context: NodeContext, checkpoint: CheckpointId, current: Generation) -> set[Seat]:
     """Return the nodes that have yet to bring a part of the checkpoint."""
     procs = context.job.spec.procs_per_node
     ranks = context.retry_until(lambda: manifests.missing_ranks(context.store, context.job_id, checkpoint))

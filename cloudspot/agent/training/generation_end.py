@@ -28,7 +28,7 @@ from cloudspot.agent.rank_reports import RankDrained, RankEnded, read_report
 from cloudspot.agent.training.launching.trainer import log_tail
 from cloudspot.agent.training.watching.supervision import KILLED, TrainerEnd
 from cloudspot.jobstore.journal.lineage import generations_of
-from cloudspot.jobstore.layout.records import Failed, Final, Seat
+from cloudspot.jobstore.layout.records import Commit, Failed, Final, Seat
 from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
@@ -236,7 +236,9 @@ class GenerationEnd:
         kind = {NOT_CONNECTED} if end.why == NOT_CONNECTED else {FAILED, STUCK}
         first_launch = context.job.submission.num_launches_before + 1
         current = [one for one in known[: status.generation] if one.members[0].launch >= first_launch]
-        num_restarts = restarts_in_a_row(current, kind)
+        commits = [record for record in context.journal.known if isinstance(record, Commit)]
+        saved = {one.id for one in commits if one.rescue is not None and one.rescue.cause == "failed"}
+        num_restarts = restarts_in_a_row(current, kind, saved_by_failures=saved)
         max_restarts = context.job.spec.limits.max_restarts
         verdict = decide_restart(
             failure, context.memory, num_restarts=num_restarts, max_restarts=max_restarts

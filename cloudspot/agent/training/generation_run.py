@@ -194,6 +194,7 @@ class GenerationRun:
             files.ARENA: str(node.arena),
             files.ARENA_SPILL: str(node.spill),
             files.ARTIFACTS: str(node.artifacts),
+            files.RESCUE: "1" if self._spec.checkpoint.rescue else "0",
         }
         if restored.directory is not None:
             environment[files.RESTORE] = str(restored.directory)

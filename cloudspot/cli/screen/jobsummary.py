@@ -201,7 +201,9 @@ def _commit_text(commit: Mapping[str, Any] | None, what: str) -> str:
     size = output.shared_size_text(commit["bytes"], commit["shared_bytes"])
     verified = {None: "", True: ", verified", False: ", CORRUPT"}[commit["verified"]]
     evidence = f", {commit['evidence']}" if commit["evidence"] else ""
-    return f"{what} {commit['step']}, {size}{verified}{evidence}"
+    inexact = commit["rescue"] is not None and not commit["rescue"]["is_exact"]
+    rescue = ", without the random generators of the lost ranks" if inexact else ""
+    return f"{what} {commit['step']}, {size}{verified}{evidence}{rescue}"
 
 
 def _cost_text(cost: Mapping[str, Any]) -> str:

@@ -103,6 +103,7 @@ def _seal_problems(part: Part, seal: Seal) -> Iterator[str]:
         ("round", seal.round, part.round),
         ("rank", seal.rank, part.rank),
         ("relieved", seal.relieved, part.relieved),
+        ("rescue", seal.rescue, part.rescue),
         ("world_size", seal.world_size, part.num_parts + len(part.relieved)),
         ("nbytes", seal.nbytes, part.size),
     ):
@@ -125,7 +126,11 @@ def _plan_problems(seals: Sequence[Seal]) -> Iterator[str]:
     if len(digests) != 1:
         yield "its parts were planned apart"
     states = sorted(rank for seal in seals for rank in seal.rank_states)
-    if states != sorted(map(str, range(seals[0].world_size))):
+    rescue = seals[0].rescue
+    lost = set() if rescue is None else set(rescue.lost)
+    if any(seal.rescue != rescue for seal in seals) or not lost <= set(seals[0].relieved):
+        yield "its parts disagree on which ranks were lost"
+    if states != sorted(str(rank) for rank in range(seals[0].world_size) if rank not in lost):
         yield f"it does not hold the state of each of {seals[0].world_size} ranks once: {states[:20]}"
     shards: dict[str, list[Item]] = {}
     whole: set[str] = set()

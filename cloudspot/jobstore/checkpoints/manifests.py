@@ -119,6 +119,7 @@ def commit_of(manifest: Manifest, *, at: datetime, writer: str | None = None) ->
         size=manifest.size,
         shared=manifest.shared,
         evidence="; ".join(dict.fromkeys(part.evidence for part in manifest.parts if part.evidence)) or None,
+        rescue=manifest.parts[0].rescue,
         sealed_at=min(part.sealed_at for part in manifest.parts),
         at=at,
         writer=writer or new_nonce(),

@@ -58,6 +58,7 @@ def session_part(seal: Seal, *, sealed_at: datetime) -> Part:
         rank=seal.rank,
         num_parts=seal.world_size - len(seal.relieved),
         relieved=seal.relieved,
+        rescue=seal.rescue,
         kind="session",
         size=seal.nbytes,
         chunks=(),

@@ -133,7 +133,10 @@ def collect(
     if not candidates or newest_started is None:
         return ()
     newest = candidates[0]
-    kept = set(candidates[:keep])
+    # What was saved after a failure may lead to it again: it takes the place of no checkpoint from before.
+    rescues = {one.id: one.rescue for one in records if isinstance(one, Commit) and one.rescue is not None}
+    healthy = [one for one in candidates if one not in rescues or rescues[one].cause == "lost"]
+    kept = {*candidates[:keep], *healthy[:1]}
     # Of several commits at once, the manifest of an earlier step may have come after the listing.
     late = {one.id for one in records[num_known:] if isinstance(one, Commit) and one.id < newest}
     if any(_stands(store, job_id, one) for one in sorted(late.difference(manifests))):

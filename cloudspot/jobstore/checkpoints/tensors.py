@@ -64,8 +64,8 @@ def shared_state(manifest: Manifest) -> dict[str, Any]:
     Raises:
         CorruptData: the seal does not hold what a session writes.
     """
-    seals = (part.parsed_seal for part in manifest.parts)
-    shared = next((seal.objects for seal in seals if "0" in seal.rank_states), None)  # as in a resume
+    seals = [part.parsed_seal for part in manifest.parts]
+    shared = min(seals, key=lambda seal: min(map(int, seal.rank_states))).objects  # as in a resume
     if not isinstance(shared, dict) or not isinstance(shared.get("state"), dict):
         raise CorruptData(f"checkpoint {manifest.id}: its seal holds no state of objects")
     models = shared.get("models")

@@ -298,6 +298,8 @@ manifest = Key[[str, int, int]]("jobs/{job}/manifests/{generation}-{step}")
 """A checkpoint's manifest; create-only, and deleted first."""
 damage = Key[[str, CheckpointId]]("jobs/{job}/manifests/{checkpoint}.damaged")
 """The note that a chunk of a checkpoint was found damaged; create-only."""
+rescue_order = Key[[str, int, int]]("jobs/{job}/rescues/{generation}-{number}")
+"""Which ranks save what they hold after others were lost, by the number of the attempt; create-only."""
 begun = Key[[str, CheckpointId]]("jobs/{job}/manifests/{checkpoint}.begun")
 """The note, empty, that a node uploads its part of what scripts saved on all nodes: others follow."""
 checkpoints_prefix = Key[[str]]("jobs/{job}/checkpoints/")

@@ -40,7 +40,7 @@ from cloudspot.decoding import (
     Tally,
 )
 from cloudspot.host.names import printable
-from cloudspot.jobstore.layout.seals import Seal, parse_seal
+from cloudspot.jobstore.layout.seals import Rescue, Seal, parse_seal
 from cloudspot.model import EndReason, LaunchRequest, Market, Offer
 
 JobOutcome = Literal["succeeded", "failed", "stopped"]
@@ -319,6 +319,8 @@ class Commit(_Written, frozen=True, kw_only=True, tag="commit"):
     """Bytes of it that earlier checkpoints hold too, and that were not sent again."""
     evidence: str | None = None
     """How a script's own checkpoint was known to be complete: see ``Part``."""
+    rescue: Rescue | None = None
+    """Of a save that survivors have made."""
 
     @property
     def id(self) -> CheckpointId:
@@ -416,6 +418,47 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
     """The members whose machines did not answer this one; None: it has not yet asked."""
 
 
+class HeldState(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest boundary at which a rank still holds its state."""
+
+    rank: Rank
+    boundary: Tally
+    """As the ranks number them within a generation."""
+    step: Tally
+    digest: str
+    """Of samples of the weights: ranks that hold the same state have the same."""
+    draws: bool
+    """Whether the steps draw random numbers, so that each rank has generators of its own."""
+    differs: bool
+    """Whether ranks may differ in buffers of the model, of which rank 0's count."""
+    holders: tuple[tuple[Rank, ...], ...] = ()
+    """Of each part of a sharded state, the ranks that hold it."""
+
+
+class Survivors(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node's ranks hold after others were lost, or failed."""
+
+    generation: OrdinalOrZero
+    attempt: Ordinal
+    """The attempt to save it for which this was asked."""
+    held: tuple[HeldState, ...]
+    """Empty: nothing of use."""
+
+
+class RescueOrder(_Written, frozen=True, kw_only=True):
+    """``rescues/<generation>-<attempt>``: which ranks save what they hold, and where; create-only."""
+
+    generation: Ordinal
+    attempt: Ordinal
+    boundary: Tally
+    step: Tally
+    ranks: tuple[Rank, ...]
+    """Those that save, ascending; the others count as lost."""
+    cause: Literal["lost", "failed"]
+    is_exact: bool
+    """See ``Rescue``."""
+
+
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of what a node now stages, restores or uploads, in bytes."""
 
@@ -507,6 +550,8 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     """What the node has done since its agent started, oldest first; only the newest of very many."""
     failed: Failed | None = None
     """The newest failure; it tells the other nodes to end that generation too."""
+    survivors: Survivors | None = None
+    """What the ranks here hold of a generation that others are lost to, once they were asked."""
     at: datetime
 
 
@@ -659,6 +704,8 @@ class Part(Dated, frozen=True, kw_only=True, dict=True):
     it, the one checkpoint directory of which this is a part."""
     evidence: str | None = None
     """``directory``: how the checkpoint was known to be complete; None: by a version that does not say."""
+    rescue: Rescue | None = None
+    """``session``: as the seal has it."""
     sealed_at: datetime
     writer: str
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -40,6 +40,17 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
         return Box((0,) * len(self.shape) if self.global_offset is None else self.global_offset, self.shape)
 
 
+class Rescue(msgspec.Struct, frozen=True, kw_only=True):
+    """A save of what the survivors held when others were lost (P8)."""
+
+    cause: Literal["lost", "failed"]
+    """``lost``: a machine was. ``failed``: all machines were there, and a process failed."""
+    lost: tuple[Rank, ...]
+    """The ranks whose own state, as that of their random generators, is in no part."""
+    is_exact: bool
+    """Whether what follows is equal to an undisturbed run all the same."""
+
+
 class Seal(msgspec.Struct, frozen=True, kw_only=True):
     """What :mod:`cloudspot.train.handoff` says of a seal; typed, and otherwise not yet checked."""
 
@@ -51,6 +62,8 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     relieved: tuple[Rank, ...] = ()
     """Ranks that bring no part: see ``Part``."""
     kind: str
+    rescue: Rescue | None = None
+    """None: all ranks took part."""
     slot: str
     nbytes: Tally
     plan: str

@@ -132,6 +132,11 @@ class ResumableBatches:
         """Release the iterator, and with it its worker processes, at the end of the loop."""
         self._iterator = None
 
+    @property
+    def has_workers(self) -> bool:
+        """Whether the loader has worker processes, which have random generators of their own."""
+        return bool(getattr(self._loader, "num_workers", 0))
+
     def take(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the position that all ranks share, and what this rank alone needs to get back there.
 

@@ -35,7 +35,7 @@ from cloudspot.train.rounds.early_leave import EarlyLeave
 from cloudspot.train.rounds.handover import HandOver
 from cloudspot.train.rounds.presiding import Presiding
 from cloudspot.train.rounds.rewind import Rewind, Rewindable
-from cloudspot.train.rounds.save_order import DRAIN, INTERVAL, REWOUND, SaveOrder, read_order
+from cloudspot.train.rounds.save_order import DRAIN, INTERVAL, RESCUE, REWOUND, SaveOrder, read_order
 from cloudspot.train.rounds.step_seconds import StepSeconds
 
 _log = logging.getLogger("cloudspot")
@@ -98,6 +98,7 @@ class Rounds:
         self._order: SaveOrder | None = None
         self._finished = False
         self._lost = False
+        self._is_rescued = False  # the main thread passes no boundary any more
         self._is_serving = False
         self._has_arrived = False  # at the boundary of an order, where it waits for the others
         self._goes_ahead = False  # all have
@@ -134,7 +135,7 @@ class Rounds:
     def begin(self, step: int) -> SaveOrder | None:
         """Pass the boundary before ``step``, or return what must be done first; may wait for a decision.
 
-        When an order is served, call this again for the same step.
+        When an order is served, call this again for the same step. In a rescue, the order is to wait there.
         """
         with self._lock:
             if self._hold is None:
@@ -147,6 +148,8 @@ class Rounds:
         looks_left = math.ceil(SILENCE_SECONDS / _WAIT_SECONDS)
         with self._changed:
             while not self._may_pass(step):
+                if self._is_rescued:
+                    return SaveOrder(RESCUE, step)
                 if self._order is not None and self._may_serve(self._order):
                     self._is_serving = True
                     return self._order
@@ -160,6 +163,8 @@ class Rounds:
             return None
 
     def _may_pass(self, step: int) -> bool:
+        if self._is_rescued:
+            return False
         if self._limit is not None:
             return step <= self._limit
         if self._hold is None:
@@ -200,6 +205,8 @@ class Rounds:
 
     def _may_rewind(self) -> bool:
         """Return whether ``check`` has to wait."""
+        if self._is_rescued:
+            return False
         if self._limit is not None:
             return True  # the others may be about to leave
         is_leaving = self._order is not None and _is_to_leave_now(self._order)
@@ -209,13 +216,13 @@ class Rounds:
         """Note that the order is carried out and the training goes on."""
         with self._changed:
             self._order = None
-            self._hold = None
+            self._let_pass()
             self._is_serving = False
 
     def finish(self) -> SaveOrder | None:
         """Note that the loop has ended here: this rank serves no more rounds, unless it is told to leave."""
         with self._changed:
-            while self._limit is not None:
+            while self._limit is not None and not self._is_rescued:
                 self._changed.wait(_WAIT_SECONDS)
             if self._order is not None and self._order.kind == REWOUND:
                 return self._order
@@ -238,7 +245,7 @@ class Rounds:
         if order is not None:
             return order
         with self._changed:
-            while not early.is_complete and not self._lost and self._clock() < until():
+            while not early.is_complete and not self._has_ended and self._clock() < until():
                 self._changed.wait(_LEAVE_WAIT_SECONDS)
             early.is_open = False
             return dict(early.steps)
@@ -247,7 +254,7 @@ class Rounds:
         """Hand over what a drain's order asks for; return whether that was done by the ``guard``."""
         with self._changed:
             self._handover = handover
-            while not handover.is_done and not self._lost and self._clock() < self.guard:
+            while not handover.is_done and not self._has_ended and self._clock() < self.guard:
                 self._changed.wait(_LEAVE_WAIT_SECONDS)
             self._handover = None
         return handover.is_done
@@ -263,7 +270,7 @@ class Rounds:
         Waits until that is known.
         """
         with self._changed:
-            while self._limit is not None:
+            while self._limit is not None and not self._is_rescued:
                 self._changed.wait(_WAIT_SECONDS)
             return self._order is not None and self._order.kind == REWOUND
 
@@ -271,6 +278,29 @@ class Rounds:
     def is_rewound(self) -> bool:
         """As ``has_rewound``, without waiting."""
         return self._state == "rewound"
+
+    def stop_for_rescue(self) -> bool:
+        """Let the main thread pass no further boundary, and wait for nobody; False: it has left otherwise."""
+        with self._changed:
+            if self._state == "rewound":
+                return False
+            self._is_rescued = True
+            self._limit, self._hold = None, self._next if self._hold is None else self._hold
+            self._changed.notify_all()
+            return True
+
+    def _let_pass(self) -> None:
+        """Under the step lock: let every boundary pass that no rescue closes."""
+        self._hold = self._next if self._is_rescued else None
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._lost or self._is_rescued
+
+    @property
+    def is_rescued(self) -> bool:
+        """Whether a rescue has begun, so that no boundary is passed any more."""
+        return self._is_rescued
 
     @property
     def is_lost(self) -> bool:
@@ -309,6 +339,8 @@ class Rounds:
 
     def poll(self) -> float:
         """Do what can be done without waiting; return after how many seconds to poll again."""
+        if self._is_rescued:
+            return POLL_SECONDS
         if self._lost:
             self._leave_if_drained()
             return POLL_SECONDS
@@ -440,7 +472,8 @@ class Rounds:
             with self._changed:
                 self._limit, self._can_rewind = None, order is not None
                 if self._is_held_by_rewind:
-                    self._hold, self._is_held_by_rewind = None, False
+                    self._is_held_by_rewind = False
+                    self._let_pass()
                 self._changed.notify_all()
 
     @property
@@ -482,7 +515,7 @@ class Rounds:
         self._over = decision["outcome"] == "finish"
         with self._changed:
             if order is None:
-                self._hold = None
+                self._let_pass()
             else:
                 self._order = order
             self._changed.notify_all()
@@ -499,7 +532,7 @@ class Rounds:
         self._lost = True
         self._limit = None
         if self._order is None:
-            self._hold = None
+            self._let_pass()
         self._changed.notify_all()
 
     def _leave_if_drained(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 INTERVAL = "interval"
 DRAIN = "drain"
 REWOUND = "rewound"
+RESCUE = "rescue"
 MAX_BYTES = 256 << 20
 """Tensors of more bytes than this stay with the ranks that hold them: rank 0's memory holds it all."""
 BYTES_PER_SECOND = 50 << 20
@@ -25,17 +26,19 @@ class SaveOrder:
     """
 
     kind: str
-    """``REWOUND``: the state at a boundary behind is sealed, so leave."""
+    """``REWOUND``: the state at a boundary behind is sealed, so leave. ``RESCUE``: see ``rescue``."""
     step: int | None
     """The boundary; None: leave now, without a save."""
     number: int = 0
     """Of the round, which the save is named by; 0: there was none."""
     avoid: frozenset[int] = frozenset()
-    """Ranks whose machines are about to go."""
+    """Ranks whose machines are about to go; in a rescue, those that are lost."""
     rooms: tuple[int, ...] = ()
     """Bytes that each rank's slots hold, by rank."""
     handover_bytes: int = 0
     """So many bytes of tensors may be handed over."""
+    rescue: Mapping[str, Any] | None = None
+    """Of a ``RESCUE``: what its seals say of it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""

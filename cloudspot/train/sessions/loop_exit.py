@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import inspect
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType, TracebackType
+
+_RAISES = {dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"]}
 
 
 class LoopExit:
@@ -51,8 +54,10 @@ def is_raising(frame: FrameType) -> bool:
     """Return whether an exception is on its way through a frame, at the instruction that it now executes.
 
     Python hides an exception from what runs while it unwinds a frame, but has noted the instruction in a
-    traceback by then.
+    traceback by then; not where it raises an exception again.
     """
+    if frame.f_code.co_code[frame.f_lasti] in _RAISES:
+        return True
     return any(
         type(each) is TracebackType and each.tb_frame is frame and each.tb_lasti == frame.f_lasti
         for each in gc.get_referrers(frame)

@@ -32,7 +32,14 @@ class RestoredState:
         self._rank = world.rank
         self._rank_state: dict[str, Any] = {}
         if restored.world_size == world.world_size:
-            self._rank_state = rebuild("state of this rank", restored.rank_state(world.rank))
+            own = restored.rank_state(world.rank)
+            if own is not None:
+                self._rank_state = rebuild("state of this rank", own)
+            elif restored.rescue is not None and not restored.rescue.get("is_exact"):
+                _log.warning(
+                    "step %d was saved without rank %d, which was lost: its generators are seeded anew",
+                    *(restored.step, world.rank),
+                )
         elif world.rank == 0:
             loader = (
                 ", and the dataloader begins again with its first sample; run.batches(dataloader) would go on"
@@ -42,7 +49,7 @@ class RestoredState:
                 "a checkpoint of %d ranks is resumed by %d: random generators are seeded anew%s",
                 restored.world_size,
                 world.world_size,
-                loader if "dataloader" in restored.rank_state(0) else "",
+                loader if "dataloader" in (restored.rank_state(0) or {}) else "",
             )
 
     @property

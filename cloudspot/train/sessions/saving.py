@@ -15,7 +15,7 @@ from cloudspot.train.errors import SessionError
 from cloudspot.train.handoff import SEAL_FORMAT, write_json
 from cloudspot.train.rounds import handover
 from cloudspot.train.rounds.handover import HandOver
-from cloudspot.train.rounds.save_order import INTERVAL, MAX_BYTES, SaveOrder
+from cloudspot.train.rounds.save_order import INTERVAL, MAX_BYTES, RESCUE, SaveOrder
 from cloudspot.train.state import checkpoint
 from cloudspot.train.state.arena import Arena, Slot
 from cloudspot.train.state.boundary_marks import Description
@@ -169,6 +169,7 @@ class Saver:
                 "world_size": self._world.world_size,
                 "relieved": sorted(table.takers),
                 "kind": order.kind,
+                "rescue": order.rescue,
                 "plan": table.digest,
                 "objects": {
                     "state": state.objects,
@@ -181,9 +182,8 @@ class Saver:
             if slot is None:
                 return Copied(None, content, self._giving(order, table, state.tensors, content), {})
             placements, nbytes = table.parts[rank], table.part_bytes[rank]
-            taken = {
-                giver: table.handed_over(giver) for giver, taker in table.takers.items() if taker == rank
-            }
+            takers = {} if order.kind == RESCUE else table.takers
+            taken = {giver: table.handed_over(giver) for giver, taker in takers.items() if taker == rank}
             must_grow = nbytes > slot.capacity
             self._arena.grow(slot, nbytes)
             own = tuple(each for each in placements if each.giver is None) if taken else placements
@@ -274,12 +274,22 @@ class Saver:
             one if one.is_frozen == (one.name in self._frozen) else replace(one, is_frozen=not one.is_frozen)
             for one in items
         )
-        limits = (order.avoid, order.rooms, order.handover_bytes) if order and order.avoid else ((), (), 0)
-        if self._plan is None or self._planned_for != (items, *limits):
-            self._planned_for = (items, *limits)
-            avoid, rooms, most = limits
+        avoid, rooms, most, are_lost = frozenset[int](), tuple[int, ...](), 0, False
+        if order is not None and order.avoid:
+            avoid, rooms, most = order.avoid, order.rooms, order.handover_bytes
+            are_lost = order.kind == RESCUE
+        planned_for = (items, avoid, rooms, most, are_lost)
+        if self._plan is None or self._planned_for != planned_for:
+            self._planned_for = planned_for
             world_size = self._world.world_size
-            self._plan = plan(items, world_size=world_size, avoid=avoid, rooms=rooms, handover_bytes=most)
+            self._plan = plan(
+                items,
+                world_size=world_size,
+                avoid=avoid,
+                rooms=rooms,
+                handover_bytes=most,
+                are_lost=are_lost,
+            )
         return self._plan
 
 

@@ -18,13 +18,14 @@ from cloudspot.train import handoff
 from cloudspot.train.distributed import World, open_store
 from cloudspot.train.rounds.handover import HandOver
 from cloudspot.train.rounds.link import Link
-from cloudspot.train.rounds.save_order import DRAIN, REWOUND, SaveOrder
-from cloudspot.train.sessions import sigterm
+from cloudspot.train.rounds.rescue import Held, Rescue
+from cloudspot.train.rounds.save_order import DRAIN, RESCUE, REWOUND, SaveOrder
+from cloudspot.train.sessions import failed_backward, sigterm
 from cloudspot.train.sessions.saving import Copied, Describe, Saver
-from cloudspot.train.state import checkpoint
+from cloudspot.train.state import checkpoint, randomness
 from cloudspot.train.state.arena import Arena
 from cloudspot.train.state.boundary_marks import BoundaryMarks, Mark
-from cloudspot.train.uncaught_errors import expecting_errors
+from cloudspot.train.uncaught_errors import expecting_errors, holding_at_errors
 
 _log = logging.getLogger("cloudspot")
 
@@ -38,6 +39,12 @@ LEAVE_SECONDS = 120.0
 """How long a rank whose script leaves the loop early waits for the others to do so."""
 SETTLE_SECONDS = 0.05
 """After a copy beside the main thread, a write that had begun before has become visible by then."""
+_TOLD = 128 + signal.SIGTERM
+"""The exit status of a rank that ends for others' sake: it says nothing of the script."""
+FEW_BOUNDARIES = 256
+"""After so many boundaries it is known whether most of them can be noted."""
+RESCUE_SLOT_SECONDS = 30.0
+"""How long a rescue waits for a slot while both are being uploaded."""
 LAST_PREPARE_STEPS = 64
 """After this many steps the arena is claimed even if an optimizer still has no state."""
 
@@ -45,13 +52,13 @@ LAST_PREPARE_STEPS = 64
 class Service:
     """Serves the agent of one hand-off directory; the main thread calls everything here.
 
-    Except the part of ``Rewindable``, which the background thread calls.
+    Except the parts of ``Rewindable`` and ``Rescuable``, which background threads call.
     """
 
     def __init__(
         self, directory: Path, *, world: World, objects: Mapping[str, Any], start: int, describe: Describe
     ) -> None:
-        """Start the background thread and say that there is a session.
+        """Start the background threads and say that there is a session.
 
         The loop begins at the step ``start``. ``describe`` is called at each save of the tracked ``objects``.
         """
@@ -101,6 +108,22 @@ class Service:
         self._link.start()
         self.rounds = self._link.rounds
         """To be asked at each boundary."""
+        self._draws: bool | None = None
+        """Whether a step has drawn random numbers, or may have; None: it is not known yet."""
+        self._noted: Mark | None = None
+        self._rescue: Rescue | None = None
+        if os.environ.get(handoff.RESCUE) == "1":
+            self._rescue = Rescue(
+                directory,
+                rank=world.rank,
+                rescuable=self,
+                stop_rounds=lambda: not self._has_left and self.rounds.stop_for_rescue(),
+            )
+            self._closing.enter_context(holding_at_errors(self._hold_for_rescue))
+            if world.world_size > 1:
+                self._closing.enter_context(failed_backward.noted(self._marks.freeze))
+            self._rescue.start()
+            sigterm.put_off(self._ends_at_boundary)
 
     @property
     def sealed_step(self) -> int | None:
@@ -142,8 +165,12 @@ class Service:
             SessionError: the state cannot be saved.
         """
         number = self._num_boundaries
+        if self._marks.is_frozen:
+            self._wait_for_rescue(step)
         order = self.rounds.begin(number)
         while order is not None:
+            if order.kind == RESCUE:
+                self._wait_for_rescue(step)
             if order.kind in {DRAIN, REWOUND}:
                 self._drain(order, step)
             # A boundary at which nothing was done since the last save has nothing to save.
@@ -151,8 +178,31 @@ class Service:
                 self._link.saved(self._save(order, step, None))
             self.rounds.served()
             order = self.rounds.begin(number)
-        self._marks.mark(number, step, self._describe, is_rare=is_end_of_epoch)
+        self._mark(step, is_rare=is_end_of_epoch)
+
+    def _mark(self, step: int, *, is_rare: bool) -> None:
+        self._marks.mark(self._num_boundaries, step, self._describe, is_rare=is_rare)
+        if self._rescue is not None and not self._draws:
+            self._note_draws()
+        if self._num_boundaries == FEW_BOUNDARIES and self._marks.num_skipped > FEW_BOUNDARIES // 2:
+            self._say_what_a_loss_costs("steps are too short to note where each ends")
         self._num_boundaries += 1
+
+    def _note_draws(self) -> None:
+        """Note whether the steps draw random numbers, by the generators at this mark and the last one."""
+        before, mark = self._noted, self._marks.newest
+        self._noted = mark
+        if mark is None or before is None or mark is before:
+            return
+        positions: list[Any] = [each.description.shared.get("position") for each in (before, mark)]
+        is_apart = positions[0] is not None and (
+            positions[0]["batch"] == 0 or positions[0]["epoch"] != positions[1]["epoch"]
+        )
+        if is_apart and mark.number == before.number + 1:
+            return  # an epoch has begun between them, for which its loader draws a seed
+        randoms = [each.description.rank_state["random"] for each in (before, mark)]
+        is_same = not mark.description.draws_unseen and not is_apart and randomness.is_same(*randoms)
+        self._draws = self._draws is True or not is_same
 
     def check(self, *, is_in_loop: bool) -> None:
         """Between two boundaries: leave if a drain stands and all ranks have sealed the last one's state.
@@ -184,6 +234,14 @@ class Service:
         """Copy this rank's part of the state at one of them; return None if it does not stand afterwards."""
         assert order.step is not None
         mark = self._standing[order.step]
+        if not self._copy(mark, order, deadline=lambda: self.rounds.rewind_guard):
+            return None
+        assert self._rewound is not None
+        copied = self._rewound[1]
+        return HandOver(order, self._world.rank) if copied is None else copied.handover
+
+    def _copy(self, mark: Mark, order: SaveOrder, *, deadline: Callable[[], float]) -> bool:
+        """Copy this rank's part of the state at a mark; return whether it stands afterwards."""
         copied = None
         try:
             if mark.step != self._start:
@@ -193,22 +251,22 @@ class Service:
                         order,
                         step=mark.step,
                         describe=lambda: mark.description,
-                        deadline=lambda: self.rounds.rewind_guard,
+                        deadline=deadline,
                     )
                 if copied is None:
                     _log.warning("uploads were too slow: the state of step %d was not saved", mark.step)
-                    return None
+                    return False
             time.sleep(SETTLE_SECONDS)
-            if mark not in self._marks.standing():
+            if mark not in (*self._marks.standing(), self._marks.first_since_step()):
                 self._tell_of_change()
-                return None
+                return False
         except Exception:  # the training goes on to the next boundary, which may be saved
             _log.exception(
                 "the state of step %d cannot be saved in the middle of what came after it", mark.step
             )
-            return None
+            return False
         self._rewound = mark, copied
-        return HandOver(order, self._world.rank) if copied is None else copied.handover
+        return True
 
     def publish(self) -> None:
         """Seal what was copied last, with what others have given, and say that this rank has drained."""
@@ -220,6 +278,62 @@ class Service:
         self.progress[0], self.progress[2] = mark.step, self.progress[0]
         saved = mark.step if mark.step > self._start else None
         handoff.write_json(handoff.drained_path(self._directory, self._world.rank), {"step": saved})
+
+    # --- after other ranks were lost ---------------------------------------------------------------
+
+    def held(self) -> Held | str:
+        """Return at which boundary the state still stands, or why at none."""
+        mark, items = self._marks.first_since_step(), checkpoint.take(self._objects).items
+        if mark is None:
+            return f"since the last boundary, {self._marks.problem}"
+        if mark.step <= self._start:
+            return "it has made no step"
+        self._standing = {mark.number: mark}
+        return Held(
+            boundary=mark.number,
+            step=mark.step,
+            digest=self._marks.digest(mark),
+            draws=self._draws is not False,
+            differs=any(each.pinned for each in items),
+            holders=tuple(sorted({shard.holders for each in items for shard in each.shards})),
+        )
+
+    def save(self, order: SaveOrder) -> int | None:
+        """Save this rank's part of the state at that boundary; return the step, or None."""
+        mark = self._standing.get(-1 if order.step is None else order.step)
+        until = time.monotonic() + RESCUE_SLOT_SECONDS
+        if mark is None or not self._copy(mark, order, deadline=lambda: until):
+            return None
+        assert self._rewound is not None
+        copied = self._rewound[1]
+        assert copied is not None
+        self._saver.seal(copied)
+        return mark.step
+
+    def _say_what_a_loss_costs(self, why: str | None) -> None:
+        if (
+            why is not None
+            and self._rescue is not None
+            and self._world.rank == 0 < self._world.world_size - 1
+        ):
+            _log.warning("a machine lost without notice costs the steps since the newest checkpoint: %s", why)
+
+    def _ends_at_boundary(self) -> bool:
+        """Have the process end at the next boundary, with the state saved, if there is one."""
+        if self._rescue is None or self._has_left or self._num_boundaries == 0 or os.getpid() != self._pid:
+            return False
+        self._rescue.begin()
+        return True
+
+    def _hold_for_rescue(self) -> None:
+        if self._rescue is not None and os.getpid() == self._pid and not self._has_left:
+            self._rescue.hold()
+
+    def _wait_for_rescue(self, step: int) -> NoReturn:
+        """At a boundary that is not to be passed: note it, wait until what is held is saved, and leave."""
+        self._mark(step, is_rare=True)
+        self._hold_for_rescue()
+        raise SystemExit(_TOLD)
 
     def _tell_of_change(self) -> None:
         _log.warning(
@@ -235,6 +349,10 @@ class Service:
     def begin_loop(self) -> None:
         """Tell the agent that the loop has begun: from now on exit status 0 alone is no success."""
         handoff.begun_loop_path(self._directory, self._world.rank).touch()
+        shards = (shard for each in checkpoint.take(self._objects).items for shard in each.shards)
+        alone = "each rank alone holds a part of the state"
+        why = alone if any(len(shard.holders) == 1 for shard in shards) else None
+        self._say_what_a_loss_costs(self._marks.obstacle or why)
 
     def leave_loop(self, step: int, *, left: Left, saves: bool, is_held: bool) -> None:
         """End the loop where the script has left it, if all ranks have left it after the same step.
@@ -251,6 +369,8 @@ class Service:
         found = self.rounds.leave(step, until=lambda: min(until, self._link.drain_guard))
         if isinstance(found, SaveOrder):
             self._drain(found, step)
+        if self.rounds.is_rescued:
+            return  # others are lost: the last boundary is saved, at the end of the process
         if all(found.get(rank) == step for rank in range(self._world.world_size)):
             self.end_loop(step, left=left, saves=saves, is_held=is_held)
             return
@@ -271,6 +391,8 @@ class Service:
         ``saves`` says whether there is anything new to save. A rank that finds no slot in time says that it
         drained without a save: the last step is in no checkpoint, so the training goes on from the newest.
         """
+        if self.rounds.is_rescued or self._marks.is_frozen:
+            self._wait_for_rescue(total)
         self._finish_rounds(self._link.complete())
         self._has_left = True
         self.progress[0] = self.progress[2] = total
@@ -297,7 +419,10 @@ class Service:
 
     def close(self) -> None:
         """Stop the background threads and release the arena; for the end of the process."""
+        self._hold_for_rescue()
         self._closing.close()
+        if self._rescue is not None:
+            self._rescue.stop()
         self._link.close()
         self._marks.close()
         self._saver.close()
@@ -314,6 +439,8 @@ class Service:
         if order.kind == REWOUND:
             self._link.part(agreed=True)
             raise SystemExit(0)
+        if order.step is None:
+            self._hold_for_rescue()  # a rank is lost: with the others this one could not agree
         self._has_left = True
         saved: int | None = None
         if order.step is not None and step > self._start and self._save_last(order, step):

@@ -333,13 +333,15 @@ class Session:
             rank_state["epoch_random"] = self._epochs.random
         shared = {"seed": self._seed, "position": position, "left": self._loop.left}
         if self._feed is not None or self._loader is None:
-            return Description(shared, rank_state)
+            has_workers = self._feed is not None and self._feed.has_workers
+            return Description(shared, rank_state, draws_unseen=has_workers)
         if getattr(self._tracked_loader, "is_framework", False):
             # The place of another framework's loop, which has moved on when an evaluation asks for it.
             rank_state["dataloader"] = self._tracked_loader.state_dict()
-            return Description(shared, rank_state)
+            return Description(shared, rank_state, draws_unseen=True)
         rank_state["loader_generators"] = generator_states(self._tracked_loader)
-        return Description(shared, rank_state, partial(self._loader.state_at, self._loader.num_uses))
+        state = partial(self._loader.state_at, self._loader.num_uses)
+        return Description(shared, rank_state, state, draws_unseen=True)
 
     def begin_again(self) -> bool:
         """Let a framework begin a loop in place of one that has failed; return whether that is possible.

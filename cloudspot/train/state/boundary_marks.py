@@ -2,16 +2,19 @@
 
 No large tensor is copied, or kept alive. A mark holds the versions that torch counts of the models' and
 optimizers' tensors, and copies of all that is small: random generators, the position in the data, learning
-rates, and the state of the other objects. As long as the tensors are as they were, the state at the boundary
-is what the mark holds and what they hold.
+rates, buffers, and the state of the other objects. As long as the tensors are as they were, the state at the
+boundary is what the mark holds and what they hold.
+
+Buffers are copied because forward passes change them: torch does not count what BatchNorm writes to its
+statistics, and DDP overwrites all buffers with those of rank 0.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,19 +23,15 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from cloudspot.train.state import checkpoint, sharding
-from cloudspot.train.state.tree import Json, flatten, rebuild
+from cloudspot.train.state import checkpoint
+from cloudspot.train.state.noted_state import Layout, ModelCopies, Noted, saves_more
+from cloudspot.train.state.tree import Json, flatten, tensor_bytes
 
 IDLE_SHARE = 0.005
 """The share of the time that marks may take while the script has not asked whether it has to leave."""
 USED_SHARE = 0.02
 """The same once it has, for marks that take longer than ``ALWAYS_SECONDS``."""
 ALWAYS_SECONDS = 2e-3
-SMALL_BYTES = 1 << 20
-"""Up to so many bytes of tensors of an object that is neither a model nor an optimizer are copied."""
-NUM_SAMPLES = 64
-"""``parameter.data`` has a version of its own, so that what is written to it shows nowhere else. A moving
-average that is swapped in changes every weight, so that a few show it."""
 _TORCHS = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 
 
@@ -49,6 +48,8 @@ class Description:
 
     It is asked for only by a save, since asking may draw random numbers.
     """
+    draws_unseen: bool = False
+    """Whether other processes, a loader's workers, draw random numbers for this rank."""
 
     def flatten_rank_state(self) -> Json:
         """Return this rank's own state as JSON."""
@@ -66,59 +67,15 @@ class Mark:
     step: int
     """How many steps were made."""
     description: Description
-    listing: _Listing
-    versions: tuple[int, ...]
-    samples: tuple[Any, ...]
+    layout: Layout
+    versions: list[int]
+    samples: list[Any]
     num_optimizer_steps: int
-    groups: Mapping[str, list[dict[str, Any]]]
-    """The parameter groups of each optimizer, without the parameters."""
-    others: Mapping[str, _Other]
+    models: Mapping[str, ModelCopies]
+    noted: Mapping[str, Noted]
+    """The state of each other object, and the parameter groups of each optimizer, without the parameters."""
     events: tuple[Any, ...]
     """CUDA's, one for each device: what was computed before the boundary is done then."""
-
-
-class _Listing:
-    """Tensors of the state, which this does not keep alive."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        """List the tensors in nested dicts, lists and tuples."""
-        found = [pair for name, value in values.items() for pair in _tensors_in(name, value)]
-        self.names = [name for name, _ in found]
-        self._references = [weakref.ref(tensor) for _, tensor in found]
-        self.nbytes = sum(tensor.numel() * tensor.element_size() for _, tensor in found)
-
-    def versions(self) -> tuple[int, ...]:
-        """Return how often each was written to; -1 for one that is gone."""
-        return tuple(
-            [-1 if (tensor := each()) is None else tensor._version for each in self._references]  # noqa: SLF001
-        )
-
-    def has_same_tensors(self, other: _Listing) -> bool:
-        pairs = zip(self._references, other._references, strict=False)
-        return self.names == other.names and all(one() is two() is not None for one, two in pairs)
-
-    def samples(self) -> tuple[Any, ...]:
-        """Return an element of each of up to ``NUM_SAMPLES`` tensors."""
-        alive = [tensor for each in self._references if (tensor := each()) is not None]
-        elements: dict[tuple[Any, Any], list[Any]] = {}
-        for each in alive[:: -(-len(alive) // NUM_SAMPLES) or 1]:
-            # What this rank holds: to index a divided tensor, ranks would have to meet.
-            tensor = each.detach().to_local() if sharding.is_dtensor(each) else each.detach()
-            if tensor.numel() > 0:
-                middle = tensor[tuple(length // 2 for length in tensor.shape)]
-                elements.setdefault((tensor.device, tensor.dtype), []).append(middle)
-        return tuple(map(torch.stack, elements.values()))
-
-
-@dataclass(frozen=True)
-class _Other:
-    """The state of an object that is neither a model nor an optimizer."""
-
-    tree: Json
-    tensors: dict[str, Any] | None
-    """Copies by name, if they are small."""
-    listing: _Listing
-    versions: tuple[int, ...]
 
 
 class BoundaryMarks:
@@ -135,14 +92,24 @@ class BoundaryMarks:
             for name, each in objects.items()
             if name not in self._optimizers and isinstance(each, torch.nn.Module)
         }
+        tracked = self._optimizers.keys() | self._models.keys()
+        self._others = {name: each for name, each in objects.items() if name not in tracked}
         # Their ``state_dict`` may do anything: a script that never checks is not to meet that.
         self._has_scripts_objects = not all(
-            name in self._optimizers or name in self._models or isinstance(each, _TORCHS)
-            for name, each in objects.items()
-        )
-        self._listings: tuple[_Listing, _Listing] | None = None
+            isinstance(each, _TORCHS) for each in self._others.values()
+        ) or any(saves_more(module) for each in self._models.values() for module in each.modules())
+        self._layout: Layout | None = None
         self._num_listed = -1
+        self._lasts = True
         self._marks: deque[Mark] = deque(maxlen=2)
+        self._first: Mark | None = None
+        """The first mark since the newest step of an optimizer."""
+        self._first_boundary = -1
+        """The first boundary since then."""
+        self._num_steps_there = -1
+        self._frozen: str | None = None
+        self.num_skipped = 0
+        """How many boundaries were not marked."""
         self._problem = "there was no step"
         self._unmarked: str | None = None
         self._costs = deque([0.0] * 3, maxlen=3)  # seconds; one may be high because the machine was busy
@@ -157,33 +124,67 @@ class BoundaryMarks:
     ) -> None:
         """Mark a boundary, unless that would take too large a share of the time and it is not ``is_rare``."""
         begun = time.perf_counter()
+        if self._frozen is not None:
+            self._unmarked = self._frozen
+            return
+        if self._num_steps != self._num_steps_there:
+            self._num_steps_there, self._first_boundary = self._num_steps, number
         may_mark = self.is_used or not self._has_scripts_objects
         if not may_mark or not (is_rare or self._is_affordable(begun - self._ended_at)):
             self._unmarked = "nothing was noted of it: call run.check() before the loop"
+            self.num_skipped += 1
             return
+        worked = time.thread_time()
         try:
-            # Adam's tensors come with its first step.
-            num_states = sum(len(getattr(each, "state", ())) for each in self._optimizers.values())
-            if self._listings is None or num_states != self._num_listed:
-                self._listings, self._num_listed = self._list(), num_states
-            begun = time.perf_counter()
             with torch.no_grad():
-                self._marks.append(self._make(number, step, describe(), *self._listings))
+                self._marks.append(self._make(number, step, describe()))
+            if number == self._first_boundary:
+                self._first = self._marks[-1]
             self._unmarked = None
         except Exception as error:  # a save says what is wrong; a mark must not end a training
             self._unmarked = str(error)
+            if self._lasts:
+                self._num_listed = -1
         self._ended_at = time.perf_counter()
-        self._costs.append(self._ended_at - begun)
+        # Of this thread: what a busy machine does meanwhile would be done anyway.
+        self._costs.append(time.thread_time() - worked)
 
     def standing(self) -> tuple[Mark, ...]:
         """Return the marks whose state the objects still hold, the newest first."""
-        marks = tuple(self._marks)
+        return self._standing_of(tuple(self._marks))
+
+    @property
+    def newest(self) -> Mark | None:
+        """The newest mark, whether it stands or not."""
+        return self._marks[-1] if self._marks else None
+
+    def first_since_step(self) -> Mark | None:
+        """Return the mark of the first boundary since the newest step of an optimizer, if it stands.
+
+        What a script did after it, without a step, may be done again: as where it has caught the error of a
+        collective and gone on with the next batch.
+        """
+        first = self._first
+        if first is None or first.number != self._first_boundary:
+            return None
+        return next(iter(self._standing_of((first,))), None)
+
+    def freeze(self, why: str) -> None:
+        """Mark no further boundary: the state there may be of no use."""
+        self._frozen = why
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether no boundary is marked any more."""
+        return self._frozen is not None
+
+    def _standing_of(self, marks: Sequence[Mark]) -> tuple[Mark, ...]:
         if not marks:
             return ()
         with self.after(marks[-1]), torch.no_grad():
             try:
-                listing, weights = self._list()
-                changes = [self._change_since(mark, listing, weights) for mark in marks]
+                layout = Layout(self._models, self._optimizers)
+                changes = [self._change_since(mark, layout) for mark in marks]
             except Exception as error:  # the script changes it at this moment
                 changes = [str(error)] * len(marks)
         self._problem = changes[-1] or ""
@@ -198,12 +199,13 @@ class BoundaryMarks:
         """Return the tracked objects, with the state that they had at a mark that stands."""
         found: dict[str, Any] = {}
         for name, each in self._objects.items():
-            if name in self._optimizers:
-                found[name] = _MarkedState(partial(_with_groups, each, mark.groups[name]))
-            elif name in mark.others:
-                found[name] = _MarkedState(partial(_rebuilt, name, each, mark.others[name]))
+            if name in self._models:
+                model, layout = self._models[name], mark.layout.models[name]
+                found[name] = _MarkedModel(model, partial(layout.state_dict, model, mark.models[name]))
+            elif name in self._optimizers:
+                found[name] = _MarkedState(partial(_with_groups, each, mark.noted[name]))
             else:
-                found[name] = each
+                found[name] = _MarkedState(partial(_state_at, each, mark.noted[name]))
         return found
 
     @contextmanager
@@ -216,6 +218,25 @@ class BoundaryMarks:
                 stack.enter_context(torch.cuda.stream(stream))
             yield
 
+    def digest(self, mark: Mark) -> str:
+        """Return a digest of samples of the weights at a mark: equal where ranks hold the same weights.
+
+        What each rank has of its own, shards and large buffers, is left out.
+        """
+        digest = hashlib.sha256()
+        with self.after(mark):
+            for samples, is_alike in zip(mark.samples, mark.layout.alike(), strict=True):
+                if is_alike:
+                    digest.update(tensor_bytes(samples.cpu().contiguous()))
+        return digest.hexdigest()[:16]
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why no boundary is marked while the script does not call ``run.check()``, or None."""
+        if self.is_used or not self._has_scripts_objects:
+            return None
+        return "a tracked object is the script's own; if its state_dict only reads, call run.check() at first"
+
     def close(self) -> None:
         """Stop following."""
         if self._hook is not None:
@@ -227,54 +248,68 @@ class BoundaryMarks:
             return True
         return cost <= (USED_SHARE if self.is_used else IDLE_SHARE) * seconds
 
-    def _list(self) -> tuple[_Listing, _Listing]:
-        """List the tensors of models and optimizers, and those of models alone."""
-        models = {name: each.state_dict(keep_vars=True) for name, each in self._models.items()}
-        optimizers = {name: each.state_dict().get("state") for name, each in self._optimizers.items()}
-        return _Listing({**models, **optimizers}), _Listing(models)
+    def _find(self) -> tuple[Layout, list[int]]:
+        """Return where the state lies, looking anew if need be, and the versions of what is not copied.
 
-    def _make(
-        self, number: int, step: int, description: Description, listing: _Listing, weights: _Listing
-    ) -> Mark:
-        others = {
-            name: _note(name, each)
-            for name, each in self._objects.items()
-            if name not in self._optimizers and name not in self._models
-        }
-        groups = {name: list(map(_settings, each.param_groups)) for name, each in self._optimizers.items()}
-        samples = weights.samples()
-        devices = {sample.device for sample in samples if sample.device.type == "cuda"}
+        Raises:
+            LookupError: the tensors of the state do not last.
+        """
+        # Adam's tensors come with its first step.
+        num_states = sum(len(getattr(each, "state", ())) for each in self._optimizers.values())
+        layout = self._layout if num_states == self._num_listed else None
+        versions = None if layout is None else layout.listing.versions()
+        if layout is None or (versions is None and self._lasts):
+            self._layout = layout = Layout(self._models, self._optimizers)
+            self._num_listed = num_states
+            versions = layout.listing.versions()
+            self._lasts = versions is not None
+        if versions is None:
+            raise LookupError("a model or optimizer returns other tensors each time that it is asked")
+        return layout, versions
+
+    def _make(self, number: int, step: int, description: Description) -> Mark:
+        layout, versions = self._find()
+        noted = {name: Noted(_settings(each)) for name, each in self._optimizers.items()}
+        noted |= {name: Noted(_state_of(each)) for name, each in self._others.items()}
+        models = {name: each.copies() for name, each in layout.models.items()}
+        samples = layout.samples()
+        devices = set()
+        if torch.cuda.is_initialized():
+            copies = [samples, *(each.buffers for each in models.values())]
+            copies += [each.copies for each in noted.values()]
+            devices = {copied.device for several in copies for copied in several if copied.is_cuda}
         # Now, because the first stream of a process waits until the GPU is idle.
         self._streams |= {each: torch.cuda.Stream(each) for each in devices - self._streams.keys()}
         return Mark(
             number,
             step,
             description,
-            listing,
-            listing.versions(),
+            layout,
+            versions,
             samples,
             self._num_steps,
-            groups,
-            others,
+            models,
+            noted,
             tuple(torch.cuda.current_stream(device).record_event() for device in devices),
         )
 
-    def _change_since(self, mark: Mark, listing: _Listing, weights: _Listing) -> str | None:
+    def _change_since(self, mark: Mark, layout: Layout) -> str | None:
         """Return what has changed since a mark, or None."""
         if mark.num_optimizer_steps != self._num_steps:
             return "an optimizer has stepped"
-        if not mark.listing.has_same_tensors(listing):
+        if not mark.layout.is_same(layout):
             self._num_listed = -1
             return "a tensor of a model or optimizer was replaced"
-        for name, then, now in zip(listing.names, mark.versions, listing.versions(), strict=True):
+        versions = layout.listing.versions() or ()
+        for name, then, now in zip(layout.listing.names, mark.versions, versions, strict=True):
             if now != then:
                 return f"{name} was written to"
         # Not on a GPU: a kernel that a process has not used yet may wait until that is idle.
-        samples = zip(weights.samples(), mark.samples, strict=True)
-        if not all(torch.equal(now.cpu(), then.cpu()) for now, then in samples):
+        samples = zip(mark.layout.samples(), mark.samples, strict=True)
+        if not all(torch.equal(*(each.cpu().view(torch.uint8) for each in pair)) for pair in samples):
             return "a model's weights were written to"
-        for name, other in mark.others.items():
-            if other.tensors is None and other.versions != other.listing.versions():
+        for name, noted in mark.noted.items():
+            if noted.has_changed():
                 return f"a tensor of {name} was written to or replaced"
         return None
 
@@ -289,25 +324,15 @@ class _MarkedState:
         self.state_dict = state_dict
 
 
-def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _tensors_in(f"{name}/{key}", each)
-    elif isinstance(value, (list, tuple)):
-        for index, each in enumerate(value):
-            yield from _tensors_in(f"{name}/{index}", each)
+class _MarkedModel(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Has the names of a model's parameters and buffers, and another state."""
 
-
-def _note(name: str, tracked: Any) -> _Other:
-    state = _state_of(tracked)
-    tensors: dict[str, Any] = {}
-    tree = flatten(name, state, tensors)
-    listing = _Listing({name: state})
-    is_small = listing.nbytes <= SMALL_BYTES
-    copies = {item: tensor.clone() for item, tensor in tensors.items()} if is_small else None
-    return _Other(tree, copies, listing, listing.versions())
+    def __init__(self, model: Any, state_dict: Callable[[], Any]) -> None:
+        super().__init__()
+        self.state_dict = state_dict
+        self.named_modules = model.named_modules
+        self.named_parameters = model.named_parameters
+        self.named_buffers = model.named_buffers
 
 
 def _state_of(tracked: Any) -> dict[str, Any]:
@@ -323,26 +348,22 @@ def _state_of(tracked: Any) -> dict[str, Any]:
     }
 
 
-def _rebuilt(name: str, tracked: Any, other: _Other) -> dict[str, Any]:
-    tensors = other.tensors
-    if tensors is None:
-        tensors = {}
-        flatten(name, _state_of(tracked), tensors)
-    state: dict[str, Any] = rebuild(name, other.tree, lambda item, _keys: tensors[item])
+def _state_at(tracked: Any, noted: Noted) -> Any:
+    state = noted.state()
     if isinstance(tracked, torch.amp.GradScaler):
         return {key: each.item() if isinstance(each, torch.Tensor) else each for key, each in state.items()}
     return state
 
 
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: value.clone() if isinstance(value, torch.Tensor) else value
-        for key, value in group.items()
-        if key != "params"
-    }
+def _settings(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the parameter groups without the parameters."""
+    return [
+        {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
 
 
-def _with_groups(optimizer: Any, groups: list[dict[str, Any]]) -> dict[str, Any]:
+def _with_groups(optimizer: Any, noted: Noted) -> dict[str, Any]:
     state = dict(optimizer.state_dict())
-    state["param_groups"] = [{**now, **then} for now, then in zip(state["param_groups"], groups, strict=True)]
+    groups = zip(state["param_groups"], noted.state(), strict=True)
+    state["param_groups"] = [{**now, **then} for now, then in groups]
     return state

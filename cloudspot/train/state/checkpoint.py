@@ -273,7 +273,8 @@ class Checkpoint:
     @property
     def shared(self) -> dict[str, Json]:
         """The JSON state that all ranks share."""
-        return json_object(self._seal_of(0), "objects")
+        first = min(self._seals.values(), key=lambda seal: min(map(int, seal["rank_states"])))
+        return json_object(first, "objects")
 
     @property
     def seed(self) -> int:
@@ -312,13 +313,17 @@ class Checkpoint:
             "planned": None if planned is None else number(left, "planned"),
         }
 
-    def rank_state(self, rank: int) -> dict[str, Json]:
-        """Return the JSON state of one rank of the world that saved."""
-        return json_object(json_object(self._seal_of(rank), "rank_states"), str(rank))
+    def rank_state(self, rank: int) -> dict[str, Json] | None:
+        """Return the JSON state of one rank of the world that saved; None: it was lost."""
+        for seal in self._seals.values():  # its own, or that of the rank that has relieved it
+            if str(rank) in seal["rank_states"]:
+                return json_object(json_object(seal, "rank_states"), str(rank))
+        return None
 
-    def _seal_of(self, rank: int) -> dict[str, Any]:
-        """Return the seal that holds a rank's state: its own, or that of the rank that has relieved it."""
-        return next(seal for seal in self._seals.values() if str(rank) in seal["rank_states"])
+    @property
+    def rescue(self) -> Mapping[str, Any] | None:
+        """How it was saved by survivors, as seals have it; None: all ranks took part."""
+        return self._files.rescue
 
     def load(self, objects: Mapping[str, Any], *, world: World) -> None:
         """Load the saved state into the objects, however either is sharded.

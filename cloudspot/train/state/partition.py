@@ -115,6 +115,7 @@ def plan(
     avoid: Collection[int] = frozenset(),
     rooms: Sequence[int] = (),
     handover_bytes: int = 0,
+    are_lost: bool = False,
 ) -> Plan:
     """Spread the items, whose names are unique, over the ranks, evenly by bytes.
 
@@ -125,10 +126,17 @@ def plan(
     rank holds is handed over to one that stays. If that is more than ``handover_bytes``, they write it
     themselves, and nothing else. ``avoid`` is ignored when it names every rank, or when a part would outgrow
     its slot; ``rooms`` are the bytes that each rank's slots hold, if there is a limit.
+
+    Ranks that ``are_lost`` hand over nothing; where ranks differ, the first that stays writes its own.
+
+    Raises:
+        LookupError: only lost ranks held a part of an item.
     """
     table = sorted(items, key=lambda item: item.name)
     staying = [rank for rank in range(world_size) if rank not in avoid]
     doomed = [rank for rank in range(world_size) if rank in avoid]
+    if doomed and are_lost:
+        return _spread(table, world_size, staying, dict.fromkeys(doomed, staying[0]), are_lost=True)
     if doomed and staying:
         takers = {rank: staying[index % len(staying)] for index, rank in enumerate(doomed)}
         for found in (_spread(table, world_size, staying, takers), _spread(table, world_size, staying, {})):
@@ -140,7 +148,12 @@ def plan(
 
 
 def _spread(
-    table: Sequence[Item], world_size: int, open_ranks: Sequence[int], takers: Mapping[int, int]
+    table: Sequence[Item],
+    world_size: int,
+    open_ranks: Sequence[int],
+    takers: Mapping[int, int],
+    *,
+    are_lost: bool = False,
 ) -> Plan:
     shares: list[list[Placement]] = [[] for _ in range(world_size)]
     loads = [0] * world_size
@@ -153,10 +166,12 @@ def _spread(
 
     for item in table:
         if item.pinned:
-            place(Placement(item, 0), 0)
+            place(Placement(item, 0), open_ranks[0] if are_lost else 0)
     # First what few ranks hold, then the rest to even it out.
     for placement, holders in _largest_first(table):
         able = set(holders).intersection(open_ranks) or holders
+        if are_lost and not set(able) <= set(open_ranks):
+            raise LookupError(f"only ranks that were lost hold a part of {placement.item.name}")
         place(placement, min(able, key=lambda each: (loads[each], each)))
     heap = [(loads[rank], rank) for rank in open_ranks]
     heapq.heapify(heap)

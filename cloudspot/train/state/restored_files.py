@@ -62,7 +62,11 @@ class RestoredFiles:
         for part in parts:
             self._open_part(part)
         states = [rank for seal in self.seals.values() for rank in json_object(seal, "rank_states")]
-        if len(parts) != len(self.seals) or sorted(states) != sorted(map(str, range(self.world_size))):
+        self.rescue = next((seal.get("rescue") for seal in self.seals.values()), None)
+        """As the seals have it."""
+        lost = [] if self.rescue is None else json_object({"rescue": self.rescue}, "rescue").get("lost")
+        there = sorted(str(rank) for rank in range(self.world_size) if rank not in (lost or []))
+        if len(parts) != len(self.seals) or sorted(states) != there:
             raise CheckpointError(f"{RESTORE_MANIFEST} does not list the state of each rank once")
         if len({seal.get("plan") for seal in self.seals.values()}) != 1:
             raise CheckpointError("the parts come from different plans")

@@ -197,3 +197,17 @@ def test_failures_count_since_the_last_new_checkpoint():
     counts = [restarts_in_a_row(generations[:n], {FAILED, STUCK}) for n in range(1, len(told) + 1)]
     # 50 and 60 were progress, and 55 is none.
     assert counts == [0, 1, 0, 1, 2, 3]
+
+
+def test_what_each_failure_saves_is_no_progress():
+    """A script that fails a step later each time would be started without end."""
+    generations = [
+        msgspec.structs.replace(
+            Records().generation(number, restored=None if number == 1 else (number - 1, 10 + number)),
+            why="first" if number == 1 else FAILED,
+        )
+        for number in range(1, 5)
+    ]
+    saved = {one.restore_from for one in generations}
+    assert restarts_in_a_row(generations, {FAILED}, saved_by_failures=saved) == 3
+    assert restarts_in_a_row(generations, {FAILED}) == 1

@@ -166,6 +166,29 @@ def test_the_parts_of_a_drain_hold_what_a_relieved_rank_had(checkpoints):
         check_manifest(replace(half, parts=half.parts[:1]))
 
 
+def test_survivors_need_not_hold_the_state_of_those_that_were_lost(checkpoints):
+    said = {"cause": "lost", "lost": [1], "is_exact": False}
+    zero, two = seals(checkpoints, 5, 5)
+    extra = {"world_size": 3, "relieved": [1], "rescue": said}
+    zero |= extra
+    two |= extra | {"rank": 2, "rank_states": {"2": {}}}
+
+    def rescued(first, second):
+        made = session(redigested([first, second]))
+        parts = (replace(each, relieved=(1,), rescue=each.parsed_seal.rescue) for each in made.parts)
+        one, other = parts
+        return replace(made, parts=(one, replace(other, rank=2)))
+
+    check_manifest(rescued(zero, two))
+    with pytest.raises(CorruptData, match="state of each of 3 ranks once"):
+        check_manifest(rescued(zero | {"rank_states": {}}, two))
+    with pytest.raises(CorruptData, match="disagree on which ranks were lost"):
+        check_manifest(rescued(zero, two | {"rescue": said | {"is_exact": True}}))
+    not_relieved = said | {"lost": [0]}
+    with pytest.raises(CorruptData, match="disagree on which ranks were lost"):
+        check_manifest(rescued(zero | {"rescue": not_relieved}, two | {"rescue": not_relieved}))
+
+
 @pytest.mark.parametrize(
     ("items", "message"),
     [

@@ -7,6 +7,8 @@ import time
 from datetime import datetime, timezone
 
 import pytest
+from support.records import made_journal
+from support.records.uploads import upload_session
 from support.stores.faultstore import FaultPlan, FaultyStore, Hook
 from support.stores.memorystore import InMemoryStore
 
@@ -44,6 +46,19 @@ def stored(store):
     prefix = keys.checkpoints_prefix("x")
     names = {meta.key.removeprefix(prefix).split("/")[0] for meta in store.list_objects(prefix)}
     return {C(*map(int, name.split("-")[:2])) for name in names}
+
+
+@pytest.mark.parametrize(("cause", "kept"), [("failed", {10, 30, 40}), ("lost", {30, 40})])
+def test_what_a_failure_has_saved_does_not_push_out_the_newest_from_before(store, checkpoints, cause, kept):
+    checkpoints.generation(store, 1)
+    rescue = {"cause": cause, "lost": [], "is_exact": True}
+    for step in (10, 20, 30, 40):
+        changes = {} if step == 10 else {"rescue": rescue}
+        for data, seal in zip([b"a"], checkpoints.seals(C(1, step), [b"a"], **changes), strict=True):
+            upload_session(store, "x", seal, data)
+        made_journal.commit(store, "x", C(1, step))
+    collect(store, 2)
+    assert {one.step for one in standing(store)} == kept
 
 
 def test_a_commit_costs_few_listings(store, checkpoints, tmp_path):

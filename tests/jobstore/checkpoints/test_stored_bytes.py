@@ -40,7 +40,8 @@ def test_a_sessions_part_and_its_manifest_keep_their_bytes(store, checkpoints):
         '{"size":1000,"xxh3_128":"dd6b888213680b18de6fd5031e51cb12"},'
         '{"size":1200,"xxh3_128":"0ac987365f6ae6a28082c70a3dc916cc"},'
         '{"size":300,"xxh3_128":"e82285c113e35ac2eec99f48b9af4dec"}],'
-        f'"seal":{json.dumps(seal.decode())},"files":[],"directory":null,"evidence":null,' + _TAIL
+        f'"seal":{json.dumps(seal.decode())},"files":[],"directory":null,"evidence":null,"rescue":null,'
+        + _TAIL
     )
     assert manifest == ('{"at":"T","writer":"W",' + head + f'"kind":"session","size":2500,"parts":[{part}]}}')
 
@@ -64,7 +65,7 @@ def test_a_directorys_part_and_its_manifest_keep_their_bytes(store, tmp_path, mo
         '{"size":500,"xxh3_128":"51d7714e0ba8ef85acbd870344d9fe73"},'
         '{"size":1,"xxh3_128":"56a841f9102d5ff745f80274c9c7a7ca"}],"seal":null,"files":['
         '{"path":"small","size":3,"mode":384},{"path":"big","size":2500,"mode":384},'
-        '{"path":"tiny","size":1,"mode":384}],"directory":".","evidence":"proven",' + _TAIL
+        '{"path":"tiny","size":1,"mode":384}],"directory":".","evidence":"proven","rescue":null,' + _TAIL
     )
     assert manifest == (
         '{"at":"T","writer":"W",' + head + f'"kind":"directory","size":2504,"parts":[{part}]}}'

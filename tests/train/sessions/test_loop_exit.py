@@ -8,7 +8,7 @@ import pytest
 
 from cloudspot.train.sessions.loop_exit import LoopExit
 
-left = []
+left, caught = [], []
 
 
 def counted():
@@ -137,6 +137,66 @@ def exits():
         sys.exit(0)
 
 
+def raises_again():
+    for _ in counted():
+        try:
+            fail()
+        except ValueError:
+            caught.append(1)
+            raise
+
+
+def raises_again_what_it_has_caught():
+    for _ in counted():
+        try:
+            fail()
+        except ValueError as error:
+            again = error
+            raise again  # noqa: B904 - the same
+
+
+def raises_another_error():
+    for _ in counted():
+        try:
+            fail()
+        except ValueError as error:
+            raise ValueError("another") from error
+
+
+def raises_again_within_contexts():
+    with contextlib.nullcontext():
+        for _ in counted():
+            try:
+                with contextlib.nullcontext():
+                    fail()
+            except ValueError:
+                caught.append(1)
+                raise
+            finally:
+                pass
+
+
+def raises_again_through_a_generator():
+    for _ in passed_on(counted()):
+        try:
+            fail()
+        except ValueError:
+            caught.append(1)
+            raise
+
+
+def raises_again_and_catches_outside_of_the_loop():
+    try:
+        for _ in counted():
+            try:
+                fail()
+            except ValueError:
+                caught.append(1)
+                raise
+    except ValueError:
+        pass
+
+
 def catches_outside_of_the_loop():
     try:
         for _ in counted():
@@ -162,7 +222,9 @@ def test_a_loop_that_the_script_leaves_is_left(loop):
     "loop",
     [
         raises, raises_in_a_call, raises_in_a_comprehension, raises_with_the_iterator_in_a_variable,
-        raises_through_a_generator, exits, catches_outside_of_the_loop,
+        raises_through_a_generator, exits, catches_outside_of_the_loop, raises_again,
+        raises_again_what_it_has_caught, raises_another_error, raises_again_within_contexts,
+        raises_again_through_a_generator, raises_again_and_catches_outside_of_the_loop,
     ],
 )  # fmt: skip
 def test_a_loop_that_an_exception_ends_is_not(loop):

@@ -146,6 +146,23 @@ def test_buffers_are_rank_0s_even_when_its_machine_is_about_to_go():
     assert [[p.item.name for p in part] for part in made.parts] == [["model/mean"], ["model/w"]]
 
 
+def test_ranks_that_are_lost_write_nothing_and_the_first_that_stays_writes_its_own_buffers():
+    items = [Item("model/w", "float32", (8,), 4), Item("model/mean", "float32", (4,), 4, pinned=True)]
+    made = plan(items, world_size=4, avoid={0, 2}, are_lost=True)
+    written = [[(p.item.name, p.giver) for p in part] for part in made.parts]
+    assert written == [[], [("model/mean", None)], [], [("model/w", None)]]
+    assert made.takers.keys() == {0, 2}
+    assert made.digest != plan(items, world_size=4, avoid={0}, are_lost=True).digest
+
+
+def test_a_part_that_only_lost_ranks_held_cannot_be_planned():
+    box = Box((0,), (8,))
+    items = [Item("model/w", "float32", (8,), 4, shards=(Shard(box, (0, 1)),))]
+    assert plan(items, world_size=3, avoid={0, 2}, are_lost=True).part_bytes == (0, 32, 0)
+    with pytest.raises(LookupError, match="only ranks that were lost hold a part of model/w"):
+        plan(items, world_size=3, avoid={0, 1}, are_lost=True)
+
+
 @pytest.mark.parametrize(
     "other",
     [

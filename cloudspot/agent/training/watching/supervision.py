@@ -23,6 +23,7 @@ from cloudspot.agent.rank_reports import RankImports, read_report
 from cloudspot.agent.training.launching.fork_server import advice
 from cloudspot.agent.training.launching.trainer import Trainer
 from cloudspot.agent.training.watching.drain_schedule import SCRIPT_START_SECONDS, DrainSchedule, join_is_due
+from cloudspot.agent.training.watching.rescue import Rescue
 from cloudspot.agent.training.watching.script_notice import ScriptNotice
 from cloudspot.jobstore.layout.records import Failed, FailureKind
 from cloudspot.train import handoff as files
@@ -89,12 +90,16 @@ class Supervisor:
         self._has_loaded = False
         """Whether all ranks here have read what was restored."""
         self._reach_at = time.monotonic() + CONNECT_SECONDS
+        self._rescue = Rescue(context, membership, trainer)
 
     def follow(self) -> TrainerEnd:
         """Return when the trainer has ended, or has to be ended."""
         while True:
             now = time.monotonic()
             self._note_progress(now)
+            if self._rescue.is_due():
+                self._rescue.run()
+                now = time.monotonic()
             end = (
                 self._own_end(now)
                 or self._end_by_others()
@@ -240,6 +245,7 @@ class Supervisor:
         # Before its end, which the others may see first: they would take it for a plain failure.
         status.failed = Failed(generation=status.generation, why=STUCK, exit_code=KILLED)
         self._dump_stacks()
+        self._rescue.run()
         return TrainerEnd(KILLED, None, why=STUCK)
 
     def _dump_stacks(self) -> None:

@@ -1,0 +1,138 @@
+"""What the members of a generation hold after one was lost or failed, and what becomes of it (P8)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from cloudspot.agent.membership import rescues
+from cloudspot.agent.membership.drain_commit import missing_parts
+from cloudspot.agent.membership.peer_heartbeats import PeerHeartbeats
+from cloudspot.agent.membership.peers import Liveness
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.errors import CorruptData
+from cloudspot.jobstore.access.stored_records import create_record, find_record
+from cloudspot.jobstore.checkpoints import manifests
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import (
+    CheckpointId,
+    Generation,
+    RescueOrder,
+    Seat,
+    Survivors,
+    new_nonce,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class RescueVotes:
+    """What the members of one generation say that they hold, as this node hears it."""
+
+    def __init__(self, context: NodeContext, peers: PeerHeartbeats, generation: Generation) -> None:
+        self._context = context
+        self._peers = peers
+        self.generation = generation
+        self._others = tuple(seat for seat in generation.seats if seat != context.seat)
+
+    @property
+    def others_have_begun(self) -> bool:
+        """Whether another member was asked already what its ranks hold; asks no store."""
+        return bool(self._reports(1))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of this generation counts any more, or this node has to end at once."""
+        orders = self._context.orders
+        return orders.superseded is not None or orders.newer_than(self.generation) is not None
+
+    def look(self) -> None:
+        """Look at the other members now, closely from now on."""
+        if not self._context.status.is_regrouping:
+            self._peers.ask()
+        self._peers.refresh()
+        self._peers.look_for_certificates()
+
+    def pause(self) -> None:
+        """Wait before the next ``look``."""
+        self._peers.pause()
+
+    def unsaid(self, attempt: int) -> tuple[frozenset[Seat], frozenset[Seat]]:
+        """Return who may still say what it holds: those that live, and those that are silent."""
+        said = self._reports(attempt).keys() | self._peers.finished(self.generation.number)
+        left = {seat for seat in self._others if seat not in said and not self._peers.is_gone(seat)}
+        alive = {seat for seat in left if self._peers.liveness(seat) is not Liveness.UNKNOWN}
+        return frozenset(alive), frozenset(left - alive)
+
+    def find_order(self, attempt: int) -> RescueOrder | None:
+        """Return what was decided for an attempt, or None."""
+        context = self._context
+        key = keys.rescue_order(context.job_id, self.generation.number, attempt)
+        return context.retry_until(lambda: find_record(context.store, key, RescueOrder))
+
+    def decide(self, attempt: int) -> RescueOrder | None:
+        """Decide for all by what was said so far, unless another node has; None: nothing can be saved."""
+        context, number = self._context, self.generation.number
+        told = [*self._reports(attempt).values()]
+        if (own := context.status.survivors) is not None:
+            told.append(own)
+        procs = context.job.spec.procs_per_node
+        choice = rescues.choose(
+            (held for each in told for held in each.held), world_size=procs * len(self.generation.members)
+        )
+        if isinstance(choice, str):
+            standing = self.find_order(attempt)
+            if standing is None:
+                _log.info("nothing was saved after the loss: %s", choice)
+            return standing
+        order = RescueOrder(
+            generation=number,
+            attempt=attempt,
+            boundary=choice.boundary,
+            step=choice.step,
+            ranks=choice.ranks,
+            cause=self._cause(),
+            is_exact=choice.is_exact,
+            at=context.now(),
+            writer=new_nonce(),
+        )
+        key = keys.rescue_order(context.job_id, number, attempt)
+        return context.retry_until(lambda: create_record(context.store, key, order))
+
+    def state_of(self, order: RescueOrder) -> Literal["committed", "hopeless", "open"]:
+        """Commit the save if it is whole; return whether it is, or never will be."""
+        context = self._context
+        checkpoint = CheckpointId(order.generation, order.step)
+        self.look()
+        # In this order: a node that is gone now has put its parts before, or never will.
+        gone = {seat for seat in self._others if self._peers.is_gone(seat)}
+        try:
+            commit = context.retry_until(
+                lambda: manifests.commit_whole(
+                    context.store, context.journal, context.job_id, checkpoint, known=context.known_parts
+                )
+            )
+        except (CorruptData, manifests.Superseded) as error:
+            _log.error("checkpoint %s is given up: %s", checkpoint, error)
+            return "hopeless"
+        if commit is not None:
+            context.status.committed = max(commit.id, context.status.committed or commit.id)
+            return "committed"
+        procs = context.job.spec.procs_per_node
+        saving = {self.generation.seats[rank // procs] for rank in order.ranks}
+        missing = missing_parts(context, checkpoint, self.generation) & saving
+        return "hopeless" if missing & gone else "open"
+
+    def _cause(self) -> Literal["lost", "failed"]:
+        return "lost" if any(map(self._peers.is_gone, self._others)) else "failed"
+
+    def _reports(self, attempt: int) -> dict[Seat, Survivors]:
+        beats = self._peers.beats()
+        return {
+            seat: beat.survivors
+            for seat in self._others
+            if (beat := beats.get(seat)) is not None
+            and beat.survivors is not None
+            and beat.survivors.generation == self.generation.number
+            and beat.survivors.attempt >= attempt
+        }

@@ -1,0 +1,49 @@
+"""Which survivors save what they hold after others were lost, and at which boundary (P8); pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cloudspot.jobstore.layout.records import HeldState
+
+MAX_BOUNDARIES_APART = 1
+"""In a training whose ranks meet in each step, one may have finished the step in which another was lost."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where to save, and who."""
+
+    boundary: int
+    step: int
+    ranks: tuple[int, ...]
+    """Ascending."""
+    is_exact: bool
+    """Whether the ranks that do not save had nothing of their own that counts."""
+
+
+def choose(reports: Iterable[HeldState], *, world_size: int) -> Choice | str:
+    """Return where the ranks that have reported save, or why nothing can be saved.
+
+    The newest boundary that any of them holds is a state of the training: who has finished that step had the
+    whole sum of the gradients. A part of a sharded state needs a holder among those that save.
+    """
+    held = sorted(reports, key=lambda each: each.rank)
+    if not held:
+        return "no rank holds the state of a boundary"
+    newest = max(each.boundary for each in held)
+    if newest - min(each.boundary for each in held) > MAX_BOUNDARIES_APART:
+        return "the ranks do not meet in each step: their boundaries are more than one apart"
+    for boundary in (newest, newest - MAX_BOUNDARIES_APART):
+        there = [each for each in held if each.boundary == boundary]
+        ranks = {each.rank for each in there}
+        if not there or any(ranks.isdisjoint(holders) for each in there for holders in each.holders):
+            continue
+        if len({(each.step, each.digest) for each in there}) > 1:
+            return "the ranks do not hold the same weights"
+        is_alike = not any(each.draws for each in there)
+        has_buffers = 0 in ranks or not any(each.differs for each in there)
+        is_exact = len(ranks) == world_size or (is_alike and has_buffers)
+        return Choice(boundary, there[0].step, tuple(sorted(ranks)), is_exact)
+    return "only ranks that were lost held a part of the state"

@@ -1,0 +1,195 @@
+"""Has the ranks of this node save what they hold when others are lost, before their training ends (P8)."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from typing import Any
+
+from cloudspot.agent.membership.agreement import Membership
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.rank_reports import RankRescued, RankSurvives, read_report
+from cloudspot.agent.training.launching.trainer import Trainer
+from cloudspot.jobstore.layout.records import Commit, HeldState, RescueOrder, Survivors
+from cloudspot.train import handoff as files
+from cloudspot.train.rounds.save_order import RESCUE, SaveOrder
+
+_log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 20.0
+"""How long a rank may take to say what it holds."""
+TORCHRUN_SECONDS = 15.0
+"""Once a rank of this node has ended, the others save at the latest after this time: torchrun kills them 30 s
+after it has ended."""
+MIN_SECONDS = 5.0
+"""So long a save may take even if less was trained since the newest checkpoint."""
+ROUND = 900_000
+"""The attempts have numbers from here on where other saves have those of their rounds."""
+LAST_ATTEMPT = 99_999
+"""Who says that it holds nothing in this attempt has nothing to say in any other."""
+POLL_SECONDS = 0.05
+
+
+class _Allowance:
+    """The time that a save may take: no more than it would take to make its steps again."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._last = time.monotonic()
+
+    def spend(self, *, is_free: bool = False) -> None:
+        """Count the time since the last call, unless it would have passed without a rescue, too."""
+        now = time.monotonic()
+        if not is_free:
+            self._left -= now - self._last
+        self._last = now
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left <= 0
+
+
+class Rescue:
+    """The rescue of one generation on this node; there is one at the most."""
+
+    def __init__(self, context: NodeContext, membership: Membership, trainer: Trainer) -> None:
+        self._context = context
+        self._membership = membership
+        self._votes = membership.rescue_votes
+        self._trainer = trainer
+        self._handoff = trainer.handoff
+        self._ranks = context.status.ranks
+        self._has_run = not context.job.spec.checkpoint.rescue
+        self._spoiled: set[int] = set()
+        """The ranks that could not save what they held."""
+        self._lost_at: float | None = None
+        """When the first rank of this node was found ended (monotonic)."""
+
+    def is_due(self) -> bool:
+        """Return whether the training is about to end here because of a loss or an error; asks no store."""
+        if self._has_run or self._votes.is_over:
+            return False
+        trainer, ranks = self._trainer, self._ranks
+        return self._votes.others_have_begun or (
+            any(files.survives_path(self._handoff, rank).exists() for rank in ranks)
+            or trainer.failed_status(ranks) is not None
+            or bool(trainer.poll())
+            or self._membership.has_lost()
+            or self._membership.votes.failed_elsewhere() is not None
+        )
+
+    def run(self) -> None:
+        """Save what the ranks of all members hold; return when that is committed, or will not be."""
+        if self._has_run:
+            return
+        self._has_run = True
+        status, trainer, ranks = self._context.status, self._trainer, self._ranks
+        if not status.has_session or trainer.has_drained(ranks) or trainer.has_ended_loop(ranks):
+            self._say_all()
+            return
+        allowance = _Allowance(max(MIN_SECONDS, self._seconds_since_save()))
+        state, status.state = status.state, "draining"
+        try:
+            for attempt in itertools.count(1):
+                order = self._agree(attempt, allowance)
+                if order is None or self._carry_out(order, allowance):
+                    break
+                if allowance.is_spent or self._votes.is_over:
+                    _log.warning("the state of step %d could not be saved in time", order.step)
+                    break
+        finally:
+            self._tell(files.RescueWord(files.RELEASE, 0))
+            self._say_all()
+            status.state = state
+
+    def _say_all(self) -> None:
+        """Let nobody wait for more of what the ranks here hold."""
+        number = self._votes.generation.number
+        self._context.status.survivors = Survivors(generation=number, attempt=LAST_ATTEMPT, held=())
+
+    def _tell(self, word: files.RescueWord) -> None:
+        files.write_rescue(self._handoff, word)
+
+    def _agree(self, attempt: int, allowance: _Allowance) -> RescueOrder | None:
+        """Say what the ranks here hold; return what all are to do, once all have said it."""
+        self._tell(files.RescueWord(files.HOLD, attempt))
+        votes = self._votes
+        self._context.status.survivors = Survivors(
+            generation=votes.generation.number, attempt=attempt, held=self._held()
+        )
+        while not votes.is_over:
+            votes.look()
+            order = votes.find_order(attempt)
+            if order is not None:
+                return order
+            alive, silent = votes.unsaid(attempt)
+            # Those that are silent are waited for in any case before the training goes on.
+            allowance.spend(is_free=bool(silent))
+            if not (alive or silent) or (allowance.is_spent and not silent) or self._is_killed_soon():
+                return votes.decide(attempt)
+            votes.pause()
+        return None
+
+    def _held(self) -> tuple[HeldState, ...]:
+        """Return what the ranks here hold, when each of them has said so or has ended."""
+        until = time.monotonic() + ANSWER_SECONDS
+        while True:
+            ended = {rank for rank in self._ranks if files.read_exited(self._handoff, rank) is not None}
+            said = {
+                rank: read_report(files.survives_path(self._handoff, rank), RankSurvives)
+                for rank in self._ranks
+            }
+            waited_for = [rank for rank in self._ranks if said[rank] is None and rank not in ended]
+            if not waited_for or self._trainer.poll() is not None or time.monotonic() > until:
+                break
+            self._context.orders.wait_for_news(POLL_SECONDS)
+        for rank, each in said.items():
+            if each is not None and each.held is None:
+                _log.warning("rank %d holds no state that can be saved: %s", rank, each.problem[:200])
+        held = [each.held for each in said.values() if each is not None and each.held is not None]
+        return tuple(each for each in held if each.rank in set(self._ranks) - ended - self._spoiled)
+
+    def _is_killed_soon(self) -> bool:
+        if self._lost_at is None and self._trainer.failed_status(self._ranks) is not None:
+            self._lost_at = time.monotonic()
+        return self._lost_at is not None and time.monotonic() > self._lost_at + TORCHRUN_SECONDS
+
+    def _carry_out(self, order: RescueOrder, allowance: _Allowance) -> bool:
+        """Have the ranks here save their parts; return whether the save was committed."""
+        own = [rank for rank in self._ranks if rank in order.ranks]
+        if own:
+            self._tell(files.RescueWord(files.SAVE, order.attempt, self._save_order(order).to_json()))
+        while not (allowance.is_spent or self._votes.is_over):
+            answers = [read_report(files.rescued_path(self._handoff, rank), RankRescued) for rank in own]
+            failed = {
+                rank
+                for rank, answer in zip(own, answers, strict=True)
+                if answer is not None and answer.attempt == order.attempt and answer.step is None
+            }
+            if failed:
+                self._spoiled |= failed
+                return False
+            state = self._votes.state_of(order)
+            if state == "committed":
+                _log.info("what the ranks held at step %d is saved", order.step)
+            if state != "open":
+                return state == "committed"
+            allowance.spend()
+            self._votes.pause()
+        return False
+
+    def _save_order(self, order: RescueOrder) -> SaveOrder:
+        world_size = self._context.job.spec.procs_per_node * len(self._votes.generation.members)
+        lost = frozenset(range(world_size)).difference(order.ranks)
+        rescue: dict[str, Any] = {"cause": order.cause, "lost": sorted(lost), "is_exact": order.is_exact}
+        return SaveOrder(RESCUE, order.boundary, ROUND + order.attempt, avoid=lost, rescue=rescue)
+
+    def _seconds_since_save(self) -> float:
+        """Return how long it took to make the steps that only the ranks hold."""
+        context = self._context
+        for record in reversed(context.journal.known):
+            if isinstance(record, Commit) and record.generation == self._votes.generation.number:
+                return max(0.0, (context.now() - record.sealed_at).total_seconds())
+        began_at = context.memory.training_began_at
+        return time.monotonic() - began_at if began_at else 0.0

@@ -1,0 +1,342 @@
+"""How a mark notes a state: small tensors by copies, large ones by version counters and some elements.
+
+Nothing here keeps a large tensor alive, is a collective, or waits for a GPU. Call it without gradients.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from cloudspot.train.state import sharding
+
+SMALL_BYTES = 1 << 20
+"""Up to so many bytes of tensors of an object that is neither a model nor an optimizer are copied, and as
+many of buffers if that is more than ``BUFFER_SHARE``."""
+BUFFER_SHARE = 1 / 64
+"""Up to this share of the state of models and optimizers may be copies of buffers. To copy as much took 0.6
+to 2.4 % of the time of an optimizer's step, which is seldom a fifth of a whole one."""
+NUM_SAMPLES = 16
+"""``parameter.data`` has a version of its own, so that what is written to it shows nowhere else. A moving
+average that is swapped in changes every weight, so that a few show it: so many tensors of each model's that
+are trained, and as many of the others."""
+NUM_ELEMENTS = 4
+"""So many elements of each of them, and ``NUM_SAMPLES`` times as many of a buffer that is not copied."""
+_EXTRA = "_extra_state"
+_ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def tensors_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors in nested dicts, lists and tuples, with names that begin with ``name``."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from tensors_in(f"{name}/{key}", each)
+    elif isinstance(value, (list, tuple)):
+        for index, each in enumerate(value):
+            yield from tensors_in(f"{name}/{index}", each)
+
+
+def num_bytes(tensors: Iterable[Any]) -> int:
+    """Return how many bytes this rank holds of the tensors."""
+    return sum(each.numel() * each.element_size() for each in map(_held, tensors))
+
+
+def saves_more(module: Any) -> bool:
+    """Return whether a module saves more than its parameters and buffers."""
+    return type(module).get_extra_state is not torch.nn.Module.get_extra_state
+
+
+def _place_of(tensor: Any) -> tuple[Any, ...] | None:
+    """Return where an ordinary tensor lies in memory, and how; None for any other, and without elements."""
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_quantized:
+        return None
+    if tensor.device.type == "meta" or tensor.numel() == 0:
+        return None
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+class Listing:
+    """Tensors that are watched by their version counters."""
+
+    def __init__(self, found: Iterable[tuple[str, Any]]) -> None:
+        """List tensors by name."""
+        pairs = [(name, weakref.ref(tensor)) for name, tensor in found]
+        self.names = [name for name, _ in pairs]
+        self._references = [reference for _, reference in pairs]
+
+    def tensors(self) -> list[Any]:
+        """Return the tensors; None in place of each that is gone."""
+        return [each() for each in self._references]
+
+    def versions(self) -> list[int] | None:
+        """Return how often each was written to; None if one is gone."""
+        try:
+            return [tensor._version for tensor in self.tensors()]  # noqa: SLF001 - has no public name
+        except AttributeError:
+            return None
+
+    def has_same_tensors(self, other: Listing) -> bool:
+        """Return whether the other lists the same tensors by the same names, and none is gone."""
+        pairs = zip(self.tensors(), other.tensors(), strict=False)
+        return self.names == other.names and all(one is two is not None for one, two in pairs)
+
+
+class Noted:
+    """A copy of a state of nested containers. If its tensors are large, it is of use only while they last."""
+
+    def __init__(self, state: Any) -> None:
+        """Copy the state."""
+        found: dict[int, tuple[_Place, Any]] = {}
+        self._state = _without_tensors(state, found)
+        self.copies: list[Any] = []
+        """Of the tensors, if they are small."""
+        self._listing: Listing | None = None
+        if not found:
+            return
+        tensors = [tensor for _, tensor in found.values()]
+        if num_bytes(tensors) <= SMALL_BYTES:
+            self.copies = [each.clone() for each in tensors]
+        else:
+            self._listing = Listing(("", each) for each in tensors)
+            self._versions = self._listing.versions()
+
+    def has_changed(self) -> bool:
+        """Return whether a tensor that was not copied was written to, or is gone."""
+        if self._listing is None:
+            return False
+        return self._versions is None or self._versions != self._listing.versions()
+
+    def state(self) -> Any:
+        """Return the state, unless it ``has_changed``."""
+        return _with_tensors(self._state, self.copies if self._listing is None else self._listing.tensors())
+
+
+class _Place(int):
+    """The place of a tensor among those of a state."""
+
+
+def _without_tensors(value: Any, found: dict[int, tuple[_Place, Any]]) -> Any:
+    """Return a copy of a state that has places instead of tensors, which are added to ``found`` by id."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is dict:
+        return {
+            key: each if type(each) in _ATOMS else _without_tensors(each, found)
+            for key, each in value.items()
+        }
+    if isinstance(value, torch.Tensor):
+        return found.setdefault(id(value), (_Place(len(found)), value))[0]
+    if kind is list or kind is tuple:
+        return kind([each if type(each) in _ATOMS else _without_tensors(each, found) for each in value])
+    if isinstance(value, dict):
+        copied = copy.copy(value)
+        for key, each in value.items():
+            copied[key] = _without_tensors(each, found)
+        return copied
+    numpy = sys.modules.get("numpy")
+    # A save takes nothing else that can be changed.
+    can_change = kind is set or (numpy is not None and isinstance(value, numpy.ndarray))
+    return copy.copy(value) if can_change else value
+
+
+def _with_tensors(value: Any, tensors: list[Any]) -> Any:
+    kind = type(value)
+    if kind is _Place:
+        return tensors[value]
+    if kind is list or kind is tuple:
+        return kind([_with_tensors(each, tensors) for each in value])
+    if isinstance(value, dict):
+        copied = copy.copy(value)
+        for key, each in value.items():
+            copied[key] = _with_tensors(each, tensors)
+        return copied
+    return value
+
+
+class Layout:
+    """Where the state of models and optimizers lies."""
+
+    def __init__(self, models: Mapping[str, Any], optimizers: Mapping[str, Any]) -> None:
+        """Look at what their ``state_dict`` returns now."""
+        states = {name: each.state_dict(keep_vars=True) for name, each in models.items()}
+        found = [*tensors_in("", {name: each.state_dict().get("state") for name, each in optimizers.items()})]
+        held = [tensor for _, tensor in (*found, *tensors_in("", states))]
+        room = max(SMALL_BYTES, int(num_bytes(held) * BUFFER_SHARE))
+        self.models: dict[str, ModelLayout] = {}
+        for name, state in states.items():
+            self.models[name] = each = ModelLayout(models[name], state, most_bytes=room)
+            room -= each.nbytes
+            found += tensors_in(f"/{name}", each.watched(state))
+        self.listing = Listing((name[1:], tensor) for name, tensor in found)
+        """All tensors but the copied buffers."""
+
+    def is_same(self, other: Layout) -> bool:
+        """Return whether the other consists of the same tensors, and copies the same buffers."""
+        return self.listing.has_same_tensors(other.listing) and all(
+            each.copies_same(other.models[name]) for name, each in self.models.items()
+        )
+
+    def samples(self) -> list[Any]:
+        """Return elements of the tensors."""
+        return [torch.cat(find(each)) for model in self.models.values() for _, find, each in model.sampled]
+
+    def alike(self) -> list[bool]:
+        """Return for each of the samples whether it is of weights that all ranks hold."""
+        return [alike for model in self.models.values() for alike, *_ in model.sampled]
+
+
+class ModelCopies(NamedTuple):
+    """Copies of what forward passes change."""
+
+    buffers: list[Any]
+    """Many in one tensor."""
+    extras: Mapping[str, Noted]
+    """What modules save beside parameters and buffers, by its name in the model's state."""
+
+
+class ModelLayout:
+    """Where the state of a model lies, and which of its buffers are copied.
+
+    Forward passes change buffers, and no counter shows it: torch does not count what BatchNorm writes to its
+    statistics, and DDP overwrites all with rank 0's.
+    """
+
+    def __init__(self, model: Any, state: Mapping[str, Any], *, most_bytes: int) -> None:
+        """Choose the smallest buffers in the model's ``state``, of ``most_bytes`` at most in all."""
+        self._extras: dict[str, Any] = {}
+        for path, module in model.named_modules():
+            if saves_more(module) and (key := f"{path}.{_EXTRA}".lstrip(".")) in state:
+                self._extras[key] = weakref.ref(module)
+        self.nbytes = 0
+        """How many bytes are copied."""
+        self._copied: set[Any] = set()  # places in memory
+        self._kinds: dict[tuple[Any, ...], tuple[list[Any], list[int]]] = {}
+        self._owners: list[tuple[Any, ...]] = []
+        found = {_place_of(each): each for each in state.values()}
+        owners = _owners_of_buffers(model, found)
+        for place in sorted(owners, key=lambda each: num_bytes([found[each]])):
+            tensor = found[place]
+            nbytes = num_bytes([tensor])
+            if self.nbytes + nbytes > most_bytes:
+                break
+            self.nbytes += nbytes
+            self._copied.add(place)
+            kind = tensor.device, tensor.dtype, min(tensor.dim(), 2)
+            chosen, numels = self._kinds.setdefault(kind, ([], []))
+            self._owners += [(*each, kind, len(chosen), tensor.shape) for each in owners[place]]
+            chosen.append(owners[place][0])
+            numels.append(tensor.numel())
+        self.sampled = _sampled(self.watched(state).values())
+        """What is watched beside the versions of what is not copied."""
+
+    def watched(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the part of the model's state that is not copied."""
+        return {
+            key: each
+            for key, each in state.items()
+            if key not in self._extras and _place_of(each) not in self._copied
+        }
+
+    def copies_same(self, other: ModelLayout) -> bool:
+        """Return whether the other copies buffers of the same modules, with the same names and shapes."""
+        return self._owners == other._owners and self._extras == other._extras
+
+    def copies(self) -> ModelCopies:
+        """Copy. Whatever this raises, the model may have other buffers now."""
+        made = []
+        for (_, _, num_dims), (chosen, numels) in self._kinds.items():
+            tensors = [module()._buffers[key] for module, key in chosen]  # noqa: SLF001 - as below
+            if num_dims == 0:
+                made.append(torch.stack(tensors))
+            else:
+                made.append(torch.cat(tensors if num_dims == 1 else [each.reshape(-1) for each in tensors]))
+            if made[-1].numel() != sum(numels):
+                raise LookupError("the shape of a buffer has changed")
+        modules = {key: reference() for key, reference in self._extras.items()}
+        extras = {key: Noted(each.get_extra_state()) for key, each in modules.items() if each is not None}
+        return ModelCopies(made, extras)
+
+    def state_dict(self, model: Any, copies: ModelCopies) -> dict[str, Any]:
+        """Return the model's state with copies in their places.
+
+        Whatever this raises, the model may have other buffers now.
+        """
+        pieces = {
+            kind: made.reshape(-1).split(numels)
+            for (kind, (_, numels)), made in zip(self._kinds.items(), copies.buffers, strict=True)
+        }
+        copied = {
+            _place_of(module()._buffers[key]): pieces[kind][index].reshape(shape)  # noqa: SLF001 - as below
+            for module, key, kind, index, shape in self._owners
+        }
+        state = dict(model.state_dict())
+        places = {key: _place_of(each) for key, each in state.items()}
+        if None in copied or not copied.keys() <= set(places.values()):
+            raise LookupError("a buffer is being replaced")
+        extras = {key: each.state() for key, each in copies.extras.items()}
+        return {key: copied.get(places[key], each) for key, each in state.items()} | extras
+
+
+def _owners_of_buffers(model: Any, found: Mapping[Any, Any]) -> dict[Any, list[tuple[Any, str]]]:
+    """Return the modules with the buffers that were ``found`` in the model's state, and their names there."""
+    weights = {_place_of(each) for each in model.parameters()}
+    owners: dict[Any, list[tuple[Any, str]]] = {}
+    for module in model.modules():
+        for key, buffer in module._buffers.items():  # noqa: SLF001 - another may take its place there
+            place = _place_of(buffer)
+            if place is not None and place in found and place not in weights:
+                owners.setdefault(place, []).append((weakref.ref(module), key))
+    return owners
+
+
+def _sampled(tensors: Iterable[Any]) -> list[tuple[bool, Any, list[Any]]]:
+    """Choose tensors of a model and elements of them; return by device and type how to find which.
+
+    Before these, whether they are of weights that all ranks hold: buffers and shards are each rank's own.
+    """
+    weights: dict[bool, list[Any]] = {True: [], False: []}
+    chosen = []
+    for each in tensors:
+        if isinstance(each, torch.nn.Parameter):
+            weights[each.requires_grad].append(each)
+        elif isinstance(each, torch.Tensor):
+            chosen.append((each, NUM_SAMPLES * NUM_ELEMENTS))
+    chance = random.Random(0)  # a stride might miss all layers of a kind
+    for several in weights.values():
+        drawn = chance.sample(several, min(NUM_SAMPLES, len(several)))
+        chosen += [(each, NUM_ELEMENTS) for each in drawn]
+    kinds: dict[tuple[Any, ...], list[Any]] = {}
+    for tensor, count in chosen:
+        held = _held(tensor)
+        numel = held.numel()
+        is_row = held is tensor and type(tensor) in _PLAIN and tensor.is_contiguous()
+        where = ((min(count, numel),), (max(numel // count, 1),)) if is_row else ()
+        if numel > 0:
+            is_alike = held is tensor and isinstance(tensor, torch.nn.Parameter)
+            kind = is_alike, _slices if is_row else _middles, held.device, held.dtype
+            kinds.setdefault(kind, []).append((weakref.ref(tensor), *where))
+    return [(is_alike, find, each) for (is_alike, find, *_), each in kinds.items()]
+
+
+def _slices(rows: list[Any]) -> list[Any]:
+    return [reference().as_strided(size, stride) for reference, size, stride in rows]
+
+
+def _middles(others: list[Any]) -> list[Any]:
+    tensors = [_held(reference()) for (reference,) in others]
+    return [each.detach()[tuple(length // 2 for length in each.shape)].reshape(1) for each in tensors]
+
+
+def _held(tensor: Any) -> Any:
+    """Return the part of a tensor that this rank holds: for the rest, ranks would have to meet."""
+    return sharding.local_of(tensor) if sharding.is_dtensor(tensor) else tensor

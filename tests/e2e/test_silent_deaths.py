@@ -1,0 +1,293 @@
+"""Machines and processes that die without a word: the others save what they hold, and no step is made again.
+
+``CLOUDSPOT_SOAK_DEATHS`` says how many seeds the soak runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from support.jobs.acting_user import COMMAND, JOBS, User, kill, send, supervisors_processes, wait_for
+from support.jobs.cut_network import own_network
+
+from cloudspot.local.machines import MachineDirectory
+
+NUM_SEEDS = int(os.environ.get("CLOUDSPOT_SOAK_DEATHS", "1000"))
+STEPS = 96
+"""Of two ranks; three epochs of 512 samples in batches of 8 each."""
+
+
+class Training:
+    """A job of the script in ``jobs/survivors``, and the steps that its ranks have made."""
+
+    def __init__(
+        self,
+        user: User,
+        name: str,
+        *,
+        sets: tuple[str, ...] = (),
+        prefix: tuple[str, ...] = (),
+        **options: Any,
+    ) -> None:
+        self.user = user
+        self.name = name
+        self.trace = user.home / f"trace-{name}"
+        self.trace.mkdir()
+        words = ["run", str(JOBS / "survivors" / "job.toml"), "--provider", "local", "--name", name]
+        given = {"TRACE": self.trace, **options}
+        for each in (*sets, *(f'run.env.SURVIVORS_{key}="{value}"' for key, value in given.items())):
+            words += ["--set", each]
+        self.cli = user._start([*prefix, *COMMAND, *words])
+
+    def phase(self, rank: int) -> str:
+        """Return what a rank of the first generation does."""
+        return (self.trace / f"1-{rank}.phase").read_text().strip()
+
+    def steps(self, generation: int) -> dict[int, list[int]]:
+        """Return the steps that each rank of a generation has made."""
+        found = self.trace.glob(f"{generation}-*.txt")
+        return {int(path.stem.partition("-")[2]): [*map(int, path.read_text().split())] for path in found}
+
+    def await_step(self, step: int) -> None:
+        """Wait until a rank of the first generation has made a step."""
+        wait_for(f"step {step}", lambda: any(step in made for made in self.steps(1).values()))
+
+    def machine(self, rank: int) -> Path:
+        """Return the machine of a rank of the first generation."""
+        paths = (self.user.home / "machines").glob(f"*/node/generations/000001/progress-{rank}")
+        return next(iter(paths)).parents[3]
+
+    def kill_machine(self, rank: int) -> None:
+        """Kill a machine at once, as a cloud does that gives no notice."""
+        machine = self.machine(rank)
+        supervisor = MachineDirectory(machine).supervisor()
+        assert supervisor is not None
+        kill(supervisor.pid)
+        for pid in supervisors_processes(machine):
+            kill(pid)
+
+    def pid_of(self, rank: int) -> int:
+        """Return the process of a rank of the first generation."""
+        return int((self.machine(rank) / f"node/generations/000001/worker-{rank}.pid").read_text())
+
+    def end(self, *, status: int = 0) -> dict[str, Any]:
+        """Wait for the end of the job; return what ``show`` says."""
+        wait_for("the end of the job", lambda: self.cli.poll() is not None, seconds=200)
+        assert self.cli.returncode == status, self.user.output(self.cli)[-6000:]
+        return self.user.show(self.name, "--verify")
+
+    def check_no_step_twice(self) -> None:
+        """Check that each generation goes on with the step after the last one that any rank has made."""
+        generations = len(self.user.history(self.name).generations)
+        made = [
+            max(max(steps, default=-1) for steps in told.values()) if (told := self.steps(g)) else None
+            for g in range(1, generations + 1)
+        ]
+        began = [
+            min(min(steps, default=10**9) for steps in told.values()) if (told := self.steps(g)) else None
+            for g in range(1, generations + 1)
+        ]
+        known = [(first, last) for first, last in zip(began, made, strict=True) if first is not None]
+        for (_, last), (first, _) in itertools.pairwise(known):
+            assert first == last + 1, (began, made)
+
+
+def rescue_of(job: Training) -> Any:
+    """Return what the first commit of the job says of its rescue."""
+    return job.user.history(job.name).commits[0].rescue
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """``undisturbed(**options)``: the hash of the weights of two ranks that nothing disturbs."""
+    known: dict[Any, str] = {}
+
+    def find(**options: Any) -> str:
+        key = tuple(sorted(options.items()))
+        if key not in known:
+            user = User(tmp_path_factory.mktemp("calm"))
+            known[key] = Training(user, "calm", SECONDS=0, **options).end()["final"]["weights_sha256"]
+            user.close()
+        return known[key]
+
+    return find
+
+
+@pytest.mark.costly
+def test_survivors_save_the_last_step_that_they_hold(user: User) -> None:
+    hit = Training(user, "hit", EPOCHS=1)
+    hit.await_step(8)
+    hit.kill_machine(1)
+    hit.end()
+    hit.check_no_step_twice()
+    assert rescue_of(hit).lost == (1,)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_machine_that_dies_without_a_word_costs_no_step(
+    user: User, undisturbed: Callable[..., str], rank: int
+) -> None:
+    hit = Training(user, "hit")
+    hit.await_step(20)
+    hit.kill_machine(rank)
+    shown = hit.end()
+    hit.check_no_step_twice()
+    rescue = rescue_of(hit)
+    assert (rescue.cause, rescue.lost, rescue.is_exact) == ("lost", (rank,), True)
+    assert (shown["steps_lost"], shown["steps_lost_is_exact"]) == (1, True)  # the one that was under way
+    assert shown["final"]["weights_sha256"] == undisturbed()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("answer", ["save", "destroy", "cpu", "exit", "continue"])
+def test_what_a_script_does_about_the_error_costs_no_step(
+    user: User, undisturbed: Callable[..., str], answer: str
+) -> None:
+    hit = Training(user, "hit", CATCH=answer)
+    hit.await_step(20)
+    hit.kill_machine(1)
+    shown = hit.end()
+    hit.check_no_step_twice()
+    assert rescue_of(hit).lost == (1,)
+    assert shown["final"]["weights_sha256"] == undisturbed()
+
+
+@pytest.mark.full
+def test_a_machine_that_freezes_costs_no_step(user: User, undisturbed: Callable[..., str]) -> None:
+    """Its peers hang in a collective: nothing raises."""
+    hit = Training(user, "hit")
+    hit.await_step(20)
+    machine = hit.machine(1)
+    for pid in supervisors_processes(machine):
+        send(pid, signal.SIGSTOP)
+    shown = hit.end()
+    hit.check_no_step_twice()
+    assert rescue_of(hit).lost == (1,)
+    assert shown["final"]["weights_sha256"] == undisturbed()
+
+
+@pytest.mark.full
+def test_a_process_that_dies_alone_costs_no_step(user: User) -> None:
+    """torchrun ends its sibling by SIGTERM, and 30 s later by SIGKILL."""
+    hit = Training(user, "hit", sets=("nodes=1", "procs_per_node=2"))
+    hit.await_step(20)
+    kill(hit.pid_of(1))
+    hit.end()
+    hit.check_no_step_twice()
+    assert (rescue_of(hit).cause, rescue_of(hit).lost) == ("failed", (1,))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_the_script_on_one_rank_leaves_the_last_boundary(user: User, rank: int) -> None:
+    hit = Training(user, "hit", FAIL_AT=20, FAIL_RANK=rank, FAIL_HOW="raise")
+    shown = hit.end(status=1)
+    assert shown["state"] == "failed"
+    assert shown["last_commit"]["step"] == 20
+    assert shown["last_commit"]["rescue"]["cause"] == "failed"
+    assert [one.why for one in user.history("hit").generations] == ["first", "trainer-failed"]
+    assert "this script is wrong" in json.dumps(shown)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model", ["norm", "drop"])
+def test_state_that_only_a_lost_rank_had_is_said_to_be_missing(user: User, model: str) -> None:
+    hit = Training(user, "hit", MODEL=model)
+    hit.await_step(20)
+    hit.kill_machine(0)
+    shown = hit.end()
+    hit.check_no_step_twice()
+    assert not rescue_of(hit).is_exact
+    assert shown["state"] == "succeeded"
+    assert "whose random generators are seeded anew" in user.output(hit.cli)
+
+
+@pytest.mark.full
+def test_a_network_that_is_cut_between_the_nodes_costs_no_step(user: User) -> None:
+    """Both live and reach the store: each holds the last boundary, and one order has both save it."""
+    with own_network() as network:
+        hit = Training(
+            user,
+            "hit",
+            sets=('limits.stuck_after="12s"',),
+            prefix=network.prefix,
+            INTERFACE=network.interface,
+        )
+        hit.await_step(20)
+        lost = [MachineDirectory(hit.machine(1))]
+        supervisor = lost[0].supervisor()
+        assert supervisor is not None
+        addresses = (network.address(0), network.address(1), lost[0].record().address)
+        for address in addresses:
+            network.cut(address, but_port=urlsplit(supervisor.metadata_url).port)
+        wait_for("the last word of one", lambda: user.history("hit").launches[0].exits)
+        for address in addresses:
+            network.mend(address)
+        hit.end()
+    hit.check_no_step_twice()
+    assert (rescue_of(hit).cause, rescue_of(hit).lost) == ("failed", ())
+
+
+@pytest.mark.full
+def test_one_line_turns_it_off(user: User) -> None:
+    hit = Training(user, "hit", sets=("checkpoint.rescue=false",))
+    hit.await_step(20)
+    hit.kill_machine(1)
+    hit.end()
+    assert [one.step for one in user.history("hit").commits] == [STEPS]
+
+
+def run_with_death(user: User, seed: int) -> str:
+    """Kill or freeze a machine or a process at a random moment; return what it did at that moment."""
+    rng = random.Random(seed)
+    num_nodes, procs = rng.choice([(2, 1), (2, 2), (3, 1), (1, 2)])
+    model = rng.choice(["", "norm", "drop"])
+    hit = Training(user, "hit", sets=(f"nodes={num_nodes}", f"procs_per_node={procs}"), MODEL=model)
+    hit.await_step(rng.randrange(3, 40 // procs))
+    time.sleep(rng.uniform(0.0, 0.3))
+    rank = rng.randrange(num_nodes * procs)
+    phase = hit.phase(rank)
+    how = rng.choice(["process", "machine", "frozen"]) if num_nodes > 1 else "process"
+    if how == "process":
+        kill(hit.pid_of(rank))
+    elif how == "machine":
+        hit.kill_machine(rank)
+    else:
+        for pid in supervisors_processes(hit.machine(rank)):
+            send(pid, signal.SIGSTOP)
+    shown = hit.end()
+    assert shown["state"] == "succeeded"
+    saved = [one.rescue for one in user.history("hit").commits if one.rescue is not None]
+    if saved:
+        hit.check_no_step_twice()
+    else:
+        # A promise has its conditions: what was not saved is told, with the reason.
+        assert "nothing was saved after the loss: " in user.output(hit.cli)
+    told = (
+        f"seed {seed}: {how} in {phase}, {num_nodes} x {procs}, {model}: {saved[0] if saved else 'repeated'}"
+    )
+    print(told)
+    return told
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(5))
+def test_a_death_at_a_random_moment_costs_no_step(user: User, seed: int) -> None:
+    run_with_death(user, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 100 + NUM_SEEDS))
+def test_soak_of_silent_deaths(user: User, seed: int) -> None:
+    run_with_death(user, seed)
