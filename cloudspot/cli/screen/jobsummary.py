@@ -102,11 +102,11 @@ def weights_text(final: Mapping[str, Any]) -> str:
 
 def headline_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines that matter first; ``value`` is what ``show --json`` prints."""
-    lost = steps_lost_text(value)
+    told = lost = steps_lost_text(value)
     lost = "lost unknown" if lost == "unknown" else f"{lost} lost"
     steps = ("steps", f"{output.steps_text(value['step'], value['steps_total'])}, {lost}")
     return [
-        steps if value["counts_steps"] else ("last save", f"{value['step']}; its steps are not counted"),
+        steps if value["counts_steps"] else ("last save", f"{value['step']}; steps lost: {told}"),
         ("cost", _cost_text(value["cost"])),
         ("duration", output.duration_text(value["time"]["total"])),
         ("next", _next_text(job, value)),

@@ -125,5 +125,5 @@ def test_what_a_script_without_a_session_counts_is_called_saves(counts_steps):
     job = SimpleNamespace(command=lambda name: f"cloudspot {name} x")
     first = headline_fields(job, value)[0]
     assert first == (
-        ("steps", "3, lost unknown") if counts_steps else ("last save", "3; its steps are not counted")
+        ("steps", "3, lost unknown") if counts_steps else ("last save", "3; steps lost: unknown")
     )
