@@ -57,6 +57,8 @@ class RankSurvives(msgspec.Struct, frozen=True, kw_only=True):
     held: HeldState | None
     problem: str
     """Why it holds nothing."""
+    attempt: Tally
+    """For which it was asked last; 0: it was not asked yet."""
     is_ending: bool
 
 

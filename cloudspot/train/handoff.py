@@ -112,6 +112,8 @@ class Survives:
     """The newest boundary at which its state still stands: its rank, and ``rescue.Held``."""
     problem: str
     """Why there is none."""
+    attempt: int
+    """For which the agent has asked last; 0: it has not yet."""
     is_ending: bool
     """Whether the process waits to end."""
 

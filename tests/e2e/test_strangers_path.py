@@ -70,6 +70,8 @@ def test_a_script_of_ones_own_is_made_durable_reclaimed_and_its_weights_brought_
     template = ROOT / "cloudspot" / "cli" / "templates" / "train.py.txt"
     assert (directory / "train.py").read_text() == template.read_text()
 
+    language, _epochs = next(page)  # how a script with code of its own around its batches looks
+    assert language == "python"
     assert "wrote job.toml for train.py" in stranger.type(next(page)[1])
     assert not (user.home / "store").exists()
     # A stranger has the computer for this training alone; here other tests want its cores.

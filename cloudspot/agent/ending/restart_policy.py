@@ -11,7 +11,7 @@ from typing import Final
 
 from cloudspot.agent.node import NodeMemory
 from cloudspot.agent.rank_reports import RankError
-from cloudspot.jobstore.layout.records import CheckpointId, FailureKind, Generation
+from cloudspot.jobstore.layout.records import CheckpointId, Commit, FailureKind, Generation
 
 FAILED: Final = "trainer-failed"
 STUCK: Final = "trainer-stuck"
@@ -116,6 +116,16 @@ def fingerprint_of(exit_code: int, error: RankError | None) -> str | None:
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
+def saved_without_progress(commits: Collection[Commit]) -> frozenset[CheckpointId]:
+    """Return what was saved after failures, of the generations that have saved nothing else.
+
+    A training that fails now and then, and saves in between, makes progress all the same.
+    """
+    failed = {each for each in commits if each.rescue is not None and each.rescue.cause == "failed"}
+    others = {each.generation for each in commits if each not in failed}
+    return frozenset(each.id for each in failed if each.generation not in others)
+
+
 def restarts_in_a_row(
     generations: Sequence[Generation],
     kind: Collection[str],
@@ -126,7 +136,7 @@ def restarts_in_a_row(
 
     The failure before which that checkpoint was made is the first in its row. What the newest generation has
     committed does not count: all nodes see the same records of the others. Nor do checkpoints that were
-    ``saved_by_failures``: each failure makes one.
+    ``saved_by_failures`` alone: each failure makes one.
     """
     count = 0
     for number in reversed(range(len(generations))):

@@ -462,7 +462,8 @@ class Membership:
         return tuple(seat for seat in generation.seats if seat != self._seat)
 
     def _view(self, roster: Roster, *, patient: bool) -> View:
-        others = self._peers.others
+        # Another thread may have read the journal further: this view is of what was read here.
+        others = self._peers.others | (set(roster.members) - {self._seat})
         exits = {seat: self._peers.exit_record(seat) for seat in others}
         return View(
             seat=self._seat,

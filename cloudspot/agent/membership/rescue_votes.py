@@ -25,6 +25,9 @@ from cloudspot.jobstore.layout.records import (
 
 _log = logging.getLogger(__name__)
 
+LAST_ATTEMPT = 99_999
+"""Who says that it holds nothing in this attempt has nothing to say in any other."""
+
 
 class RescueVotes:
     """What the members of one generation say that they hold, as this node hears it."""
@@ -39,6 +42,10 @@ class RescueVotes:
     def others_have_begun(self) -> bool:
         """Whether another member was asked already what its ranks hold; asks no store."""
         return bool(self._reports(1))
+
+    def _have_given_up(self, attempt: int) -> bool:
+        """Return whether another member has begun a later attempt: a rank there may be unable to save."""
+        return any(attempt < each.attempt < LAST_ATTEMPT for each in self._reports(1).values())
 
     @property
     def is_over(self) -> bool:
@@ -121,7 +128,7 @@ class RescueVotes:
         procs = context.job.spec.procs_per_node
         saving = {self.generation.seats[rank // procs] for rank in order.ranks}
         missing = missing_parts(context, checkpoint, self.generation) & saving
-        return "hopeless" if missing & gone else "open"
+        return "hopeless" if missing & gone or self._have_given_up(order.attempt) else "open"
 
     def _cause(self) -> Literal["lost", "failed"]:
         return "lost" if any(map(self._peers.is_gone, self._others)) else "failed"

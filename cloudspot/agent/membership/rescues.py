@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from cloudspot.jobstore.layout.records import HeldState
 
-MAX_BOUNDARIES_APART = 1
-"""In a training whose ranks meet in each step, one may have finished the step in which another was lost."""
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -27,15 +24,17 @@ def choose(reports: Iterable[HeldState], *, world_size: int) -> Choice | str:
     """Return where the ranks that have reported save, or why nothing can be saved.
 
     The newest boundary that any of them holds is a state of the training: who has finished that step had the
-    whole sum of the gradients. A part of a sharded state needs a holder among those that save.
+    whole sum of the gradients. Others may hold the boundary before that step, and no earlier one. A part of a
+    sharded state needs a holder among those that save.
     """
     held = sorted(reports, key=lambda each: each.rank)
     if not held:
         return "no rank holds the state of a boundary"
     newest = max(each.boundary for each in held)
-    if newest - min(each.boundary for each in held) > MAX_BOUNDARIES_APART:
-        return "the ranks do not meet in each step: their boundaries are more than one apart"
-    for boundary in (newest, newest - MAX_BOUNDARIES_APART):
+    before = min(each.before for each in held if each.boundary == newest)
+    if any(each.boundary not in {newest, before} for each in held):
+        return "the ranks do not meet in each step: what they hold is more than one apart"
+    for boundary in (newest, before):
         there = [each for each in held if each.boundary == boundary]
         ranks = {each.rank for each in there}
         if not there or any(ranks.isdisjoint(holders) for each in there for holders in each.holders):

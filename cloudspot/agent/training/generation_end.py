@@ -18,6 +18,7 @@ from cloudspot.agent.ending.restart_policy import (
     GiveUp,
     decide_restart,
     restarts_in_a_row,
+    saved_without_progress,
 )
 from cloudspot.agent.leaving import Leaving
 from cloudspot.agent.membership.agreement import Membership
@@ -237,8 +238,7 @@ class GenerationEnd:
         first_launch = context.job.submission.num_launches_before + 1
         current = [one for one in known[: status.generation] if one.members[0].launch >= first_launch]
         commits = [record for record in context.journal.known if isinstance(record, Commit)]
-        saved = {one.id for one in commits if one.rescue is not None and one.rescue.cause == "failed"}
-        num_restarts = restarts_in_a_row(current, kind, saved_by_failures=saved)
+        num_restarts = restarts_in_a_row(current, kind, saved_by_failures=saved_without_progress(commits))
         max_restarts = context.job.spec.limits.max_restarts
         verdict = decide_restart(
             failure, context.memory, num_restarts=num_restarts, max_restarts=max_restarts

@@ -424,6 +424,8 @@ class HeldState(msgspec.Struct, frozen=True, kw_only=True):
     rank: Rank
     boundary: Tally
     """As the ranks number them within a generation."""
+    before: Tally
+    """The boundary that it held before the newest step of its optimizer; others may still hold that."""
     step: Tally
     digest: str
     """Of samples of the weights: ranks that hold the same state have the same."""

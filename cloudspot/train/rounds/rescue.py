@@ -38,6 +38,8 @@ class Held:
     """The newest boundary at which this rank's state still stands."""
 
     boundary: int
+    before: int
+    """The boundary held before the newest step of an optimizer."""
     step: int
     digest: str
     """Of samples of the weights."""
@@ -81,6 +83,8 @@ class Rescue:
         self._stop_rounds = stop_rounds
         self._orders = handoff.rescue_path(directory)
         self._seen: tuple[int, int] | None = None
+        self._attempt = 0
+        """Of the agent's newest word."""
         self._told: handoff.Survives | None = None
         self._is_resting = False
         """Whether the main thread waits here, so that it changes nothing more."""
@@ -166,6 +170,7 @@ class Rescue:
         value = handoff.Survives(
             held=None if isinstance(held, str) else {"rank": self._rank, **asdict(held)},
             problem=held if isinstance(held, str) else "",
+            attempt=self._attempt,
             is_ending=self._is_ending,
         )
         if value != self._told:
@@ -182,7 +187,9 @@ class Rescue:
             word = handoff.read_rescue(self._directory)
         except (OSError, json.JSONDecodeError):
             return None  # missing or unreadable: look again next time
-        self._seen, self._has_answer = seen, True
+        if word is None:
+            return None
+        self._seen, self._has_answer, self._attempt = seen, True, word.attempt
         return word
 
     def _pause(self) -> None:

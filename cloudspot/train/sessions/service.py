@@ -291,6 +291,7 @@ class Service:
         self._standing = {mark.number: mark}
         return Held(
             boundary=mark.number,
+            before=self._marks.before_step,
             step=mark.step,
             digest=self._marks.digest(mark),
             draws=self._draws is not False,

@@ -106,6 +106,8 @@ class BoundaryMarks:
         """The first mark since the newest step of an optimizer."""
         self._first_boundary = -1
         """The first boundary since then."""
+        self.before_step = 0
+        """The first boundary since the step before that one."""
         self._num_steps_there = -1
         self._frozen: str | None = None
         self.num_skipped = 0
@@ -128,7 +130,8 @@ class BoundaryMarks:
             self._unmarked = self._frozen
             return
         if self._num_steps != self._num_steps_there:
-            self._num_steps_there, self._first_boundary = self._num_steps, number
+            self._num_steps_there, self.before_step = self._num_steps, max(0, self._first_boundary)
+            self._first_boundary = number
         may_mark = self.is_used or not self._has_scripts_objects
         if not may_mark or not (is_rare or self._is_affordable(begun - self._ended_at)):
             self._unmarked = "nothing was noted of it: call run.check() before the loop"

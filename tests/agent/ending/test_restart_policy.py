@@ -14,9 +14,12 @@ from cloudspot.agent.ending.restart_policy import (
     fingerprint_of,
     has_connected,
     restarts_in_a_row,
+    saved_without_progress,
 )
 from cloudspot.agent.node import NodeMemory
 from cloudspot.agent.rank_reports import RankError
+from cloudspot.jobstore.layout.records import CheckpointId
+from cloudspot.jobstore.layout.seals import Rescue
 
 
 def failure(step, *, seconds=1.0, has_session=True, why=FAILED, fingerprint="exit status 1"):
@@ -211,3 +214,23 @@ def test_what_each_failure_saves_is_no_progress():
     saved = {one.restore_from for one in generations}
     assert restarts_in_a_row(generations, {FAILED}, saved_by_failures=saved) == 3
     assert restarts_in_a_row(generations, {FAILED}) == 1
+
+
+def test_a_training_that_saves_between_its_failures_makes_progress():
+    """Else a job that trains for weeks, and fails once in a day, would be given up."""
+    rescue = Rescue(cause="failed", lost=(), is_exact=True)
+    commits = []
+    for number in (1, 2, 3):
+        if number != 3:
+            commits.append(Records().commit(number, 10 * number))
+        commits.append(msgspec.structs.replace(Records().commit(number, 10 * number + 5), rescue=rescue))
+    assert saved_without_progress(commits) == {CheckpointId(3, 35)}
+    generations = [
+        msgspec.structs.replace(Records().generation(number, restored=restored), why=FAILED)
+        for number, restored in ((1, None), (2, (1, 15)), (3, (2, 25)), (4, (3, 35)))
+    ]
+    counts = [
+        restarts_in_a_row(generations[:n], {FAILED}, saved_by_failures=saved_without_progress(commits))
+        for n in (1, 2, 3, 4)
+    ]
+    assert counts == [1, 1, 1, 2]

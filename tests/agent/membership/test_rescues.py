@@ -6,10 +6,11 @@ from cloudspot.agent.membership.rescues import Choice, choose
 from cloudspot.jobstore.layout.records import HeldState
 
 
-def held(rank, boundary=7, *, step=None, digest="same", draws=False, differs=False, holders=()):
+def held(rank, boundary=7, *, before=None, step=None, digest="same", draws=False, differs=False, holders=()):
     return HeldState(
         rank=rank,
         boundary=boundary,
+        before=boundary - 1 if before is None else before,
         step=boundary if step is None else step,
         digest=digest,
         draws=draws,
@@ -28,6 +29,11 @@ def test_nothing_is_saved_where_no_rank_holds_anything():
 
 def test_ranks_that_are_further_apart_do_not_meet_in_each_step():
     assert "more than one apart" in choose([held(0, 5), held(1, 7)], world_size=3)
+
+
+def test_of_boundaries_without_a_step_between_the_first_is_held():
+    # At the end of an epoch, or where GradScaler has left out a step.
+    assert choose([held(0, 5), held(1, 7, before=5)], world_size=3) == Choice(7, 7, (1,), is_exact=True)
 
 
 def test_savers_that_hold_different_weights_save_nothing():

@@ -532,6 +532,19 @@ def test_of_two_boundaries_without_a_change_between_them_both_stand(make):
     assert [mark.number for mark in marks.standing()] == [3]
 
 
+def test_of_boundaries_without_a_step_between_the_first_is_held_before_the_next_step_and_after(make):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    marks = make({"model": model, "optimizer": optimizer})
+    train(model, optimizer)
+    for number in (1, 2):  # the second one as at the end of an epoch
+        marks.mark(number, 1, lambda: DESCRIPTION)
+    assert (marks.first_since_step().number, marks.before_step) == (1, 0)
+    train(model, optimizer)
+    marks.mark(3, 2, lambda: DESCRIPTION)
+    assert (marks.first_since_step().number, marks.before_step) == (3, 1)
+
+
 def test_marks_that_take_long_are_made_seldom(make, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(boundary_marks.time, "perf_counter", lambda: now[0])

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from cloudspot.agent.membership.agreement import Membership
+from cloudspot.agent.membership.rescue_votes import LAST_ATTEMPT
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.rank_reports import RankRescued, RankSurvives, read_report
 from cloudspot.agent.training.launching.trainer import Trainer
@@ -26,8 +27,6 @@ MIN_SECONDS = 5.0
 """So long a save may take even if less was trained since the newest checkpoint."""
 ROUND = 900_000
 """The attempts have numbers from here on where other saves have those of their rounds."""
-LAST_ATTEMPT = 99_999
-"""Who says that it holds nothing in this attempt has nothing to say in any other."""
 POLL_SECONDS = 0.05
 
 
@@ -61,8 +60,8 @@ class Rescue:
         self._handoff = trainer.handoff
         self._ranks = context.status.ranks
         self._has_run = not context.job.spec.checkpoint.rescue
-        self._spoiled: set[int] = set()
-        """The ranks that could not save what they held."""
+        self._spoiled: set[HeldState] = set()
+        """What ranks here had said that they hold, and could not save."""
         self._lost_at: float | None = None
         """When the first rank of this node was found ended (monotonic)."""
 
@@ -114,9 +113,10 @@ class Rescue:
     def _agree(self, attempt: int, allowance: _Allowance) -> RescueOrder | None:
         """Say what the ranks here hold; return what all are to do, once all have said it."""
         self._tell(files.RescueWord(files.HOLD, attempt))
+        self._is_killed_soon()  # torchrun counts from now, or a little earlier
         votes = self._votes
         self._context.status.survivors = Survivors(
-            generation=votes.generation.number, attempt=attempt, held=self._held()
+            generation=votes.generation.number, attempt=attempt, held=self._held(attempt)
         )
         while not votes.is_over:
             votes.look()
@@ -131,24 +131,32 @@ class Rescue:
             votes.pause()
         return None
 
-    def _held(self) -> tuple[HeldState, ...]:
+    def _ended(self) -> set[int]:
+        return {rank for rank in self._ranks if files.read_exited(self._handoff, rank) is not None}
+
+    def _held(self, attempt: int) -> tuple[HeldState, ...]:
         """Return what the ranks here hold, when each of them has said so or has ended."""
         until = time.monotonic() + ANSWER_SECONDS
         while True:
-            ended = {rank for rank in self._ranks if files.read_exited(self._handoff, rank) is not None}
+            ended = self._ended()
             said = {
                 rank: read_report(files.survives_path(self._handoff, rank), RankSurvives)
                 for rank in self._ranks
             }
-            waited_for = [rank for rank in self._ranks if said[rank] is None and rank not in ended]
-            if not waited_for or self._trainer.poll() is not None or time.monotonic() > until:
+            waited_for = {
+                rank
+                for rank, each in said.items()
+                if each is None or (each.held is not None and each.attempt < attempt)
+            }
+            if waited_for <= ended or self._trainer.poll() is not None or time.monotonic() > until:
                 break
             self._context.orders.wait_for_news(POLL_SECONDS)
         for rank, each in said.items():
             if each is not None and each.held is None:
                 _log.warning("rank %d holds no state that can be saved: %s", rank, each.problem[:200])
         held = [each.held for each in said.values() if each is not None and each.held is not None]
-        return tuple(each for each in held if each.rank in set(self._ranks) - ended - self._spoiled)
+        running = set(self._ranks) - ended
+        return tuple(each for each in held if each.rank in running and each not in self._spoiled)
 
     def _is_killed_soon(self) -> bool:
         if self._lost_at is None and self._trainer.failed_status(self._ranks) is not None:
@@ -161,14 +169,19 @@ class Rescue:
         if own:
             self._tell(files.RescueWord(files.SAVE, order.attempt, self._save_order(order).to_json()))
         while not (allowance.is_spent or self._votes.is_over):
-            answers = [read_report(files.rescued_path(self._handoff, rank), RankRescued) for rank in own]
+            ended = self._ended()  # first: a rank answers before it ends
+            answers = {
+                rank: read_report(files.rescued_path(self._handoff, rank), RankRescued) for rank in own
+            }
             failed = {
                 rank
-                for rank, answer in zip(own, answers, strict=True)
-                if answer is not None and answer.attempt == order.attempt and answer.step is None
+                for rank, said in answers.items()
+                if (rank in ended if said is None or said.attempt != order.attempt else said.step is None)
             }
             if failed:
-                self._spoiled |= failed
+                told = self._context.status.survivors
+                assert told is not None, "it was asked before the order"
+                self._spoiled.update(each for each in told.held if each.rank in failed)
                 return False
             state = self._votes.state_of(order)
             if state == "committed":

@@ -1,0 +1,153 @@
+"""Random histories of rescues, by seed: real agents' membership, votes, rescue, journal, manifests and commits.
+
+One to four machines with one to three ranks each make steps together, with all parts of the state on every rank, or
+sharded. Processes and machines die, in the middle of a save too, machines freeze and come back, agents are killed
+and start again, the store fails, is slow or cannot be reached from one machine, and others go on without asking.
+Whatever happens: there is one order for each attempt, at the newest boundary that was said in time and of which each
+part has a saver; no commit mixes boundaries or attempts, or holds what its rank did not; generations and steps
+only grow; what ranks of machines hold that nothing has happened to is committed; and nobody waits for ever.
+"""
+
+import os
+
+import msgspec
+import pytest
+from support.worlds.few_or_many import few_or_many
+from support.worlds.rescue_histories import play, violation_of
+
+from cloudspot.agent.membership import peers, rescue_votes, rescues
+from cloudspot.agent.membership.rescue_votes import RescueVotes
+from cloudspot.agent.training.watching.rescue import Rescue
+from cloudspot.jobstore.layout import codec
+
+NUM_HISTORIES = 800
+
+
+@few_or_many(4, NUM_HISTORIES)
+def test_every_history_of_a_rescue_keeps_its_promise(seeds):
+    results = [play(seed) for seed in seeds]
+    # They are worth something only if much goes wrong in them.
+    assert sum(bool(one.committed) for one in results) > len(results) / 3
+    assert sum(one.num_attempts > 1 for one in results) >= len(results) // 80
+    assert sum(one.is_apart for one in results) >= len(results) // 8
+    assert sum(one.demanded is not None for one in results) >= len(results) // 5
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("seed", "committed"),
+    [
+        pytest.param(65, (8,), id="two boundaries without a step between them at the end of an epoch"),
+        pytest.param(145, (3,), id="a rank cannot save, and the other nodes wait for its part"),
+        pytest.param(81, (6,), id="a rank that could not save has come to a newer boundary"),
+        pytest.param(135, (), id="another thread reads the journal in the middle of an agreement"),
+    ],
+)
+def test_what_histories_have_found_stays_mended(seed, committed):
+    assert play(seed).committed == committed
+
+
+SOAK_HISTORIES = int(os.environ.get("CLOUDSPOT_SOAK_HISTORIES", "100000"))
+SOAK_BLOCK = 5000
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("first", range(NUM_HISTORIES, SOAK_HISTORIES, SOAK_BLOCK))
+def test_very_many_histories_of_rescues_keep_their_promise(first):
+    for seed in range(first, min(first + SOAK_BLOCK, SOAK_HISTORIES)):
+        play(seed)
+
+
+# --- plausible shortcuts, and that these histories find them out ----------------------------------
+
+
+def change_choice(monkeypatch, change):
+    """Let the choice be made from other reports."""
+    choose = rescues.choose
+
+    def other(reports, *, world_size):
+        return choose(change([*reports]), world_size=world_size)
+
+    monkeypatch.setattr(rescues, "choose", other)
+
+
+def take_the_oldest_boundary(monkeypatch):
+    def oldest(reports):
+        return [one for one in reports if one.boundary == min(each.boundary for each in reports)]
+
+    change_choice(monkeypatch, oldest)
+
+
+def ignore_holders(monkeypatch):
+    change_choice(monkeypatch, lambda said: [msgspec.structs.replace(one, holders=()) for one in said])
+
+
+def take_each_boundary_for_a_step(monkeypatch):
+    change_choice(
+        monkeypatch, lambda said: [msgspec.structs.replace(one, before=one.boundary - 1) for one in said]
+    )
+
+
+def decide_without_reading_what_stands(monkeypatch):
+    def overwrite(store, key, order):
+        store.put(key, codec.encode(order))
+        return order
+
+    monkeypatch.setattr(rescue_votes, "create_record", overwrite)
+
+
+def name_no_attempt_in_the_save(monkeypatch):
+    save_order = Rescue._save_order
+    monkeypatch.setattr(
+        Rescue, "_save_order", lambda self, order: save_order(self, msgspec.structs.replace(order, attempt=1))
+    )
+
+
+def count_who_has_exited(monkeypatch):
+    monkeypatch.setattr(Rescue, "_ended", lambda self: set())
+
+
+def propose_before_it_is_over(monkeypatch):
+    carry_out = Rescue._carry_out
+
+    def carry_out_own(self, order, allowance):
+        return set(self._ranks).isdisjoint(order.ranks) or carry_out(self, order, allowance)
+
+    monkeypatch.setattr(Rescue, "_carry_out", carry_out_own)
+    monkeypatch.setattr(peers, "BUSY_STATES", peers.BUSY_STATES - {"draining"})
+
+
+def take_the_silent_for_dead(monkeypatch):
+    unsaid = RescueVotes.unsaid
+    monkeypatch.setattr(RescueVotes, "unsaid", lambda *about: (unsaid(*about)[0], frozenset()))
+
+
+def wait_for_nobody(monkeypatch):
+    monkeypatch.setattr(RescueVotes, "unsaid", lambda *_: (frozenset(), frozenset()))
+
+
+def wait_for_who_cannot_save(monkeypatch):
+    monkeypatch.setattr(RescueVotes, "_have_given_up", lambda *_: False)
+
+
+SHORTCUTS = [
+    (take_the_oldest_boundary, 17, "boundary 6 was held, and boundary 4 is saved"),
+    (ignore_holders, 12, "do not hold every part"),
+    (take_each_boundary_for_a_step, 17, "was held to the end"),
+    (decide_without_reading_what_stands, 84, "two orders"),
+    (name_no_attempt_in_the_save, 145, "was carried out by"),
+    (propose_before_it_is_over, 159, "was held to the end"),
+    (wait_for_nobody, 159, "was held to the end"),
+    (wait_for_who_cannot_save, 145, "was held to the end"),
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("shortcut", "seed", "what"), SHORTCUTS, ids=[shortcut.__name__ for shortcut, *_ in SHORTCUTS]
+)
+def test_each_shortcut_is_found_out(shortcut, seed, what, monkeypatch):
+    assert violation_of(seed) is None
+    shortcut(monkeypatch)
+    assert what in (violation_of(seed) or "nothing went wrong")
