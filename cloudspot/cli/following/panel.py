@@ -118,7 +118,7 @@ def _title(view: View, width: int, marks: _Marks) -> Text:
 def _progress(view: View, width: int, marks: _Marks) -> Iterator[Text]:
     if view.detail:
         yield _labelled("", Text(view.detail))
-    label = "step" if view.counts_steps else "last save"
+    label = "step" if view.counts_steps else "save"
     if view.steps_total:
         share = min(1.0, view.step / view.steps_total)
         figures = f"  {output.steps_text(view.step, view.steps_total)}  {100 * share:.0f}%"
