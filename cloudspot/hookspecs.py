@@ -38,6 +38,8 @@ PROJECT_NAME = "cloudspot"
 PROVIDER_GROUP = "cloudspot.providers"
 STORE_GROUP = "cloudspot.stores"
 SANDBOX_GROUP = "cloudspot.sandboxes"
+SANDBOX_VARIABLE = "CLOUDSPOT_SANDBOX"
+"""Names the sandbox in which a command runs."""
 POLICY_GROUP = "cloudspot.policies"
 NOTIFIER_GROUP = "cloudspot.notifiers"
 

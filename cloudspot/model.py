@@ -413,6 +413,9 @@ class BootProfile(msgspec.Struct, frozen=True, kw_only=True):
     fetch_code: str = ""
     """For images that may lack it: Python on the standard library alone that defines ``fetch(store_url, key,
     path)``, which writes the object to the file with the machine's own rights. An OSError is retried."""
+    lacks: str = ""
+    """What a training needs and the image lacks, with what to do, in sentences. Said of jobs with an
+    accelerator, and of those that bring neither a setup nor a container's image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -439,6 +442,8 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, on one line."""
     remedy: str = ""
     """What to do if it is not ok, on one line: a command, a right to grant, a setting."""
+    is_known: bool = True
+    """False: it could not be tried, and ``detail`` says why; ``ok`` is true then."""
 
 
 class Severity(str, enum.Enum):

@@ -28,6 +28,7 @@ from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine
 from cloudspot.emulation.local_machine_host import Plan, emulated
 from cloudspot.emulation.spot_plan import Spell, SpotPlan
 from cloudspot.errors import CloudspotError, PluginError, SpecError
+from cloudspot.hookspecs import SANDBOX_VARIABLE
 from cloudspot.host.locks import lock, try_lock
 from cloudspot.jobfile.tables import convert
 from cloudspot.jobstore.jobs.state_home import state_home
@@ -43,8 +44,6 @@ _log = logging.getLogger(__name__)
 _DEFAULT_RECLAIM = "launch=1,rank=0,after_share=0.5"
 NOT_EXECUTABLE = 126
 """The exit status of a command that cannot be run, as in shells."""
-_VARIABLE = "CLOUDSPOT_SANDBOX"
-"""Tells COMMAND what is around it."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def parse_market(texts: Sequence[str], cloud: type[EmulatedCloud]) -> SpotPlan:
 
 def why_not_isolated() -> str | None:
     """Return why machines of a sandbox that is started here cannot be isolated, or None if they can."""
-    is_within = _VARIABLE in os.environ
+    is_within = SANDBOX_VARIABLE in os.environ
     if is_within and not has_bridge():
         return "nor are those of the sandbox around it"
     return enclosure.why_not(shares_network=is_within)
@@ -185,7 +184,7 @@ def run_in_sandbox(sandbox: Sandbox, command: Sequence[str]) -> int:
     sys.stderr.flush()
     if sandbox.is_isolated:
         # Within another sandbox, COMMAND reaches both clouds.
-        status = enclosure.run_enclosed(conduct, shares_network=_VARIABLE in os.environ)
+        status = enclosure.run_enclosed(conduct, shares_network=SANDBOX_VARIABLE in os.environ)
     else:
         status = conduct()
     if report.exists():
@@ -271,7 +270,7 @@ def _command_environment(cloud: type[EmulatedCloud], added: Mapping[str, str]) -
         for name, value in os.environ.items()
         if not any(name.startswith(prefix) for prefix in cloud.foreign_variables)
     }
-    return {**kept, **added, "PATH": _path(), _VARIABLE: cloud.name}
+    return {**kept, **added, "PATH": _path(), SANDBOX_VARIABLE: cloud.name}
 
 
 def _path() -> str:

@@ -239,7 +239,7 @@ class Bucket(ABC):
         try:
             return CheckResult(name=name, ok=True, detail=self.ask("list", "", ask))
         except AuthError:
-            return CheckResult(name=name, ok=True, detail="unknown: the right to ask is missing")
+            return CheckResult(name=name, ok=True, is_known=False, detail="the right to ask is missing")
         except CloudspotError as error:
             return CheckResult(name=name, ok=False, detail=str(error))
 

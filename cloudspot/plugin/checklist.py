@@ -16,6 +16,10 @@ _MISSING_RIGHT = ("access denied", "lack")
 """An AuthError that says one of these is about a right; others are about the credentials."""
 
 
+class NotKnown(CloudspotError):
+    """Whether it is as it should be cannot be tried, for the reason that this gives; that is no failure."""
+
+
 class Checklist:
     """What was tried, a line each; a failure ends nothing."""
 
@@ -28,6 +32,8 @@ class Checklist:
         """Note what ``ask`` returns, or why it failed and what to do about it; return if it succeeded."""
         try:
             self._found.append(CheckResult(name=name, ok=True, detail=ask()))
+        except NotKnown as error:
+            self._found.append(CheckResult(name=name, ok=True, is_known=False, detail=str(error)))
         except CloudspotError as error:
             is_right = isinstance(error, AuthError) and any(word in str(error) for word in _MISSING_RIGHT)
             advice = remedy or (self._remedy if is_right else "")
@@ -96,9 +102,14 @@ def trial_launch(offer: Offer) -> InstanceGroup:
 
 
 def compare_clock(said: str | None, *, whose: str) -> str:
-    """Compare this clock with an answer's ``Date``; raise CloudspotError if requests are refused for it."""
+    """Compare this clock with an answer's ``Date``.
+
+    Raises:
+        NotKnown: there is none.
+        CloudspotError: requests are refused for the difference.
+    """
     if said is None:
-        return f"unknown: {whose} did not say"
+        raise NotKnown(f"{whose} did not say")
     skew = (datetime.now(timezone.utc) - parsedate_to_datetime(said)).total_seconds()
     if abs(skew) > MAX_SKEW_SECONDS:
         raise CloudspotError(f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} {whose}'s")

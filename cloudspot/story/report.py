@@ -70,6 +70,7 @@ def show_json(history: History, now: datetime, *, verified: bool | None = None) 
         "notices": [_notice(one) for one in times.answers],
         "step": newest_step(history),
         "steps_total": steps_total(history),
+        "counts_steps": not history.has_no_session,
         **_steps_lost(steps_lost(history)),
         "metrics": metrics(history),
         "last_commit": None if newest is None else _last_commit(newest, verified=verified),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloudspot.agent.delivery.framework_checkpoints import looks_finished
+from cloudspot.agent.delivery.framework_checkpoints import finish_of
 from cloudspot.agent.delivery.on_demand_fetch import _read
 from cloudspot.agent.rank_reports import RankError, read_report
 from cloudspot.agent.training.launching.kept_setup import _digest
@@ -52,7 +52,7 @@ def test_no_huge_file_that_a_training_has_left_is_read(huge_file, tmp_path):
             read(huge)
     Trainer(_linked(tmp_path, handoff.worker_pid_path(tmp_path, 0), huge), 1).dump_stacks([0])
     assert _digest(huge) is None
-    assert not looks_finished(
+    assert not finish_of(
         _linked(tmp_path, tmp_path / "trainer_state.json", huge), [("trainer_state.json", 1 << 32, 1)]
     )
 

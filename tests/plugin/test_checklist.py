@@ -8,7 +8,7 @@ from support.records.made_records import Records
 
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.model import Market, Resources
-from cloudspot.plugin.checklist import Checklist, cheapest_by_market, compare_clock
+from cloudspot.plugin.checklist import Checklist, NotKnown, cheapest_by_market, compare_clock
 
 
 def failing(error):
@@ -28,6 +28,13 @@ def test_each_thing_has_its_line_in_order_and_one_that_fails_ends_nothing():
         ("listing", False, "no answer", ""),
         ("offers", True, "3", ""),
     ]
+
+
+def test_what_cannot_be_tried_is_neither_ok_nor_a_failure():
+    lines = Checklist(remedy="grant it")
+    assert lines.attempt("ending", failing(NotKnown("not tried: there is no machine")))
+    [found] = lines.results()
+    assert (found.ok, found.is_known, found.detail) == (True, False, "not tried: there is no machine")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +58,8 @@ def ago(seconds):
 
 
 def test_a_clock_is_compared_with_the_date_of_an_answer():
-    assert compare_clock(None, whose="AWS") == "unknown: AWS did not say"
+    with pytest.raises(NotKnown, match=r"^AWS did not say$"):
+        compare_clock(None, whose="AWS")
     assert compare_clock(ago(0), whose="AWS") == "within 2 s of AWS's"
     with pytest.raises(CloudspotError, match=r"^3\d\d s ahead of AWS's$"):
         compare_clock(ago(300), whose="AWS")

@@ -14,8 +14,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cloudspot.agent.delivery.checkpoint_states import Look, Stamp, is_log
-from cloudspot.agent.delivery.framework_checkpoints import is_whole_file, looks_finished
+from cloudspot.agent.delivery.checkpoint_states import Finished, Look, Stamp, Version, is_log
+from cloudspot.agent.delivery.framework_checkpoints import finish_of, is_whole_file
 from cloudspot.decoding import MAX_TALLY
 from cloudspot.host.bounded_reads import read_at_most
 from cloudspot.host.names import is_safe_name
@@ -54,7 +54,7 @@ class CheckpointFiles:
         self.ignored: Mapping[str, Stamp] = {}
         """What came with the code: where all of the directory is watched, no checkpoint until it changes."""
         self._edges: dict[str, tuple[Stamp, bytes]] = {}
-        self._finished: dict[str, tuple[tuple[tuple[str, Stamp], ...], bool]] = {}
+        self._finished: dict[str, tuple[Version, Finished | None]] = {}
 
     def looks(self, is_settled: Callable[[Look], bool] = lambda _: False) -> list[Look] | None:
         """Return what is there; None: a directory disappeared meanwhile, and the next look sees the rest.
@@ -175,9 +175,9 @@ class CheckpointFiles:
         known, appended = self._finished.get(look.name), set[str]()
         if known is None or known[0] != look.version:
             appended = {path for path, stamp in look.files.items() if self._has_grown(path, stamp)}
-            known = self._finished[look.name] = look.version, self._looks_finished(look)
+            known = self._finished[look.name] = look.version, self._finish(look)
         busy = frozenset(path for path, stamp in look.files.items() if stamp.inode in written_to)
-        return replace(look, appended=frozenset(appended), written_to=busy, is_finished=known[1])
+        return replace(look, appended=frozenset(appended), written_to=busy, finished=known[1])
 
     def _has_grown(self, path: str, stamp: Stamp) -> bool:
         """Return whether a file was added to since the last look, and begins with what it held then."""
@@ -196,14 +196,15 @@ class CheckpointFiles:
             return is_longer
         return False
 
-    def _looks_finished(self, look: Look) -> bool:
+    def _finish(self, look: Look) -> Finished | None:
         own = {p: stamp for p, stamp in look.files.items() if p not in look.pointers and not is_log(p)}
         if not look.is_directory:
-            return len(own) == 1 and all(is_whole_file(self._work / path) for path in own)
+            is_whole = len(own) == 1 and all(is_whole_file(self._work / path) for path in own)
+            return "own" if is_whole else None
         if look.name == ".":
-            return False
+            return None
         files = [(path[len(look.name) + 1 :], s.size, s.written_at) for path, s in own.items()]
-        return looks_finished(self._work / look.name, files)
+        return finish_of(self._work / look.name, files)
 
     def is_excluded(self, path: str) -> bool:
         """Return whether a path belongs to no checkpoint, even where all of the directory is one."""

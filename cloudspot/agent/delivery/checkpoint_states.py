@@ -20,6 +20,10 @@ Evidence = Literal["marker", "index", "next", "quiet", "exit"]
 the next save has begun; ``quiet``: nobody has written for longer than in any pause; ``exit``: status 0."""
 
 
+Finished = Literal["all", "own"]
+"""``all``: the checkpoint is whole; ``own``: these files are, and others of it may follow."""
+
+
 class Stamp(NamedTuple):
     """What tells one content of a file from another, as long as nobody sets its times back."""
 
@@ -52,8 +56,8 @@ class Look:
     """Those that have grown since the look before and still begin with what they held then."""
     written_to: frozenset[str] = frozenset()
     """Those that a process has open for writing."""
-    is_finished: bool = False
-    """Whether its content says that it is whole."""
+    finished: Finished | None = None
+    """What its content says."""
 
     @cached_property
     def version(self) -> Version:

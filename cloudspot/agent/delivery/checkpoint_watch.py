@@ -118,7 +118,7 @@ class CheckpointWatch:
         self._seen = {name: seen for name, seen in self._seen.items() if name in names}
         expected = self._kinds_before(looks)
         for look in looks:
-            evidence = self._evidence(look, now, has_expected=expected <= self._kinds(look))
+            evidence = self._evidence(look, now, expected)
             if evidence is not None:
                 self._settle(look, evidence)
         self._incomplete_since = {
@@ -160,7 +160,7 @@ class CheckpointWatch:
         for look in looks:
             if not self.is_new(look) or not expected <= self._kinds(look):
                 continue
-            says_so = self._says_finished(look)
+            says_so = self._says_finished(look, expected)
             # With status 0, it was being written when the script was asked, perhaps once more afterwards.
             if says_so and (exited_0 or self.is_answer(look)):
                 self._settle(look, "index")
@@ -171,12 +171,13 @@ class CheckpointWatch:
         """Note that the script is asked to save now: what it begins from now on is its answer."""
         if self.memory.asked is not None:
             return
+        expected = self._kinds_before(looks)
         self.memory.asked = {
             look.name: Asked(
                 look.version,
                 # What the script has not touched was restored, or came with the code; what its content says
                 # is complete may be too new to be sure of, but is not what the script writes now.
-                self.is_complete(look) or self._says_finished(look) or not self.is_new(look),
+                self.is_complete(look) or self._says_finished(look, expected) or not self.is_new(look),
             )
             for look in looks
             if look.files
@@ -398,17 +399,16 @@ class CheckpointWatch:
         seen = self._seen.get(look.name)
         return seen is None or not self._is_same(seen.look.version, look.version)
 
-    def _evidence(self, look: Look, now: float, *, has_expected: bool) -> Evidence | None:
+    def _evidence(self, look: Look, now: float, expected: frozenset[str]) -> Evidence | None:
         """Return why what is there is complete, or None."""
+        has_expected = expected <= self._kinds(look)
         seen = self._seen[look.name]
         if not self._may_be_complete(look) or look.written_to - self._logs:
             return None
         quiet = now - seen.active_at
         if self._complete_file is not None and self._is_marked(look) and has_expected:
             return "marker"
-        # Until a checkpoint is known, nothing says that one file is all of it.
-        knows = look.is_directory or self.memory.settled or self._incomplete_file is not None
-        if quiet >= KNOWN_SECONDS and self._says_finished(look) and has_expected and knows:
+        if quiet >= KNOWN_SECONDS and self._says_finished(look, expected) and has_expected:
             return "marker" if self._incomplete_file is not None else "index"
         return "quiet" if quiet >= self.quiet_seconds and quiet > self.memory.pause else None
 
@@ -436,13 +436,22 @@ class CheckpointWatch:
         newest = max(stamp.written_at for path, stamp in own.items() if path not in markers)
         return max(own[path].written_at for path in markers) >= newest
 
-    def _says_finished(self, look: Look) -> bool:
-        """Return whether a checkpoint says by its content, or by what is gone, that it is complete."""
+    def _says_finished(self, look: Look, expected: frozenset[str]) -> bool:
+        """Return whether a checkpoint says by its content, or by what is gone, that it is complete.
+
+        ``expected``: the kinds of files that a complete one has, besides this one.
+        """
         if self._complete_file is not None:
             return False
         if self._incomplete_file is not None:
             return bool(look.files) and not self._has(look, self._incomplete_file)
-        return look.is_finished
+        if look.finished != "own":
+            return look.finished is not None
+        # Only a checkpoint before it tells that no other file follows; where files are written anew, those of
+        # the save before are still there.
+        if not look.is_directory:
+            return bool(self.memory.settled)
+        return bool(expected) and look.name not in {*self.memory.settled, *(self.memory.before or ())}
 
     def _lies_incomplete(self, look: Look) -> bool:
         marker = self._incomplete_file or (INCOMPLETE_FILE if self._complete_file is None else None)

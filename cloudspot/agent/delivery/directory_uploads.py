@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -110,6 +111,7 @@ class DirectoryUploads(Worker):
         self._looks: tuple[Look, ...] = ()
         self._shelf = CheckpointShelf(self._take, lambda kept: kept.holds(self._files.writers))
         self._number = itertools.count()
+        self._num_linked = Counter[int]()
         self._committed_at = float("-inf")
         self._brought_step = 0
         """The newest step of which this node has brought a part, or given it up, in this generation."""
@@ -304,6 +306,7 @@ class DirectoryUploads(Worker):
             root,
             logs=self._watch.logs_of(look),
             links=links,
+            num_linked=self._num_linked,
             must_copy=must_copy,
             gives_up=self._hurries.is_set,
             writers=self._files.writers if self._alive else lambda _: frozenset(),

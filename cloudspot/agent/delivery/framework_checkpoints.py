@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from cloudspot.agent.delivery.checkpoint_states import Finished
 from cloudspot.agent.delivery.checkpoint_watch import INCOMPLETE_FILE
 from cloudspot.host.bounded_reads import read_at_most
 
@@ -21,35 +22,40 @@ _INDEX = ".index.json"
 _DISTRIBUTED = ".metadata"
 
 
-def looks_finished(path: Path, files: Sequence[tuple[str, int, int]]) -> bool:
-    """Return whether the directory is known by its content, and its trainer has written what it writes last.
+def finish_of(path: Path, files: Sequence[tuple[str, int, int]]) -> Finished | None:
+    """Return what the directory's content says: whether a library has written what it writes last.
 
     Other ranks may still write for a moment, so one that has just been written to is not complete yet.
     ``files`` holds path, size and modification time (ns) of each file.
 
-    transformers' ``Trainer._save_checkpoint``, also ms-swift's, writes ``trainer_state.json`` last.
-    accelerate's ``save_state`` writes the random states last, and then the objects that the script has
-    registered. Lightning's ``ModelCheckpoint`` writes a ``.ckpt`` for each checkpoint: a zip archive, whose
-    table comes last. ``torch.distributed.checkpoint`` renames its table to ``.metadata`` once all ranks have
-    written their files; ``save_pretrained`` writes the ``*.index.json`` that names its shards after these.
-    Sources: their code, as of transformers 5.23, ms-swift 4.6, accelerate 1.15, Lightning 2.6 and torch 2.9
-    (read 2026-11).
+    All of the checkpoint: transformers' ``Trainer._save_checkpoint``, also ms-swift's, writes
+    ``trainer_state.json`` last. Lightning's ``ModelCheckpoint`` writes a ``.ckpt`` for each checkpoint: a zip
+    archive, whose table comes last.
+
+    Its own files, which others may follow: accelerate's ``save_state`` writes the random states, and then the
+    objects that the script has registered. ``torch.distributed.checkpoint`` renames its table to
+    ``.metadata`` once all ranks have written their files; Lightning's ``FSDPStrategy`` then adds ``meta.pt``.
+    ``save_pretrained`` writes the ``*.index.json`` that names its shards after these, and the optimizer's
+    state is written later. Sources: their code, as of transformers 5.23, ms-swift 4.6, accelerate 1.15,
+    Lightning 2.6 and torch 2.9 (read 2026-11).
     """
     names = {name for name, _, _ in files}
     if INCOMPLETE_FILE in names or not files:
-        return False
+        return None
     newest = max(modified_at for _, _, modified_at in files)
     last = {name for name, _, modified_at in files if modified_at == newest}
     if _TRAINER_STATE in names:
-        return _TRAINER_STATE in last and _is_json(path / _TRAINER_STATE)
-    if _RANDOM_STATE in names:
-        return any(_LAST_OF_ACCELERATE.fullmatch(name) for name in last)
-    if _DISTRIBUTED in names:
-        return _DISTRIBUTED in last
+        return "all" if _TRAINER_STATE in last and _is_json(path / _TRAINER_STATE) else None
     indexes = {name for name in names if name.endswith(_INDEX)}
-    if indexes:
-        return bool(indexes & last) and all(_shards_of(path / name) <= names for name in indexes)
-    return all(name.endswith(_CKPT) and _is_archive(path / name) for name in names)
+    if _RANDOM_STATE in names:
+        is_whole = any(_LAST_OF_ACCELERATE.fullmatch(name) for name in last)
+    elif _DISTRIBUTED in names:
+        is_whole = _DISTRIBUTED in last
+    elif indexes:
+        is_whole = bool(indexes & last) and all(_shards_of(path / name) <= names for name in indexes)
+    else:
+        return "all" if all(name.endswith(_CKPT) and _is_archive(path / name) for name in names) else None
+    return "own" if is_whole else None
 
 
 def is_whole_file(path: Path) -> bool:

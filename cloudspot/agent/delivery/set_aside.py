@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -28,11 +29,12 @@ class _Stamp(NamedTuple):
     written_at: int
     inode: int
     changed_at: int
-    num_links: int
+    names: tuple[int, int]
+    """How many it has, and how often one was added here, since another may have gone each time."""
 
     def is_still(self, other: _Stamp) -> bool:
-        """Return whether nobody wrote to the file: to delete one of its names changes it as well."""
-        is_explained = self.changed_at == other.changed_at or self.num_links != other.num_links
+        """Return whether nobody wrote to the file: to add or delete a name changes it as well."""
+        is_explained = self.changed_at == other.changed_at or self.names != other.names
         return self[:3] == other[:3] and is_explained
 
 
@@ -46,13 +48,15 @@ class SetAside:
         files: tuple[File, ...],
         ways: Mapping[str, Way],
         *,
+        num_linked: Counter[int],
         is_own: bool = True,
     ) -> None:
-        """``is_own``: the root is no directory of the script's."""
+        """``num_linked``: see ``set_aside``; ``is_own``: the root is no directory of the script's."""
         self.state = state
         self.is_own = is_own
         self.root = root
         self.files = files
+        self._num_linked = num_linked
         self._sources: dict[Path, _Stamp] = {}
         self.ways = frozenset(ways.values())
 
@@ -67,7 +71,7 @@ class SetAside:
         Raises:
             OSError: it is not the file with this stamp any more.
         """
-        self._sources[source] = found = _stamp(source)
+        self._sources[source] = found = _stamp(source, self._num_linked)
         if found[:3] != stamp:
             raise FileNotFoundError(source)
 
@@ -76,7 +80,10 @@ class SetAside:
         if self.is_safe:
             return True
         try:
-            if any(not _stamp(source).is_still(stamp) for source, stamp in self._sources.items()):
+            if any(
+                not _stamp(source, self._num_linked).is_still(stamp)
+                for source, stamp in self._sources.items()
+            ):
                 return False
         except OSError:  # deleted meanwhile
             return False
@@ -95,6 +102,7 @@ def set_aside(
     *,
     logs: Mapping[str, Stamp],
     links: Collection[str],
+    num_linked: Counter[int],
     must_copy: bool,
     writers: Callable[[Collection[int]], Collection[int]],
     gives_up: Callable[[], bool] = lambda: False,
@@ -103,7 +111,8 @@ def set_aside(
 
     ``logs`` grow on: they are copied as far as they were. ``links`` are pointers, of which the text is taken.
     With ``must_copy`` the script writes to its files in place, from which a hard link does not protect. While
-    ``gives_up`` says so, nothing is copied, and None is returned where something must be.
+    ``gives_up`` says so, nothing is copied, and None is returned where something must be. ``num_linked`` says
+    how often each inode was linked here, for any state.
     """
     shutil.rmtree(root, ignore_errors=True)
     ways: dict[str, Way] = {}
@@ -128,14 +137,15 @@ def set_aside(
                 _copy(source, target, stamp.size)
                 continue
             source = Path(os.path.realpath(source))
-            before = _stamp(source)
+            before = _stamp(source, num_linked)
             ways[path] = _take(
                 source, target, stamp.size, must_copy=must_copy, may_copy=may_copy, gives_up=gives_up
             )
-            after = _stamp(target if ways[path] == "link" else source)
+            num_linked[before.inode] += ways[path] == "link"
+            after = _stamp(target if ways[path] == "link" else source, num_linked)
             if after[:3] != stamp or not after.is_still(before):
                 raise FileNotFoundError(path)
-        found = SetAside(state, root, tuple(files), ways)
+        found = SetAside(state, root, tuple(files), ways, num_linked=num_linked)
         for path, stamp in state.version:
             if path in ways:  # only now: a file that has two names here was linked twice
                 source = root / path if ways[path] == "link" else Path(os.path.realpath(work / path))
@@ -145,7 +155,8 @@ def set_aside(
     except OSError as error:
         shutil.rmtree(root, ignore_errors=True)
         if error.errno in _FULL:
-            return _where_it_is(state, work, {path for path, _ in state.version} - {*links}, logs, writers)
+            own = {path for path, _ in state.version} - {*links}
+            return _where_it_is(state, work, own, logs, num_linked, writers)
         return None  # changed or gone
     return found
 
@@ -155,6 +166,7 @@ def _where_it_is(
     work: Path,
     own: Collection[str],
     logs: Mapping[str, Stamp],
+    num_linked: Counter[int],
     writers: Callable[[Collection[int]], Collection[int]],
 ) -> SetAside | None:
     """Return a state as it lies there, if it still does, without links: there is no room for anything."""
@@ -164,7 +176,8 @@ def _where_it_is(
             file_of(path, stamp.size, mode=(work / path).stat().st_mode & 0o777)
             for path, stamp in sorted(stamps.items(), key=lambda entry: entry[1].written_at)
         )
-        found = SetAside(state, work, files, dict.fromkeys(own, "direct"), is_own=False)
+        ways: dict[str, Way] = dict.fromkeys(own, "direct")
+        found = SetAside(state, work, files, ways, num_linked=num_linked, is_own=False)
         for path in own:
             found.note(work / path, stamps[path])
     except OSError:
@@ -226,6 +239,7 @@ def _copy(source: Path, target: Path, size: int, gives_up: Callable[[], bool] = 
             left -= len(data)
 
 
-def _stamp(path: Path) -> _Stamp:
+def _stamp(path: Path, num_linked: Counter[int]) -> _Stamp:
     status = path.stat()
-    return _Stamp(status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns, status.st_nlink)
+    inode, names = status.st_ino, (status.st_nlink, num_linked[status.st_ino])
+    return _Stamp(status.st_size, status.st_mtime_ns, inode, status.st_ctime_ns, names)

@@ -40,10 +40,13 @@ _FOR_A_SHELL = re.compile(r"[$`|&;<>*?~]")
 """What in a command line only a shell understands; in quotes it costs no more than a shell too many."""
 _WITH_SESSION = 'interval = "auto"  # balances what a save costs against what a loss would cost'
 _WITHOUT_SESSION = """\
-# The script opens no session (cloudspot.train.session), so name the directories of its own checkpoints
-# here, and it resumes from the newest one. Without either, it starts over after each reclaim.
-# directory = "output/checkpoint-*"\
+# The script opens no session (cloudspot.train.session), so name its own checkpoints here, directories or
+# files, and it resumes from the newest one. Without either, it starts over after each reclaim.
+# directory = @PATTERN@\
 """
+_DIRECTORIES = '"output/checkpoint-*"'
+_SAVED = re.compile(r"[^\s\"]*\.(pt|pth|pth\.tar|ckpt|safetensors|zip|keras|h5)")
+"""Names of files that look like a checkpoint."""
 
 
 @click.command("init")
@@ -82,8 +85,13 @@ def init(directory: Path, entrypoint: str | None, command_line: str | None, forc
             output.echo(f"wrote {directory / SCRIPT}, a small training script that works as it is")
         has_session = script is not None and opens_session(directory / script)
         slow = slow_imports(directory / script) if script is not None else {}
+        saved = () if script is None else saved_files(directory / script)
         text = job_file_text(
-            _job_name(directory), script or command or (), has_session=has_session, slow=slow
+            _job_name(directory),
+            script or command or (),
+            has_session=has_session,
+            slow=slow,
+            saved=saved,
         )
         with job_file.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -163,6 +171,23 @@ def slow_imports(script: Path) -> dict[str, float]:
     return {}
 
 
+def saved_files(script: Path) -> tuple[str, ...]:
+    """Return the names of files in the script that look like checkpoints, with ``*`` for what it fills in."""
+    found: dict[str, None] = {}
+    with suppress(SyntaxError, ValueError):
+        tree = ast.parse(_read(script))
+        parts = {
+            id(value) for one in ast.walk(tree) if isinstance(one, ast.JoinedStr) for value in one.values
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                values = [one.value if isinstance(one, ast.Constant) else "*" for one in node.values]
+                found["".join(map(str, values))] = None
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+                found[node.value] = None
+    return tuple(name for name in found if _SAVED.fullmatch(name))[:MAX_NAMED]
+
+
 def split_command(line: str) -> tuple[str, ...]:
     """Return the words of a command as a shell splits them.
 
@@ -181,9 +206,17 @@ def split_command(line: str) -> tuple[str, ...]:
 
 
 def job_file_text(
-    name: str, runs: str | Sequence[str], *, has_session: bool, slow: Mapping[str, float] | None = None
+    name: str,
+    runs: str | Sequence[str],
+    *,
+    has_session: bool,
+    slow: Mapping[str, float] | None = None,
+    saved: Sequence[str] = (),
 ) -> str:
-    """Return a commented job file for a script, or for a command as its words; ``slow`` are its imports."""
+    """Return a commented job file for a script, or for a command as its words.
+
+    ``slow`` are its imports, and ``saved`` the files that it seems to save.
+    """
     slow = slow or {}
     preload = f"# preload = {json.dumps([*slow])}  # would save {sum(slow.values()):.1f} s of each restart\n"
     if isinstance(runs, str):
@@ -197,9 +230,16 @@ def job_file_text(
         "RUN": f"{field} = {json.dumps(runs, ensure_ascii=False)}  # {why}",
         "NAME": json.dumps(name),
         "PRELOAD": preload if sum(slow.values()) >= _WORTH_SECONDS else "",
-        "CHECKPOINT": _WITH_SESSION if has_session else _WITHOUT_SESSION,
+        "CHECKPOINT": _WITH_SESSION if has_session else _without_session(saved),
     }
     return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], _template("job.toml.txt"))
+
+
+def _without_session(saved: Sequence[str]) -> str:
+    if not saved:
+        return _WITHOUT_SESSION.replace("@PATTERN@", f'{_DIRECTORIES}  # or a file: "checkpoint.pt"')
+    patterns = json.dumps(list(saved) if saved[1:] else saved[0], ensure_ascii=False)
+    return _WITHOUT_SESSION.replace("@PATTERN@", f"{patterns}  # as in the script; add where it writes them")
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from cloudspot.cli.config import default_store, open_configured
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import json_option, store_option
 from cloudspot.jobfile.spec import load_job
+from cloudspot.model import CheckResult
 from cloudspot.registry import list_providers, open_store
 
 
@@ -32,6 +33,12 @@ def providers(ctx: click.Context, as_json: bool) -> None:
 def list_(as_json: bool) -> None:
     """List the installed providers, a broken one with its error."""
     _list(as_json=as_json)
+
+
+def _mark(result: CheckResult) -> output.Styled:
+    if not result.is_known:
+        return output.Styled("unknown", "yellow")
+    return output.Styled("ok     ", "green") if result.ok else output.Styled("FAILED ", "red")
 
 
 def _list(*, as_json: bool) -> None:
@@ -74,10 +81,10 @@ def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str |
         output.echo_json({"provider": name, "ok": is_ready, "checks": lines})
     else:
         for result in results:
-            mark = output.Styled("ok    ", "green") if result.ok else output.Styled("FAILED", "red")
+            mark = _mark(result)
             told = [result.detail, "" if result.ok else result.remedy]
             detail = "; ".join(text for text in told if text)
-            output.echo(mark, f"  {result.name}" + (f": {detail}" if detail else ""))
+            output.echo(mark, f" {result.name}" + (f": {detail}" if detail else ""))
         if not results:
             output.echo(f"provider {name} has nothing to check")
     if not is_ready:

@@ -339,7 +339,8 @@ class _Follower:
             return
         self._told_step, self._told_at = step, now
         metrics = f": {output.metrics_text(job.metrics)}" if job.metrics else ""
-        text = f"step {output.steps_text(step, job.steps_total)}{metrics}"
+        what = "last save" if history.has_no_session else "step"
+        text = f"{what} {output.steps_text(step, job.steps_total)}{metrics}"
         self._screen.print([Line(job.at, WHO, text)])
 
     def _complain(self, error: TransientError) -> None:

@@ -118,14 +118,14 @@ def _title(view: View, width: int, marks: _Marks) -> Text:
 def _progress(view: View, width: int, marks: _Marks) -> Iterator[Text]:
     if view.detail:
         yield _labelled("", Text(view.detail))
-    label = "step" if view.counts_steps else "saved at"
+    label = "step" if view.counts_steps else "save"
     if view.steps_total:
         share = min(1.0, view.step / view.steps_total)
         figures = f"  {output.steps_text(view.step, view.steps_total)}  {100 * share:.0f}%"
         length = min(60, width - LABEL_WIDTH - len(figures) - 2)
         yield _labelled(label, Text.assemble(_bar(share, length, marks), (figures, "bold")))
     elif view.step:
-        yield _labelled(label, Text(f"step {view.step}" if not view.counts_steps else str(view.step), "bold"))
+        yield _labelled(label, Text(str(view.step), "bold"))
     if view.steps_per_second is not None and view.state in {"running", "draining"}:
         pace = f"{_figure(view.steps_per_second)} steps/s"
         if view.seconds_left is not None:
@@ -248,7 +248,7 @@ def _saved(view: View) -> Text:
     if view.commit is None:
         text = "nothing yet"
     else:
-        text = f"step {view.commit.step}"
+        text = f"{'step' if view.counts_steps else 'save'} {view.commit.step}"
         if view.commit_age_seconds is not None:
             text += f", {_whole(view.commit_age_seconds)} ago"
     if view.upload_seconds is not None:

@@ -132,7 +132,7 @@ def with_secrets(spec: JobSpec, stored: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def warn_of_losses(job: PreparedJob) -> None:
-    """Say which files the machines will lack, and whether nothing that the job makes outlives its machine."""
+    """Say what the machines will lack, and whether nothing that the job makes outlives its machine."""
     skipped: list[str] = []
     code = code_files(job.workdir, skipped)
     for line in sorted(skipped)[:MAX_SKIPPED]:
@@ -145,6 +145,9 @@ def warn_of_losses(job: PreparedJob) -> None:
             f"{own[0]}{more}: matches checkpoint.directory, and is sent as code: a script that resumes goes "
             "on from it, even at its end. To begin anew, delete it or list it in .cloudspotignore"
         )
+    run, lacks = job.spec.run, job.provider.boot_profile().lacks
+    if lacks and (job.spec.resources.accelerator or (run.setup is None and run.image is None)):
+        output.warn(lacks)
     if saves_nothing(job):
         output.warn(
             f"no code in {job.workdir} opens a session (cloudspot.train.session), and checkpoint.directory "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
@@ -11,6 +13,7 @@ from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.errors import CorruptData, ObjectMissing
+from cloudspot.hookspecs import SANDBOX_VARIABLE
 from cloudspot.host.size_text import size_text
 from cloudspot.jobfile.amounts import cost_text
 from cloudspot.jobstore.checkpoints.fetching import verify
@@ -23,6 +26,7 @@ from cloudspot.retrying import retry
 from cloudspot.story.report import show_json
 from cloudspot.story.states import TERMINAL_STATES
 
+_MISSING = re.compile(r"\bModuleNotFoundError: No module named '([\w-]+)")
 MAX_STAGED = 3
 """How many nodes have their inputs shown."""
 MAX_ARTIFACTS = 10
@@ -69,6 +73,9 @@ def echo_summary(job: Job, history: History) -> None:
     echo_title(report)
     output.echo_fields([*headline_fields(job, report), *fields])
     echo_last_lines(job, report)
+    if sandbox := os.environ.get(SANDBOX_VARIABLE):
+        output.echo()
+        output.echo(f"the store is in sandbox {sandbox}: these commands find the job until that is over")
 
 
 def echo_title(value: Mapping[str, Any]) -> None:
@@ -95,10 +102,11 @@ def weights_text(final: Mapping[str, Any]) -> str:
 
 def headline_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines that matter first; ``value`` is what ``show --json`` prints."""
-    lost = steps_lost_text(value)
+    told = lost = steps_lost_text(value)
     lost = "lost unknown" if lost == "unknown" else f"{lost} lost"
+    steps = ("steps", f"{output.steps_text(value['step'], value['steps_total'])}, {lost}")
     return [
-        ("steps", f"{output.steps_text(value['step'], value['steps_total'])}, {lost}"),
+        steps if value["counts_steps"] else ("last save", f"{value['step']}; steps lost: {told}"),
         ("cost", _cost_text(value["cost"])),
         ("duration", output.duration_text(value["time"]["total"])),
         ("next", _next_text(job, value)),
@@ -130,7 +138,7 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("nodes", _nodes_text(value)),
         ("data", "\n".join(_inputs_texts(value["nodes"]))),
         ("notices", str(len(value["notices"]))),
-        ("last commit", _commit_text(commit)),
+        ("last commit", _commit_text(commit, "step" if value["counts_steps"] else "save")),
         ("goodput", _goodput_text(value)),
         ("weights", weights),
         ("metrics", output.metrics_text(value["metrics"])),
@@ -187,7 +195,7 @@ def _inputs_texts(nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"and {len(with_inputs) - MAX_STAGED} more nodes; --json has them all"
 
 
-def _commit_text(commit: Mapping[str, Any] | None) -> str:
+def _commit_text(commit: Mapping[str, Any] | None, what: str) -> str:
     if commit is None:
         return "none"
     size = output.shared_size_text(commit["bytes"], commit["shared_bytes"])
@@ -195,7 +203,7 @@ def _commit_text(commit: Mapping[str, Any] | None) -> str:
     evidence = f", {commit['evidence']}" if commit["evidence"] else ""
     inexact = commit["rescue"] is not None and not commit["rescue"]["is_exact"]
     rescue = ", without the random generators of the lost ranks" if inexact else ""
-    return f"step {commit['step']}, {size}{verified}{evidence}{rescue}"
+    return f"{what} {commit['step']}, {size}{verified}{evidence}{rescue}"
 
 
 def _cost_text(cost: Mapping[str, Any]) -> str:
@@ -231,6 +239,13 @@ def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:
         output.echo()
         command = f"{job.command('logs')} --node NODE"
         output.echo(f"{len(failed) - MAX_TAILS} more nodes failed; see their last lines with: {command}")
+    missing = [_MISSING.search(line) for node in failed for line in node["log_tail"]]
+    if found := next(filter(None, missing), None):
+        output.echo()
+        output.echo(
+            f'the machines lack {found[1]}: install its package in run.setup, such as setup = "pip install '
+            f'{found[1]}"; if it is a file of your own, see which files are sent: cloudspot plan'
+        )
 
 
 def _nothing_kept_text(outputs: Sequence[str] | None) -> str:

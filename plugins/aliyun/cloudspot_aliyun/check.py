@@ -9,7 +9,7 @@ from typing import Final
 
 from cloudspot.errors import CloudspotError
 from cloudspot.model import CheckResult, InstanceState, Offer, Resources
-from cloudspot.plugin.checklist import Checklist, cheapest_by_market, trial_launch
+from cloudspot.plugin.checklist import Checklist, NotKnown, cheapest_by_market, trial_launch
 from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_aliyun.api import ask, caller
 from cloudspot_aliyun.clients import AliyunClients
@@ -56,7 +56,7 @@ def _console(provisioner: EcsProvisioner) -> str:
     right = "ecs:GetInstanceConsoleOutput"
     machines = [one for one in provisioner.instances() if one.state is not InstanceState.ENDED]
     if not machines:
-        return f"not tried: there is no machine of cloudspot's to try {right} on"
+        raise NotKnown(f"not tried: there is no machine of cloudspot's to try {right} on")
     provisioner.console(machines[0])
     return f"{right} is granted"
 

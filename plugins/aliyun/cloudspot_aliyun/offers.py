@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -36,20 +34,6 @@ MAX_CANDIDATES: Final = 8
 MAX_TYPES: Final = 4
 """How many of the cheapest are offered: more would cost more calls than they bring chances."""
 
-DRIVER_SETUP: Final = (
-    "apt-get update && apt-get install -y ubuntu-drivers-common python3-venv && "
-    "ubuntu-drivers install --gpgpu && modprobe nvidia && "
-    "python3 -m venv .venv && .venv/bin/pip install torch"
-)
-"""What brings a GPU's driver and PyTorch to a bare Ubuntu (Ubuntu Server documentation, "NVIDIA drivers
-installation"; from memory, and not tried on a machine). Its own Python lets pip install nothing."""
-NO_DRIVER: Final = (
-    "Alibaba Cloud's Ubuntu 24.04, the default image, has neither a GPU driver nor PyTorch. "
-    "Name an image that has both in providers.aliyun.image, or install them on every machine, with "
-    f"run.python = '.venv/bin/python' and run.setup = '{DRIVER_SETUP}'"
-)
-_log = logging.getLogger("cloudspot.aliyun.offers")
-
 Stock = dict[tuple[str, str], bool]
 
 
@@ -66,8 +50,6 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         options, clients = self._options, self._clients
         region = self._cache.get("region", lambda: check_region(clients))
         image = self._cache.get("image", lambda: find_image(clients, options))
-        if resources.accelerator and not (options.image or options.image_family):
-            self._cache.get("warning", lambda: _log.warning("%s", NO_DRIVER), seconds=math.inf)
         network = self._cache.get("network", lambda: find_network(clients, options))
         groups = self._cache.get("groups", lambda: find_groups(clients, options, network.vpc))
         self._cache.get("names", lambda: check_names(clients, options))

@@ -22,6 +22,16 @@ from cloudspot.plugin.regional import RegionalProvider
 from cloudspot_aliyun.metadata import AliyunNoticeSource, node_identity
 from cloudspot_aliyun.options import AliyunOptions, check_options, options_in
 
+BARE_IMAGE: Final = (
+    "Alibaba Cloud's Ubuntu 24.04, the default image, has neither PyTorch nor a GPU driver. Name an image "
+    "that has what the job needs in providers.aliyun.image, or install it on each machine, with run.python = "
+    "'.venv/bin/python' and run.setup = 'apt-get update && apt-get install -y python3-venv && "
+    "python3 -m venv .venv && .venv/bin/pip install torch'; with a GPU, put before the last two: "
+    "'apt-get install -y ubuntu-drivers-common && ubuntu-drivers install --gpgpu && modprobe nvidia'"
+)
+"""The driver's setup is from Ubuntu Server's documentation, "NVIDIA drivers installation"; from memory, and
+not tried on a machine. Its own Python lets pip install nothing."""
+
 if TYPE_CHECKING:
     from cloudspot_aliyun.clients import AliyunClients
 
@@ -62,6 +72,7 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
             end_code=Path(__file__).with_name("selfend.py").read_text(encoding="utf-8"),
             has_cloudspot=self._options.image_has_cloudspot,
             fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),
+            lacks="" if self._options.image or self._options.image_family else BARE_IMAGE,
         )
 
     def log_sink(self, store: ObjectStore, job_id: str) -> LogSink | None:

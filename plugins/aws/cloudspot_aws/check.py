@@ -14,7 +14,7 @@ from cloudspot.decoding import MAX_TALLY
 from cloudspot.errors import AuthError, CloudspotError, SpecError
 from cloudspot.model import CheckResult, InstanceState, Market, Offer, Resources
 from cloudspot.plugin.answers import number
-from cloudspot.plugin.checklist import Checklist, cheapest_by_market, compare_clock, trial_launch
+from cloudspot.plugin.checklist import Checklist, NotKnown, cheapest_by_market, compare_clock, trial_launch
 from cloudspot.plugin.launchrequests import decode_request
 from cloudspot_aws.clients import AwsClients, caller
 from cloudspot_aws.cloudwatch import GROUP_PREFIX
@@ -108,7 +108,7 @@ def _on_a_machine(provisioner: Ec2Provisioner, clients: AwsClients, call: str, r
     """Try a right that a policy may limit to cloudspot's own machines: this takes such a machine."""
     machines = [one for one in provisioner.instances() if one.state is not InstanceState.ENDED]
     if not machines:
-        return f"not tried: there is no machine of cloudspot's to try {right} on"
+        raise NotKnown(f"not tried: there is no machine of cloudspot's to try {right} on")
     machine = machines[0].id
     arguments: dict[str, dict[str, Any]] = {
         "create_tags": {"Resources": [machine], "Tags": [{"Key": "Name", "Value": "check"}]},
@@ -172,15 +172,15 @@ def _quota(clients: AwsClients, options: AwsOptions, offer: Offer) -> str:
     name = offer.instance_type
     found = next((codes for starts, *codes in _QUOTAS if name.startswith(starts)), None)
     if found is None:
-        return f"unknown: no quota is known for {name}"
+        raise NotKnown(f"no quota is known for {name}")
     code = found[1] if offer.market is Market.SPOT else found[0]
     (type_,) = named_types(clients, msgspec.structs.replace(options, instance_types=(name,)))
     try:
         with ERRORS.translated("reading the quota"):
             client = clients.client("service-quotas")
             answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)
-    except AuthError:
-        return "unknown: the right servicequotas:GetServiceQuota is missing"
+    except AuthError as error:
+        raise NotKnown("the right servicequotas:GetServiceQuota is missing") from error
     num_vcpus = int(number(answer["Quota"]["Value"], most=MAX_TALLY) or 0)
     if num_vcpus < type_.cpus:
         raise CloudspotError(

@@ -9,7 +9,7 @@ from typing import Final
 
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.model import CheckResult, Market, Offer, Resources
-from cloudspot.plugin.checklist import Checklist, cheapest_by_market, compare_clock
+from cloudspot.plugin.checklist import Checklist, NotKnown, cheapest_by_market, compare_clock
 from cloudspot_gcp.clients import READ_SECONDS, GcpClients, endpoint
 from cloudspot_gcp.compute import ComputeProvisioner
 from cloudspot_gcp.errors import ERRORS
@@ -111,7 +111,7 @@ def _permissions(options: GcpOptions, clients: GcpClients) -> str:
         with ERRORS.translated("asking for the permissions"):
             answer = clients.ask_json("POST", url, json={"permissions": wanted})
     except AuthError as error:
-        return f"unknown: {error}"
+        raise NotKnown(str(error)) from error
     lacking = [one for one in wanted if one not in answer.get("permissions", ())]
     if lacking == ["iam.serviceAccounts.actAs"]:
         # Most grant it on the one account, which the project does not show.
@@ -135,7 +135,7 @@ def _quota(clients: GcpClients, offer: Offer) -> str:
     (type_,) = list_all(clients, "MachineTypesClient", what, zone=zone, filter=name)
     if quota is None or (offer.market is Market.SPOT and quota.limit == 0):
         # Without a quota of its own, the spot market counts against the on-demand one.
-        return f"unknown: {region} has no quota {metric}"
+        raise NotKnown(f"{region} has no quota {metric}")
     left = quota.limit - quota.usage
     if left < type_.guest_cpus:
         raise CloudspotError(

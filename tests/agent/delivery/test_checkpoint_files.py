@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,10 +154,10 @@ def test_a_file_whose_table_of_contents_is_whole_is_finished(tmp_path: Path) -> 
     with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
         archive.writestr("archive/data.pkl", b"weights" * 100)
     found = files(tmp_path, "model.pt")
-    assert look(found).is_finished
+    assert look(found).finished == "own"
     data = (tmp_path / "model.pt").read_bytes()
     (tmp_path / "model.pt").write_bytes(data[: len(data) // 2])
-    assert not look(found).is_finished
+    assert look(found).finished is None
 
 
 @pytest.mark.parametrize(("size", "is_whole"), [(16, True), (12, False)])
@@ -165,7 +166,7 @@ def test_a_safetensors_file_is_finished_when_it_is_as_long_as_its_table_says(
 ) -> None:
     table = b'{"__metadata__": {}, "w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}'
     write(tmp_path, "model.safetensors", len(table).to_bytes(8, "little") + table + bytes(size))
-    assert look(files(tmp_path, "model.safetensors")).is_finished == is_whole
+    assert look(files(tmp_path, "model.safetensors")).finished == ("own" if is_whole else None)
 
 
 def test_a_pattern_covers_what_it_finds_and_what_is_below() -> None:
@@ -221,6 +222,8 @@ def taken(
     must_copy: bool,
     writing: frozenset[int] = frozenset(),
     gives_up: bool = False,
+    num_linked: Counter[int] | None = None,
+    as_number: int = 1,
 ) -> SetAside | None:
     (work.parent / "staging").mkdir(exist_ok=True)
     state = State(one.name, one.step, tuple(sorted(one.files.items())))
@@ -228,9 +231,10 @@ def taken(
     return set_aside(
         state,
         work,
-        work.parent / "staging" / "1",
+        work.parent / "staging" / str(as_number),
         logs={},
         links=links,
+        num_linked=Counter() if num_linked is None else num_linked,
         must_copy=must_copy,
         writers=lambda _: writing,
         gives_up=lambda: gives_up,
@@ -260,6 +264,37 @@ def test_a_link_survives_a_file_that_is_replaced_or_deleted(tmp_path: Path, monk
     assert kept.holds(lambda _: frozenset())
     assert (kept.root / "model.pt").read_bytes() == b"weights"
     assert not kept.holds(lambda inodes: inodes)  # somebody writes to it
+
+
+def await_tick(work: Path) -> None:
+    """Wait for the clock of the file system, which may count in steps of some milliseconds."""
+    now = write(work, "probe").stat().st_ctime_ns
+    while write(work, "probe").stat().st_ctime_ns == now:
+        pass
+
+
+def test_a_link_of_another_state_to_the_same_file_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that stays from save to save cost each upload, and had everything copied from then on."""
+    monkeypatch.setattr("cloudspot.agent.delivery.set_aside._clone", lambda *_: False)
+    work, num_linked = tmp_path / "work", Counter[int]()
+    kept = []
+    for number in range(3):
+        write(work, "out/new", f"weights {number}".encode()).replace(work / "out/model.pt")
+        if number == 0:
+            write(work, "out/config", b"constant")
+        one = taken(work, look(files(work, "out")), must_copy=False, num_linked=num_linked, as_number=number)
+        assert one is not None
+        assert one.ways == {"link"}
+        kept.append(one)
+        if number == 1:
+            await_tick(work)
+            kept[0].drop()
+    assert [one.holds(lambda _: frozenset()) for one in kept[1:]] == [True, True]
+    await_tick(work)
+    os.utime(write(work, "out/config", b"Constant"), ns=(0, one.state.version[0][1].written_at))
+    assert not kept[2].holds(lambda _: frozenset()), "it was written to, and the time set back"
 
 
 def test_a_disk_without_room_for_a_copy_is_left_to_the_training(tmp_path: Path, monkeypatch) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -101,6 +102,7 @@ class Watched:
             self.work.parent / "staging" / "1",
             logs={},
             links=(),
+            num_linked=Counter(),
             must_copy=False,
             writers=self._files.writers,
         )
@@ -259,6 +261,73 @@ def test_an_answer_into_the_directory_that_was_being_written_is_complete_if_its_
     directories.finish_answer(exited_0=True)
     assert "checkpoint-100" in [each.name for each in directories.ready(6, alive=False)]
     assert directories.torn() == ()
+
+
+WITH_AN_INDEX = ("a.safetensors", "model.safetensors.index.json")
+TABLES = (WITH_AN_INDEX, ("__0_0.distcp", ".metadata"), OF_ACCELERATE)
+
+
+def put_index(path: Path, names: Sequence[str]) -> None:
+    """Write files, and say in the index, if one is among them, which shard there is."""
+    put_files(path, names)
+    for index in path.glob("*.index.json"):
+        index.write_text('{"weight_map": {"x": "a.safetensors"}}')
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_proves_its_own_files_and_not_that_nothing_follows_in_the_first_save(
+    tmp_path: Path, table: tuple[str, ...]
+) -> None:
+    """While the optimizer's state was gathered, the model alone was committed, and called proven."""
+    directories = Watched(tmp_path, "checkpoint-*")
+    directories.begin_script()
+    for step in (1, 2):
+        now = 20.0 * step
+        put_index(tmp_path / f"checkpoint-{step}", table)
+        directories.ready(now, alive=True)
+        found = directories.ready(now + 5, alive=True)
+        assert [one.step for one in found] == [1][: step - 1], "the rest is still to come"
+        put_files(tmp_path / f"checkpoint-{step}", ["rest"])
+        directories.ready(now + 6, alive=True)
+        directories.ready(now + 7, alive=True)
+    # The first is known as the second has begun; that has what the first has, and a table.
+    put_index(tmp_path / "checkpoint-3", ["rest"])
+    directories.ready(60, alive=True)
+    put_index(tmp_path / "checkpoint-3", table)
+    directories.ready(61, alive=True)
+    directories.ready(61.5, alive=True)
+    found = directories.ready(64, alive=True)
+    assert [(one.step, one.evidence) for one in found] == [(1, "next"), (2, "next"), (3, "index")]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_that_is_written_anew_tells_nothing_of_the_files_beside_it(
+    tmp_path: Path, table: tuple[str, ...]
+) -> None:
+    """The new model was committed with the optimizer's state of the save before."""
+    directories = Watched(tmp_path, "last")
+    directories.begin_script()
+    for now in (0.0, 20.0):
+        put_index(tmp_path / "last", table)
+        directories.ready(now, alive=True)
+        directories.ready(now + 1, alive=True)
+        assert directories.ready(now + 5, alive=True) == ()
+        put_files(tmp_path / "last", ["rest"])
+        directories.ready(now + 6, alive=True)
+        directories.ready(now + 7, alive=True)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_first_answer_of_which_only_the_table_is_there_is_torn(
+    tmp_path: Path, table: tuple[str, ...]
+) -> None:
+    directories = Watched(tmp_path, "checkpoint-*")
+    directories.begin_script()
+    directories.ask()
+    put_index(tmp_path / "checkpoint-1", table)
+    directories.finish_answer(exited_0=False)
+    assert directories.ready(1, alive=False) == ()
+    assert [each.name for each in directories.torn()] == ["checkpoint-1"]
 
 
 def test_what_lacks_a_file_of_the_checkpoint_before_has_to_be_quiet_for_longer(tmp_path: Path):

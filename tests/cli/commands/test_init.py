@@ -162,7 +162,25 @@ def test_a_script_without_a_session_is_told_what_it_lacks(project):
     (project / "train.py").write_text("import torch\n")
     result = init()
     assert "train.py opens no session: it starts over after a reclaim; see [checkpoint]" in result.stderr
-    assert "# directory = " in (project / "job.toml").read_text()
+    assert '# directory = "output/checkpoint-*"  # or a file: ' in (project / "job.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "suggested"),
+    [
+        ('torch.save(state, "checkpoint.pth.tar")', '"checkpoint.pth.tar"'),
+        ('torch.save(state, f"out/step-{step:04}.pt")', '"out/step-*.pt"'),
+        ('torch.save(a, "a.pt"); torch.save(b, "best/b.ckpt"); print("now.")', '["a.pt", "best/b.ckpt"]'),
+    ],
+)
+def test_the_files_that_a_script_saves_are_suggested(project, line, suggested):
+    """A script that saves one file was told of directories alone."""
+    (project / "train.py").write_text(f"import torch\n{line}\n")
+    init()
+    text = (project / "job.toml").read_text()
+    assert f"# directory = {suggested}  # as in the script" in text
+    (project / "job.toml").write_text(text.replace("# directory", "directory"))
+    assert load_job(project / "job.toml").checkpoint.directory is not None
 
 
 def test_a_job_file_is_replaced_only_by_force(project):

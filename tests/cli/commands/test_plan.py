@@ -75,6 +75,25 @@ def test_a_session_in_what_is_not_sent_saves_nothing(jobs):
 
 
 @pytest.mark.parametrize(
+    ("sets", "is_warned"),
+    [
+        ((), True),
+        (("run.setup='pip install torch'",), False),
+    ],
+)
+def test_what_the_machines_image_lacks_is_said_unless_the_job_brings_it(jobs, monkeypatch, sets, is_warned):
+    profile = LocalProvider.boot_profile
+    monkeypatch.setattr(
+        LocalProvider,
+        "boot_profile",
+        lambda self: msgspec.structs.replace(profile(self), lacks="the image has no PyTorch"),
+    )
+    options = [word for one in sets for word in ("--set", one)]
+    said = jobs.run("plan", str(jobs.job_file), *options).stderr
+    assert ("the image has no PyTorch" in said) is is_warned
+
+
+@pytest.mark.parametrize(
     ("command", "pattern"),
     [
         (("plan",), "checkpoints/last.pt"),

@@ -6,6 +6,7 @@ import types
 import pytest
 
 from cloudspot import __version__
+from cloudspot.model import CheckResult
 
 
 def test_the_built_in_provider_is_listed_first(jobs):
@@ -33,6 +34,14 @@ def test_a_check_names_what_it_tried(jobs, with_torch):
     assert [check["name"] for check in value["checks"]][:3] == ["bash", "torch", "state home"]
     assert {check["remedy"] for check in value["checks"]} == {None}
     assert "ok      bash: " in jobs.run("providers", "check", "local").stdout
+
+
+def test_what_could_not_be_tried_is_not_called_ok(jobs, monkeypatch):
+    untried = CheckResult(name="ending", ok=True, is_known=False, detail="not tried: there is no machine")
+    monkeypatch.setattr("cloudspot.local.provider.LocalProvider.check", lambda *_args, **_options: [untried])
+    said = jobs.run("providers", "check", "local").stdout.splitlines()
+    assert said[0] == "unknown ending: not tried: there is no machine"
+    assert jobs.run_json("providers", "check", "local")["checks"][0]["is_known"] is False
 
 
 def test_a_check_that_fails_ends_with_1(jobs, monkeypatch):

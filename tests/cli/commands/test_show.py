@@ -144,8 +144,8 @@ def test_the_steps_that_a_script_without_a_session_lost_are_unknown(jobs):
     value = jobs.run_json("show", job_id)
     assert (value["step"], value["steps_total"], value["steps_lost"]) == (100, None, None)
     assert value["final"]["step"] == 100
-    [line] = [line for line in jobs.run("show", job_id).stdout.splitlines() if line.startswith("  steps")]
-    assert line.split(None, 1)[1] == "100, lost unknown"
+    [line] = [line for line in jobs.run("show", job_id).stdout.splitlines() if line.startswith("  last save")]
+    assert line.split(None, 2)[2] == "100; steps lost: unknown"
 
 
 def test_a_failed_job_shows_the_end_of_its_log(jobs):

@@ -154,7 +154,7 @@ def test_before_anything_is_launched():
 
 def test_a_script_that_counts_no_steps_shows_where_it_is_saved():
     shown = lines(counts_steps=False, steps_total=None, step=400, steps_per_second=None)
-    assert shown[1] == "saved at step 400"
+    assert shown[1] == "save     400"
 
 
 def test_a_training_that_stands_has_a_pace_of_nothing_and_no_time_left():

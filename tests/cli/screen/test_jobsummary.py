@@ -9,6 +9,7 @@ from cloudspot.cli.screen.jobsummary import (
     _next_text,
     _nodes_text,
     echo_last_lines,
+    headline_fields,
     steps_lost_text,
     weights_text,
 )
@@ -95,3 +96,34 @@ def test_a_success_that_kept_nothing_says_so(outputs, why, capsys):
     store.put(keys.output("x", "out/model.bin"), b"x")
     echo_last_lines(job, {"state": "succeeded", "last_commit": None})
     assert capsys.readouterr().out == ""
+
+
+def test_a_package_that_the_machines_lack_is_told_with_the_line_that_installs_it(capsys):
+    tail = ["Traceback", "ModuleNotFoundError: No module named 'sklearn.svm'; 'sklearn' is not a package"]
+    node = {"name": "1.0", "launch": 1, "outcome": "failed", "exit_code": 1, "log_tail": tail}
+    job = SimpleNamespace(command=lambda name: f"cloudspot {name} x")
+    value = {"state": "failed", "last_commit": None, "nodes": [node], "generations": [], "launches": []}
+    value["launches"] = [{"launch": 1}]
+    echo_last_lines(job, value)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the machines lack sklearn: install its package in run.setup" in said
+
+
+@pytest.mark.parametrize("counts_steps", [True, False])
+def test_what_a_script_without_a_session_counts_is_called_saves(counts_steps):
+    """Three saves of one file were "steps 3", though the script had made 900."""
+    value = {
+        "steps_lost": None,
+        "steps_lost_is_exact": False,
+        "step": 3,
+        "steps_total": None,
+        "counts_steps": counts_steps,
+        "time": {"total": 1.0},
+        "state": "stopped",
+        "cost": {"spent": 0.0, "on_demand_equivalent": 0.0, "currency": "USD", "others": {}},
+    }
+    job = SimpleNamespace(command=lambda name: f"cloudspot {name} x")
+    first = headline_fields(job, value)[0]
+    assert first == (
+        ("steps", "3, lost unknown") if counts_steps else ("last save", "3; steps lost: unknown")
+    )

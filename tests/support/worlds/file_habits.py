@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cloudspot.agent.delivery.checkpoint_shelf import CheckpointShelf
-from cloudspot.agent.delivery.checkpoint_states import Look, Memory, Stamp, State
+from cloudspot.agent.delivery.checkpoint_states import Finished, Look, Memory, Stamp, State
 from cloudspot.agent.delivery.checkpoint_watch import CheckpointWatch
 
 LOOK_SECONDS = 0.25
 COMMIT_SECONDS = 5.0
 FULL = 1000
 """The size of each whole file."""
-Proof = Literal["marker", "index"] | None
+Proof = Literal["marker", "index", "table"] | None
+"""``table``: one that names the files before it, and a file of its own after it."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def random_habit(chance: random.Random) -> Habit:
     kinds: tuple[Literal["file", "directory", "steps"], ...] = ("file", "directory", "steps")
     kind = chance.choice(kinds)
     num_files = 1 if kind == "file" else chance.randint(1, 4)
-    proof: Proof = None if kind == "file" else chance.choice(("marker", "index", None, None))
+    proof: Proof = None if kind == "file" else chance.choice(("marker", "index", "table", None, None))
     return Habit(
         kind=kind,
         num_files=num_files,
@@ -118,7 +119,12 @@ class Script:
 
     def names(self) -> list[str]:
         """Return the names of the files of a save, in the order in which they are written."""
-        last = {"marker": ["done"], "index": ["table.index"], None: []}[self.habit.proof]
+        last = {
+            "marker": ["done"],
+            "index": ["table.index"],
+            "table": ["table.index", "optimizer"],
+            None: [],
+        }[self.habit.proof]
         return [*(f"model-{number}" for number in range(self.habit.num_files)), *last]
 
     def run(self) -> Iterator[float]:
@@ -303,6 +309,7 @@ def _looks(script: Script, disk: Disk, seen: dict[str, tuple[Stamp, int]]) -> It
         own = [file for path, file in files.items() if not path.endswith(".csv")]
         is_finished = index is not None and all(file.written_at <= index.written_at for file in own)
         is_finished = is_finished and index is not None and index.size == FULL
+        says: Finished = "own" if habit.proof == "table" else "all"
         yield Look(
             root,
             int(root.rpartition("-")[2]) if habit.kind == "steps" else None,
@@ -312,5 +319,5 @@ def _looks(script: Script, disk: Disk, seen: dict[str, tuple[Stamp, int]]) -> It
             frozenset(),
             frozenset(appended),
             frozenset(busy),
-            is_finished,
+            says if is_finished else None,
         )

@@ -2,7 +2,6 @@ import pytest
 
 from cloudspot.errors import AuthError, SpecError, TransientError
 from cloudspot.model import Market, Resources
-from cloudspot.plugin.answercache import FACTS_SECONDS
 from cloudspot.plugin.cloudprovider import FAILURE_SECONDS
 from cloudspot_aliyun.offers import STOCK_SECONDS
 from cloudspot_aliyun_sandbox.market import KINDS, spot_price
@@ -59,29 +58,22 @@ def test_an_accelerator_is_known_by_the_name_that_people_use(cloud, name):
     assert {one.zone for one in found} == set(HANGZHOU[1:])
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
-    ("options", "accelerator", "num_warnings"),
+    ("options", "is_bare"),
     [
-        ({}, "A10", 1),
-        ({}, None, 0),
-        ({"image": "ubuntu_24_04_x64_20G_alibase_20261101.vhd"}, "A10", 0),
-        ({"image_family": "acs:ubuntu_24_04_x64"}, "A10", 0),
+        ({}, True),
+        ({"image": "ubuntu_24_04_x64_20G_alibase_20261101.vhd"}, False),
+        ({"image_family": "acs:ubuntu_24_04_x64"}, False),
     ],
 )
-def test_an_accelerator_on_the_bare_default_image_is_warned_of_once(
-    cloud, caplog, options, accelerator, num_warnings
-):
-    provisioner = cloud.provider(**options).provisioner()
-    resources = Resources(accelerator=accelerator, accelerator_count=1 if accelerator else 0)
-    for _ in range(2):
-        assert provisioner.offers(resources)
-        cloud.monotonic += 10 * FACTS_SECONDS
-    said = [one.getMessage() for one in caplog.records if one.name == "cloudspot.aliyun.offers"]
-    assert len(said) == num_warnings
-    for one in said:
-        assert "Name an image that has both in providers.aliyun.image" in one
-        assert "ubuntu-drivers install --gpgpu" in one
+def test_the_bare_default_image_is_warned_of(cloud, options, is_bare):
+    """It was told of only where an accelerator was asked for, though it has no PyTorch either."""
+    lacks = cloud.provider(**options).boot_profile().lacks
+    assert bool(lacks) is is_bare
+    if is_bare:
+        assert "has neither PyTorch nor a GPU driver" in lacks
+        assert "pip install torch" in lacks
+        assert "ubuntu-drivers install --gpgpu" in lacks
 
 
 def test_two_accelerators_are_on_one_machine(cloud):

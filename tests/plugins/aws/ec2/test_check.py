@@ -21,6 +21,7 @@ def failed(provider, **resources):
 def test_an_account_that_is_ready_passes_every_line(cloud):
     found = lines(cloud.provider(instance_types=("g5.xlarge",), placement_group="auto"))
     assert [name for name, one in found.items() if not one.ok] == []
+    assert [name for name, one in found.items() if not one.is_known] == ["tagging", "ending", "console"]
     assert {name: one.detail for name, one in found.items() if name not in {"clock", "offers"}} == {
         "region": "us-east-1",
         "credentials": "arn:aws:sts::123456789012:user/moto",
@@ -149,7 +150,7 @@ def test_a_quota_that_is_too_small_names_its_code(cloud):
 def test_a_quota_that_may_not_be_read_is_no_fault(cloud):
     cloud.faults.denied = {"servicequotas:GetServiceQuota"}
     found = lines(cloud.provider(instance_types=("m5.large",)))
-    assert found["quota, spot"].detail == "unknown: the right servicequotas:GetServiceQuota is missing"
+    assert found["quota, spot"].detail == "the right servicequotas:GetServiceQuota is missing"
 
 
 def test_without_accepted_credentials_nothing_else_is_tried(cloud):

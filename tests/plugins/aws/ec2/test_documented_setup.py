@@ -16,7 +16,7 @@ HERE = {"YOU": "ada", "ACCOUNT": "123456789012", "BUCKET": "bucket"}
 def run(cloud, arguments):
     """Run ``aws SERVICE OPERATION --option value ...`` with boto3."""
     (service, operation, *rest), options = options_of(arguments)
-    client = cloud.client(service)
+    client = cloud.client(service.removesuffix("api"))
     if (service, operation) == ("s3", "mb"):
         (url,) = rest
         client.create_bucket(Bucket=url.removeprefix("s3://"))
@@ -28,7 +28,9 @@ def run(cloud, arguments):
     parameters = {}
     for option, value in options.items():
         path = value.removeprefix("file://")
-        parameters[members[option]] = value if path == value else filled((ROOT / path).read_text(), HERE)
+        text = value if path == value else filled((ROOT / path).read_text(), HERE)
+        shape = model.operation_model(name).input_shape.members[members[option]]
+        parameters[members[option]] = json.loads(text) if shape.type_name == "structure" else text
     getattr(client, xform_name(name))(**parameters)
 
 
@@ -51,3 +53,5 @@ def test_the_documented_setup_gives_the_user_and_the_roles_their_policies_within
     ]
     profile = iam.get_instance_profile(InstanceProfileName="cloudspot-node")["InstanceProfile"]
     assert [one["RoleName"] for one in profile["Roles"]] == ["cloudspot-node"]
+    [rule] = cloud.client("s3").get_bucket_lifecycle_configuration(Bucket="bucket")["Rules"]
+    assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 3}

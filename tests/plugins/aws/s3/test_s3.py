@@ -201,7 +201,8 @@ def test_check_tells_what_a_bucket_keeps_that_is_billed(aws, s3, bucket):
     assert "expires noncurrent versions" in store.check()[1].detail
     assert store.check()[2].detail == "unfinished uploads are removed"
     aws.faults.denied.update({"s3:GetBucketVersioning", "s3:GetLifecycleConfiguration"})
-    assert [one.detail for one in store.check()[1:]] == ["unknown: the right to ask is missing"] * 2
+    found = store.check()[1:]
+    assert [(one.is_known, one.detail) for one in found] == [(False, "the right to ask is missing")] * 2
 
 
 # --- reads, which botocore's client has no part in ---------------------------------------------------------

@@ -81,7 +81,8 @@ def test_where_resource_manager_cannot_be_asked_the_permissions_are_unknown(clou
     )
     found = lines(cloud.provider())["permissions"]
     assert found.ok
-    assert "unknown: asking for the permissions: the API is not enabled; run: gcloud" in found.detail
+    assert not found.is_known
+    assert "asking for the permissions: the API is not enabled; run: gcloud" in found.detail
 
 
 @pytest.mark.parametrize(
@@ -130,9 +131,7 @@ def test_a_quota_that_is_too_small_for_one_machine_fails_its_line(cloud):
 
 def test_a_spot_quota_of_0_counts_against_the_other_one(cloud):
     cloud.faults.vcpu_quota["spot"] = 0
-    assert lines(cloud.provider())["quota, spot"].detail == (
-        "unknown: us-central1 has no quota PREEMPTIBLE_CPUS"
-    )
+    assert lines(cloud.provider())["quota, spot"].detail == ("us-central1 has no quota PREEMPTIBLE_CPUS")
 
 
 def test_what_fits_nowhere_is_told(cloud):

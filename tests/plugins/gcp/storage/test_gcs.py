@@ -385,8 +385,8 @@ def test_check_tells_what_a_bucket_keeps_that_is_billed(gcp, bucket):
     assert found["bucket soft delete"].detail == "off"
     assert not found["bucket retention"].ok
     gcp.faults.denied.add("storage.buckets.get")
-    assert [one.detail for one in store.check()[1:]] == [
-        "unknown: the right to ask is missing (storage.buckets.get)"
+    assert [(one.is_known, one.detail) for one in store.check()[1:]] == [
+        (False, "the right to ask is missing (storage.buckets.get)")
     ]
 
 
