@@ -34,6 +34,9 @@ from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
 
+AT_THE_STEP_SECONDS = 10.0
+"""A training that resumes at the very step at which it failed waits this long: what has failed may pass."""
+
 
 class LoopState(enum.Enum):
     """How far the session's loop came on this node."""
@@ -247,6 +250,9 @@ class GenerationEnd:
             # In one direction packets may still travel: then only others know.
             permanent = verdict.permanent and self._membership.votes.others_reach_all()
             return Leaving("failed", verdict.detail, end.code, permanent=permanent, log_tail=tail)
+        committed = context.status.committed
+        if committed is not None and committed.step == failure.step:
+            verdict = max(verdict, AT_THE_STEP_SECONDS)
         _log.error("the training %s at step %d; starting again in %.0f s", failure, failure.step, verdict)
         self._note_end(end.why)
         context.orders.wait(verdict)
