@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -79,9 +80,9 @@ class KeptProcesses:
 
 def _members(group: str) -> set[int]:
     """Return the processes of a control group, and of those that were made below it."""
-    lists = Path(group).rglob("cgroup.procs") if Path(group).name.startswith(GROUP) else ()
     members: set[int] = set()
-    for path in lists:
-        with suppress(OSError):  # it was just removed
-            members.update(map(int, path.read_text().split()))
+    # A group may be removed at any moment; rglob would raise then, and walk passes it over.
+    for directory, _, _ in os.walk(group) if Path(group).name.startswith(GROUP) else ():
+        with suppress(OSError):
+            members.update(map(int, Path(directory, "cgroup.procs").read_text().split()))
     return members

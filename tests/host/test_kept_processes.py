@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudspot.host.kept_processes import KeptProcesses
-from cloudspot.host.process_keeper import leave_group, make_group, start_of
+from cloudspot.host.kept_processes import KeptProcesses, _members
+from cloudspot.host.process_keeper import GROUP, leave_group, make_group, start_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
 
@@ -186,3 +186,20 @@ def test_where_no_python_is_the_program_itself_is_found(kept, tmp_path):
     assert kept.is_running()
     assert kept.kill()
     assert process.wait(30) == -9
+
+
+def test_a_control_group_that_is_removed_while_it_is_read_is_no_error(tmp_path, monkeypatch):
+    """Agents failed for it, as the groups of a training that ends go one after the other."""
+    group = tmp_path / f"{GROUP}1-2"
+    for name in ("a", "b"):
+        (group / name).mkdir(parents=True)
+        (group / name / "cgroup.procs").write_text("7\n")
+    real = os.scandir
+
+    def scan(path="."):
+        if str(path).endswith("/a"):
+            raise FileNotFoundError(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert _members(str(group)) == {7}
