@@ -23,6 +23,7 @@ def test_json_has_the_whole_story(jobs):
         "bytes": 1000,
         "shared_bytes": 0,
         "evidence": None,
+        "rescue": None,
     }
     assert value["cost"]["spent"] == 0.06
     assert value["cost"]["on_demand_equivalent"] == 0.2
