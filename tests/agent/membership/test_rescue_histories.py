@@ -135,11 +135,11 @@ SHORTCUTS = [
     (take_the_oldest_boundary, 17, "boundary 6 was held, and boundary 4 is saved"),
     (ignore_holders, 12, "do not hold every part"),
     (take_each_boundary_for_a_step, 17, "was held to the end"),
-    (decide_without_reading_what_stands, 84, "two orders"),
-    (name_no_attempt_in_the_save, 145, "was carried out by"),
-    (propose_before_it_is_over, 159, "was held to the end"),
-    (wait_for_nobody, 159, "was held to the end"),
-    (wait_for_who_cannot_save, 145, "was held to the end"),
+    (decide_without_reading_what_stands, 83, "two orders"),
+    (name_no_attempt_in_the_save, 17, "was carried out by"),
+    (propose_before_it_is_over, 58, "was held to the end"),
+    (wait_for_nobody, 132, "was held to the end"),
+    (wait_for_who_cannot_save, 69, "was held to the end"),
 ]
 
 
