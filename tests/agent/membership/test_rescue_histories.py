@@ -23,6 +23,7 @@ from cloudspot.jobstore.layout import codec
 NUM_HISTORIES = 800
 
 
+@pytest.mark.timeout(1200)
 @few_or_many(4, NUM_HISTORIES)
 def test_every_history_of_a_rescue_keeps_its_promise(seeds):
     results = [play(seed) for seed in seeds]
