@@ -52,7 +52,7 @@ class RankError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankSurvives(msgspec.Struct, frozen=True, kw_only=True):
-    """``survives-R.json``: what the rank still holds after others were lost, or failed."""
+    """``survives-R.json``: the state that the rank still holds after others were lost, or failed."""
 
     held: HeldState | None
     problem: str
@@ -67,7 +67,7 @@ class RankRescued(msgspec.Struct, frozen=True, kw_only=True):
 
     attempt: Tally
     step: Tally | None
-    """None: what it held does not stand any more."""
+    """None: its state has changed since."""
 
 
 class RankImports(msgspec.Struct, frozen=True, kw_only=True):

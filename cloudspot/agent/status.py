@@ -153,7 +153,7 @@ class Status:
 
     @property
     def survivors(self) -> Survivors | None:
-        """What the ranks here hold after others were lost; a heartbeat tells the others at once."""
+        """The state that the ranks here hold after others were lost; a heartbeat tells the others at once."""
         return self._survivors
 
     @survivors.setter

@@ -106,7 +106,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Survives:
-    """``survives-R.json``: what a rank holds after others were lost."""
+    """``survives-R.json``: the state that a rank holds after others were lost."""
 
     held: dict[str, Any] | None
     """The newest boundary at which its state still stands: its rank, and ``rescue.Held``."""
@@ -123,7 +123,7 @@ HOLD, SAVE, RELEASE = "hold", "save", "release"
 
 @dataclass(frozen=True)
 class RescueWord:
-    """``rescue.json``: what is to become of what the ranks hold."""
+    """``rescue.json``: how the ranks go on with the state that they hold."""
 
     do: str
     """``HOLD``: pass no further boundary, and say what you hold. ``SAVE`` it. ``RELEASE``: end."""

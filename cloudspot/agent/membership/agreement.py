@@ -106,7 +106,7 @@ class Membership:
 
     @property
     def rescue_votes(self) -> RescueVotes:
-        """What the members hold of the generation that this node runs, after one was lost."""
+        """The state that members of the running generation still hold after one was lost."""
         assert self._rescue_votes is not None, "there are none before the first generation"
         return self._rescue_votes
 

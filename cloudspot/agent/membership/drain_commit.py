@@ -37,17 +37,7 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
         peers.refresh()
         # In this order: a node that is gone now has put its parts before, or never will.
         gone = {seat for seat in others if peers.is_gone(seat)} | _settled(peers, current)
-        try:
-            commit = context.retry_until(
-                lambda: manifests.commit_whole(
-                    context.store, context.journal, context.job_id, checkpoint, known=context.known_parts
-                )
-            )
-        except (CorruptData, manifests.Superseded) as error:
-            _log.error("checkpoint %s is given up: %s", checkpoint, error)
-            return
-        if commit is not None:
-            context.status.committed = max(commit.id, context.status.committed or commit.id)
+        if commit_if_whole(context, checkpoint) is not False:
             return
         missing = missing_parts(context, checkpoint, current)
         if not missing and not seems_whole:
@@ -58,6 +48,22 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
         if time.monotonic() >= end and not any(peers.has_notice(seat) for seat in missing - gone):
             return
         peers.pause()
+
+
+def commit_if_whole(context: NodeContext, checkpoint: CheckpointId) -> bool | None:
+    """Commit the checkpoint if a save of it is whole; return whether it is, or None: it never will be."""
+    try:
+        commit = context.retry_until(
+            lambda: manifests.commit_whole(
+                context.store, context.journal, context.job_id, checkpoint, known=context.known_parts
+            )
+        )
+    except (CorruptData, manifests.Superseded) as error:
+        _log.error("checkpoint %s is given up: %s", checkpoint, error)
+        return None
+    if commit is not None:
+        context.status.committed = max(commit.id, context.status.committed or commit.id)
+    return commit is not None
 
 
 def await_uploads(context: NodeContext, peers: PeerHeartbeats, current: Generation) -> None:

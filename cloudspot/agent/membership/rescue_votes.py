@@ -1,4 +1,4 @@
-"""What the members of a generation hold after one was lost or failed, and what becomes of it (P8)."""
+"""The state that members of a generation hold after one was lost or failed, and how it is saved (P8)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import logging
 from typing import Literal
 
 from cloudspot.agent.membership import rescues
-from cloudspot.agent.membership.drain_commit import missing_parts
+from cloudspot.agent.membership.drain_commit import commit_if_whole, missing_parts
 from cloudspot.agent.membership.peer_heartbeats import PeerHeartbeats
 from cloudspot.agent.membership.peers import Liveness
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.errors import CorruptData
 from cloudspot.jobstore.access.stored_records import create_record, find_record
-from cloudspot.jobstore.checkpoints import manifests
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import (
     CheckpointId,
@@ -26,11 +24,11 @@ from cloudspot.jobstore.layout.records import (
 _log = logging.getLogger(__name__)
 
 LAST_ATTEMPT = 99_999
-"""Who says that it holds nothing in this attempt has nothing to say in any other."""
+"""A node that says that it holds nothing in this attempt has nothing to say in any other."""
 
 
 class RescueVotes:
-    """What the members of one generation say that they hold, as this node hears it."""
+    """The reports of the members of one generation on the state that they hold, as this node hears them."""
 
     def __init__(self, context: NodeContext, peers: PeerHeartbeats, generation: Generation) -> None:
         self._context = context
@@ -65,7 +63,7 @@ class RescueVotes:
         self._peers.pause(despite_orders=True)
 
     def unsaid(self, attempt: int) -> tuple[frozenset[Seat], frozenset[Seat]]:
-        """Return who may still say what it holds: those that live, and those that are silent."""
+        """Return the members that may still report: those that live, and those that are silent."""
         said = self._reports(attempt).keys() | self._peers.finished(self.generation.number)
         # Its training has ended, and its ranks with it.
         said |= {
@@ -119,18 +117,9 @@ class RescueVotes:
         self.look()
         # In this order: a node that is gone now has put its parts before, or never will.
         gone = {seat for seat in self._others if self._peers.is_gone(seat)}
-        try:
-            commit = context.retry_until(
-                lambda: manifests.commit_whole(
-                    context.store, context.journal, context.job_id, checkpoint, known=context.known_parts
-                )
-            )
-        except (CorruptData, manifests.Superseded) as error:
-            _log.error("checkpoint %s is given up: %s", checkpoint, error)
-            return "hopeless"
-        if commit is not None:
-            context.status.committed = max(commit.id, context.status.committed or commit.id)
-            return "committed"
+        is_committed = commit_if_whole(context, checkpoint)
+        if is_committed is not False:
+            return "committed" if is_committed else "hopeless"
         procs = context.job.spec.procs_per_node
         saving = {self.generation.seats[rank // procs] for rank in order.ranks}
         missing = missing_parts(context, checkpoint, self.generation) & saving

@@ -35,7 +35,7 @@ from cloudspot.train import handoff as files
 _log = logging.getLogger(__name__)
 
 AT_THE_STEP_SECONDS = 10.0
-"""A training that resumes at the very step at which it failed waits this long: what has failed may pass."""
+"""A training that resumes at the very step at which it failed waits this long: the cause may pass."""
 
 
 class LoopState(enum.Enum):

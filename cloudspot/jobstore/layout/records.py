@@ -438,7 +438,7 @@ class HeldState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Survivors(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node's ranks hold after others were lost, or failed."""
+    """The state that a node's ranks hold after others were lost, or failed."""
 
     generation: OrdinalOrZero
     attempt: Ordinal
@@ -553,7 +553,7 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     failed: Failed | None = None
     """The newest failure; it tells the other nodes to end that generation too."""
     survivors: Survivors | None = None
-    """What the ranks here hold of a generation that others are lost to, once they were asked."""
+    """The state that the ranks here hold after others were lost, once they were asked."""
     at: datetime
 
 

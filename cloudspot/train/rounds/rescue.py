@@ -1,4 +1,4 @@
-"""One rank's part in a rescue: what survives the loss of other ranks is saved before the training ends (P8).
+"""One rank's part in a rescue: the state that survives the loss of other ranks is saved (P8).
 
 The process group's store may be gone with the ranks, so the agents decide, and this rank talks to its own by
 files. It says at which boundary its state still stands (``survives-R.json``), saves it there when the agent

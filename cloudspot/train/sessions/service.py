@@ -186,6 +186,9 @@ class Service:
         self._marks.mark(self._num_boundaries, step, self._describe, is_rare=is_rare)
         if self._rescue is not None and not self._draws:
             self._note_draws()
+        mark = self._marks.newest
+        if self._num_boundaries == 1 and mark is not None and mark.description.is_place_own:
+            self._say_what_a_loss_costs("each rank alone knows its place in the data")
         if self._num_boundaries == FEW_BOUNDARIES and self._marks.num_skipped > FEW_BOUNDARIES // 2:
             self._say_what_a_loss_costs("steps are too short to note where each ends")
         self._num_boundaries += 1
@@ -322,11 +325,8 @@ class Service:
         return mark.step
 
     def _say_what_a_loss_costs(self, why: str | None) -> None:
-        if (
-            why is not None
-            and self._rescue is not None
-            and self._world.rank == 0 < self._world.world_size - 1
-        ):
+        is_told = self._rescue is not None and self._world.rank == 0 and self._world.world_size > 1
+        if why is not None and is_told:
             _log.warning("a machine lost without notice costs the steps since the newest checkpoint: %s", why)
 
     def _ends_at_boundary(self) -> bool:

@@ -178,6 +178,7 @@ class BoundaryMarks:
         """
         first = self._first
         if first is None or first.number != self._first_boundary:
+            self._problem = "nothing was noted of it after a whole backward pass"
             return None
         return next(iter(self._standing_of((first,))), None)
 

@@ -105,10 +105,6 @@ def name_no_attempt_in_the_save(monkeypatch):
     )
 
 
-def count_who_has_exited(monkeypatch):
-    monkeypatch.setattr(Rescue, "_ended", lambda self: set())
-
-
 def propose_before_it_is_over(monkeypatch):
     carry_out = Rescue._carry_out
 
@@ -117,11 +113,6 @@ def propose_before_it_is_over(monkeypatch):
 
     monkeypatch.setattr(Rescue, "_carry_out", carry_out_own)
     monkeypatch.setattr(peers, "BUSY_STATES", peers.BUSY_STATES - {"draining"})
-
-
-def take_the_silent_for_dead(monkeypatch):
-    unsaid = RescueVotes.unsaid
-    monkeypatch.setattr(RescueVotes, "unsaid", lambda *about: (unsaid(*about)[0], frozenset()))
 
 
 def wait_for_nobody(monkeypatch):

@@ -1,4 +1,4 @@
-"""Has the ranks of this node save what they hold when others are lost, before their training ends (P8)."""
+"""Has the ranks of this node save their state when others are lost, before their training ends (P8)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Rescue:
         self._ranks = context.status.ranks
         self._has_run = not context.job.spec.checkpoint.rescue
         self._spoiled: set[HeldState] = set()
-        """What ranks here had said that they hold, and could not save."""
+        """The reports of ranks here that could not save the state in them."""
         self._lost_at: float | None = None
         """When the first rank of this node was found ended (monotonic)."""
 
