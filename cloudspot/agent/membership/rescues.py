@@ -23,9 +23,8 @@ class Choice:
 def choose(reports: Iterable[HeldState], *, world_size: int) -> Choice | str:
     """Return where the ranks that have reported save, or why nothing can be saved.
 
-    The newest boundary that any of them holds is a state of the training: a rank that has finished that step had the
-    whole sum of the gradients. Others may hold the boundary before that step, and no earlier one. A part of a
-    sharded state needs a holder among those that save.
+    The newest boundary that any of them holds is a state of the training: a rank that has finished that step
+    had the whole sum of the gradients. A part of a sharded state needs a holder among those that save.
     """
     held = sorted(reports, key=lambda each: each.rank)
     if not held:
