@@ -70,6 +70,13 @@ class RankRescued(msgspec.Struct, frozen=True, kw_only=True):
     """None: its state has changed since."""
 
 
+class RankOwnState(msgspec.Struct, frozen=True, kw_only=True):
+    """``own-state-R.json``: the rank hands over nothing of what it alone has."""
+
+    problem: str
+    """Why."""
+
+
 class RankImports(msgspec.Struct, frozen=True, kw_only=True):
     """``imports-R.json``: what the rank imports slowly, and may be imported once a machine."""
 
@@ -77,7 +84,9 @@ class RankImports(msgspec.Struct, frozen=True, kw_only=True):
     """By the names that ``run.preload`` takes."""
 
 
-Report = TypeVar("Report", RankDrained, RankEnded, RankError, RankImports, RankRescued, RankSurvives)
+Report = TypeVar(
+    "Report", RankDrained, RankEnded, RankError, RankImports, RankOwnState, RankRescued, RankSurvives
+)
 
 
 def read_report(path: Path, report_type: type[Report]) -> Report | None:

@@ -277,6 +277,10 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     rescue: bool = True
     """Whether the ranks of a session that survive the loss of others save what they hold, so that no step is
     made again. [After a silent death](failure-modes.md#silent-deaths)."""
+    hand_over: bool = True
+    """Whether each rank hands over at each step what it alone has, as its random generators, to a rank on
+    another machine, so that the resume after its loss is exact. Ranks listen for that at their machines'
+    addresses, on ports that the system chooses."""
     directory: Inside | _Insides | None = None
     """The checkpoints of a script that writes its own: a pattern, or a list of patterns, of directories or
     files inside ``run.workdir``, such as ``"output/checkpoint-*"`` or ``"checkpoint.pth.tar"``. ``"."`` is

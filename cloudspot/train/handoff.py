@@ -25,6 +25,7 @@ A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
     survives-R.json        trainer -> agent  what rank R still holds after others were lost: see ``Survives``
     rescue.json            agent -> trainer  say that; save it; or end, as it is needed no more
     rescued-R.json         trainer -> agent  rank R has sealed its part, or holds nothing any more
+    own-state-R.json       trainer -> agent  rank R hands over nothing of what it alone has: {"problem"}
     imports-R.json         trainer -> agent  what rank R imports slowly, and may be imported once a machine
     started-R              launcher -> agent torchrun has started rank R
     exited-R               launcher -> agent the exit status of rank R, as a shell tells it
@@ -61,6 +62,9 @@ ARENA_SPILL = "CLOUDSPOT_ARENA_SPILL"
 GENERATION = "CLOUDSPOT_GENERATION"
 RESCUE = "CLOUDSPOT_RESCUE"
 """``1``: the agent saves what survivors hold after others were lost."""
+HAND_OVER = "CLOUDSPOT_HAND_OVER"
+"""``SECRET@ADDRESS``: ranks hand over what each alone has. All members of the generation know the secret, and
+the others reach this machine at the address."""
 MAX_JSON_BYTES = 1 << 20
 MAX_NUMBER_BYTES = 64
 """What is longer was not written by cloudspot: the script may write into the directory, too."""
@@ -194,8 +198,8 @@ def publish_held(handoff: Path) -> None:
 #   generation, step, round, rank, world_size
 #   relieved    ranks that bring no part: what only they had was handed to others
 #   kind        "interval", "drain", "final" or "rescue"
-#   rescue      of the last kind: {"cause": "lost" or "failed", "lost": ranks whose own state is in no part,
-#               "is_exact"}
+#   rescue      of the last kind: {"cause": "lost" or "failed", "lost": the ranks that are lost, "kept": those
+#               of them whose own state a part holds, as they had handed it over, "is_exact"}
 #   slot        absolute path of the arena slot
 #   nbytes      how many of its first bytes are the part
 #   plan        hex digest of the table of all parts' items: parts of one checkpoint must agree
@@ -207,7 +211,8 @@ def publish_held(handoff: Path) -> None:
 #   objects     the JSON state that all ranks share, in every seal as it is small; readers take that of the
 #               seal with the lowest rank's state: {"state": {object: tree}, "models": [names of objects that
 #               are modules], "layouts": {item: {"strides", "device"}}, "seed", "position", "left"}
-#   rank_states {rank: its JSON state (RNG, data position)}: of this rank and of those that it has relieved
+#   rank_states {rank: its JSON state (RNG, data position)}: of this rank, of those that it has relieved, and
+#               of those that are lost and had handed theirs over to it
 #   stall_seconds  how long the copy held up the training
 #   boot, sealed_monotonic  when it was sealed: the name of the machine's boot, and its monotonic seconds
 #
@@ -338,6 +343,11 @@ def rescue_path(handoff: Path) -> Path:
 def rescued_path(handoff: Path, rank: int) -> Path:
     """Return the file by which a rank answers an order to save: {"attempt", "step": S, or null}."""
     return handoff / f"rescued-{rank}.json"
+
+
+def own_state_path(handoff: Path, rank: int) -> Path:
+    """Return the file by which a rank says why it hands over nothing of what it alone has: {"problem"}."""
+    return handoff / f"own-state-{rank}.json"
 
 
 def write_rescue(handoff: Path, word: RescueWord) -> None:

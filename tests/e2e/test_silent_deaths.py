@@ -76,6 +76,11 @@ class Training:
         for pid in supervisors_processes(machine):
             kill(pid)
 
+    def await_pause(self, rank: int) -> None:
+        """Wait until a rank of the first generation sleeps in the step PAUSE_AT, before its forward pass."""
+        path = self.trace / f"1-{rank}.phase"
+        wait_for("the pause", lambda: path.exists() and self.phase(rank) == "pause")
+
     def pid_of(self, rank: int) -> int:
         """Return the process of a rank of the first generation."""
         return int((self.machine(rank) / f"node/generations/000001/worker-{rank}.pid").read_text())
@@ -201,10 +206,39 @@ def test_an_error_of_the_script_on_one_rank_leaves_the_last_boundary(user: User,
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_a_lost_rank_alone_had_was_handed_over(
+    user: User, undisturbed: Callable[..., str], rank: int
+) -> None:
+    hit = Training(user, "hit", MODEL="norm drop", PAUSE_AT=20)
+    hit.await_pause(rank)
+    hit.kill_machine(rank)
+    shown = hit.end()
+    hit.check_no_step_twice()
+    rescue = rescue_of(hit)
+    assert (rescue.lost, rescue.kept, rescue.is_exact) == ((rank,), (rank,), True)
+    assert shown["final"]["weights_sha256"] == undisturbed(MODEL="norm drop")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_sibling_keeps_what_a_process_alone_has(
+    user: User, undisturbed: Callable[..., str], rank: int
+) -> None:
+    hit = Training(user, "hit", sets=("nodes=1", "procs_per_node=2"), MODEL="norm drop", PAUSE_AT=20)
+    hit.await_pause(rank)
+    kill(hit.pid_of(rank))
+    shown = hit.end()
+    hit.check_no_step_twice()
+    assert (rescue_of(hit).kept, rescue_of(hit).is_exact) == ((rank,), True)
+    assert shown["final"]["weights_sha256"] == undisturbed(MODEL="norm drop")
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("model", ["norm", "drop"])
 def test_state_that_only_a_lost_rank_had_is_said_to_be_missing(user: User, model: str) -> None:
-    hit = Training(user, "hit", MODEL=model)
-    hit.await_step(20)
+    hit = Training(user, "hit", sets=("checkpoint.hand_over=false",), MODEL=model, PAUSE_AT=20)
+    hit.await_pause(0)
     hit.kill_machine(0)
     shown = hit.end()
     hit.check_no_step_twice()

@@ -102,6 +102,7 @@ class RescueVotes:
             boundary=choice.boundary,
             step=choice.step,
             ranks=choice.ranks,
+            keepers=choice.keepers,
             cause=self._cause(),
             is_exact=choice.is_exact,
             at=context.now(),

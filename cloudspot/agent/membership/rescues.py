@@ -16,8 +16,10 @@ class Choice:
     step: int
     ranks: tuple[int, ...]
     """Ascending."""
+    keepers: tuple[tuple[int, int], ...]
+    """The other ranks, ascending, whose own state at that boundary a saver has, and that saver."""
     is_exact: bool
-    """Whether the ranks that do not save had nothing of their own that counts."""
+    """Whether all others had nothing of their own that counts."""
 
 
 def choose(reports: Iterable[HeldState], *, world_size: int) -> Choice | str:
@@ -38,10 +40,15 @@ def choose(reports: Iterable[HeldState], *, world_size: int) -> Choice | str:
         ranks = {each.rank for each in there}
         if not there or any(ranks.isdisjoint(holders) for each in there for holders in each.holders):
             continue
+        keepers = {lost: each.rank for each in reversed(there) for lost in each.keeps if lost not in ranks}
+        num_known = len(ranks) + len(keepers)
+        if num_known < world_size and any(each.needs_all for each in there):
+            continue
         if len({(each.step, each.digest) for each in there}) > 1:
             return "the ranks do not hold the same weights"
         is_alike = not any(each.draws for each in there)
-        has_buffers = 0 in ranks or not any(each.differs for each in there)
-        is_exact = len(ranks) == world_size or (is_alike and has_buffers)
-        return Choice(boundary, there[0].step, tuple(sorted(ranks)), is_exact)
-    return "only ranks that were lost held a part of the state"
+        has_buffers = 0 in ranks | keepers.keys() or not any(each.differs for each in there)
+        is_exact = num_known == world_size or (is_alike and has_buffers)
+        savers = tuple(sorted(ranks))
+        return Choice(boundary, there[0].step, savers, tuple(sorted(keepers.items())), is_exact)
+    return "only ranks that were lost held a part of the state, or knew their place in the data"

@@ -196,6 +196,9 @@ class GenerationRun:
             files.ARTIFACTS: str(node.artifacts),
             files.RESCUE: "1" if self._spec.checkpoint.rescue else "0",
         }
+        checkpoint = self._spec.checkpoint
+        if checkpoint.rescue and checkpoint.hand_over:
+            environment[files.HAND_OVER] = f"{record.writer}@{context.job.identity.address}"
         if restored.directory is not None:
             environment[files.RESTORE] = str(restored.directory)
         plan = TrainerPlan(

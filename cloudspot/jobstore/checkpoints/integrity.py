@@ -128,8 +128,10 @@ def _plan_problems(seals: Sequence[Seal]) -> Iterator[str]:
     states = sorted(rank for seal in seals for rank in seal.rank_states)
     rescue = seals[0].rescue
     lost = set() if rescue is None else set(rescue.lost)
-    if any(seal.rescue != rescue for seal in seals) or not lost <= set(seals[0].relieved):
+    kept = set() if rescue is None else set(rescue.kept)
+    if any(seal.rescue != rescue for seal in seals) or not kept <= lost <= set(seals[0].relieved):
         yield "its parts disagree on which ranks were lost"
+    lost -= kept
     if states != sorted(str(rank) for rank in range(seals[0].world_size) if rank not in lost):
         yield f"it does not hold the state of each of {seals[0].world_size} ranks once: {states[:20]}"
     shards: dict[str, list[Item]] = {}

@@ -435,6 +435,10 @@ class HeldState(msgspec.Struct, frozen=True, kw_only=True):
     """Whether ranks may differ in buffers of the model, of which rank 0's count."""
     holders: tuple[tuple[Rank, ...], ...] = ()
     """Of each part of a sharded state, the ranks that hold it."""
+    needs_all: bool = False
+    """Whether each rank alone knows its place in the data."""
+    keeps: tuple[Rank, ...] = ()
+    """The other ranks of which this one has what they alone had at that boundary."""
 
 
 class Survivors(msgspec.Struct, frozen=True, kw_only=True):
@@ -456,6 +460,8 @@ class RescueOrder(_Written, frozen=True, kw_only=True):
     step: Tally
     ranks: tuple[Rank, ...]
     """Those that save, ascending; the others count as lost."""
+    keepers: tuple[tuple[Rank, Rank], ...] = ()
+    """Lost ranks whose own state is saved all the same, ascending, each with the saver that has it."""
     cause: Literal["lost", "failed"]
     is_exact: bool
     """See ``Rescue``."""

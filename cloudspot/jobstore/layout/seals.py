@@ -46,7 +46,9 @@ class Rescue(msgspec.Struct, frozen=True, kw_only=True):
     cause: Literal["lost", "failed"]
     """``lost``: a machine was. ``failed``: all machines were there, and a process failed."""
     lost: tuple[Rank, ...]
-    """The ranks whose own state, as that of their random generators, is in no part."""
+    """The ranks that have saved nothing."""
+    kept: tuple[Rank, ...] = ()
+    """Those of them whose own state, as that of their random generators, others had and saved."""
     is_exact: bool
     """Whether what follows is equal to an undisturbed run all the same."""
 

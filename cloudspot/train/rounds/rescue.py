@@ -49,6 +49,10 @@ class Held:
     """Whether ranks may differ in buffers of the model."""
     holders: tuple[tuple[int, ...], ...]
     """Of each part of a sharded state, the ranks that hold it."""
+    needs_all: bool
+    """Whether each rank alone knows its place in the data."""
+    keeps: tuple[int, ...]
+    """The other ranks of which this one has what they alone had there."""
 
 
 class Rescuable(Protocol):

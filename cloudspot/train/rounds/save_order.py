@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 INTERVAL = "interval"
@@ -39,15 +39,18 @@ class SaveOrder:
     """So many bytes of tensors may be handed over."""
     rescue: Mapping[str, Any] | None = None
     """Of a ``RESCUE``: what its seals say of it."""
+    keepers: Mapping[int, int] = field(default_factory=dict)
+    """In a rescue, by lost ranks, the ranks that save what those had handed over."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
-        return {**asdict(self), "avoid": sorted(self.avoid)}
+        return {**asdict(self), "avoid": sorted(self.avoid), "keepers": sorted(self.keepers.items())}
 
 
 def read_order(value: Mapping[str, Any]) -> SaveOrder:
     """Return what ``SaveOrder.to_json`` returned for."""
-    return SaveOrder(**{**value, "avoid": frozenset(value["avoid"]), "rooms": tuple(value["rooms"])})
+    avoid, rooms = frozenset(value["avoid"]), tuple(value["rooms"])
+    return SaveOrder(**{**value, "avoid": avoid, "rooms": rooms, "keepers": dict(value["keepers"])})
 
 
 def limit_bytes(seconds: float) -> int:

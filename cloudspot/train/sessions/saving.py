@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from cloudspot.host.boot_clock import this_boot
@@ -28,6 +29,8 @@ _SAME = ("generation", "step", "round", "plan")
 _STOP_SECONDS = 5.0
 _SLOT_POLL_SECONDS = 0.01
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+_NOTHING: Mapping[int, Json] = MappingProxyType({})
 
 Describe = Callable[[], Description]
 
@@ -135,6 +138,7 @@ class Saver:
         step: int,
         describe: Describe,
         deadline: Callable[[], float] | None,
+        kept: Mapping[int, Json] = _NOTHING,
     ) -> Copied | None:
         """Copy this rank's part into a slot, where it stays until the next copy; return None without a slot.
 
@@ -142,7 +146,8 @@ class Saver:
 
         ``step`` is the boundary: how many steps are in the state. ``describe`` is called once, when a slot is
         found. ``deadline`` is called repeatedly and returns until when (monotonic) to wait for a slot, taking
-        back an upload that has not started; None: do not wait.
+        back an upload that has not started; None: do not wait. In a rescue, ``kept`` are the states of lost
+        ranks that this one adds to its own.
 
         Raises:
             SessionError: the state cannot be saved, or there is no room for it.
@@ -177,7 +182,10 @@ class Saver:
                     "layouts": state.layouts,
                     **description.shared,
                 },
-                "rank_states": {str(rank): description.flatten_rank_state()},
+                "rank_states": {
+                    str(rank): description.flatten_rank_state(),
+                    **{str(lost): state for lost, state in kept.items()},
+                },
             }
             if slot is None:
                 return Copied(None, content, self._giving(order, table, state.tensors, content), {})
@@ -275,10 +283,11 @@ class Saver:
             for one in items
         )
         avoid, rooms, most, are_lost = frozenset[int](), tuple[int, ...](), 0, False
+        buffers_from: int | None = None
         if order is not None and order.avoid:
             avoid, rooms, most = order.avoid, order.rooms, order.handover_bytes
-            are_lost = order.kind == RESCUE
-        planned_for = (items, avoid, rooms, most, are_lost)
+            are_lost, buffers_from = order.kind == RESCUE, order.keepers.get(0)
+        planned_for = (items, avoid, rooms, most, are_lost, buffers_from)
         if self._plan is None or self._planned_for != planned_for:
             self._planned_for = planned_for
             world_size = self._world.world_size
@@ -289,6 +298,7 @@ class Saver:
                 rooms=rooms,
                 handover_bytes=most,
                 are_lost=are_lost,
+                buffers_from=buffers_from,
             )
         return self._plan
 

@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cloudspot.train import handoff
-from cloudspot.train.distributed import World, open_store
+from cloudspot.train.distributed import Store, World, open_store
 from cloudspot.train.rounds.handover import HandOver
 from cloudspot.train.rounds.link import Link
 from cloudspot.train.rounds.rescue import Held, Rescue
 from cloudspot.train.rounds.save_order import DRAIN, RESCUE, REWOUND, SaveOrder
 from cloudspot.train.sessions import failed_backward, sigterm
+from cloudspot.train.sessions.own_states import OwnStates
 from cloudspot.train.sessions.saving import Copied, Describe, Saver
 from cloudspot.train.state import checkpoint, randomness
 from cloudspot.train.state.arena import Arena
 from cloudspot.train.state.boundary_marks import BoundaryMarks, Mark
+from cloudspot.train.state.own_pieces import OwnState
 from cloudspot.train.uncaught_errors import expecting_errors, holding_at_errors
 
 _log = logging.getLogger("cloudspot")
@@ -94,6 +96,9 @@ class Service:
         self._pid = os.getpid()  # of no process that the script forks
         handoff.worker_pid_path(directory, world.rank).write_text(str(self._pid))
         store, server = open_store(world)
+        self._own_states: OwnStates | None = None
+        if world.world_size > 1 and (told := os.environ.get(handoff.HAND_OVER)):
+            self._hand_over(told, store)
         self._link = Link(
             directory,
             store,
@@ -186,6 +191,8 @@ class Service:
         self._marks.mark(self._num_boundaries, step, self._describe, is_rare=is_rare)
         if self._rescue is not None and not self._draws:
             self._note_draws()
+        if self._own_states is not None:
+            self._own_states.offer(self._marks.newest_first, draws=self._draws is True)
         mark = self._marks.newest
         if self._num_boundaries == 1 and mark is not None and mark.description.is_place_own:
             self._say_what_a_loss_costs("each rank alone knows its place in the data")
@@ -240,24 +247,35 @@ class Service:
         """Copy this rank's part of the state at one of them; return None if it does not stand afterwards."""
         assert order.step is not None
         mark = self._standing[order.step]
-        if not self._copy(mark, order, deadline=lambda: self.rounds.rewind_guard):
+        if not self._copy(mark, order, deadline=lambda: self.rounds.rewind_guard, kept={}):
             return None
         assert self._rewound is not None
         copied = self._rewound[1]
         return HandOver(order, self._world.rank) if copied is None else copied.handover
 
-    def _copy(self, mark: Mark, order: SaveOrder, *, deadline: Callable[[], float]) -> bool:
-        """Copy this rank's part of the state at a mark; return whether it stands afterwards."""
+    def _copy(
+        self,
+        mark: Mark,
+        order: SaveOrder,
+        *,
+        deadline: Callable[[], float],
+        kept: Mapping[int, OwnState],
+    ) -> bool:
+        """Copy this rank's part of the state at a mark, and what is ``kept`` of lost ranks.
+
+        Return whether the mark stands afterwards.
+        """
         copied = None
         try:
             if mark.step != self._start:
                 with self._marks.after(mark):
                     copied = self._saver.copy(
-                        self._marks.objects_at(mark),
+                        self._marks.objects_at(kept[0].mark if 0 in kept else mark),
                         order,
                         step=mark.step,
                         describe=lambda: mark.description,
                         deadline=deadline,
+                        kept={rank: each.rank_state for rank, each in kept.items()},
                     )
                 if copied is None:
                     _log.warning("uploads were too slow: the state of step %d was not saved", mark.step)
@@ -299,8 +317,6 @@ class Service:
         except Exception as error:  # the main thread changes something at this moment, or a save says it
             return f"since the last boundary, {error}"
         holders = {shard.holders for each in items for shard in each.shards}
-        if mark.description.is_place_own:  # so each rank has to be there
-            holders |= {(rank,) for rank in range(self._world.world_size)}
         self._standing = {mark.number: mark}
         return Held(
             boundary=mark.number,
@@ -310,19 +326,42 @@ class Service:
             draws=self._draws is not False,
             differs=any(each.pinned for each in items),
             holders=tuple(sorted(holders)),
+            needs_all=mark.description.is_place_own,
+            keeps=tuple(self._kept_at(mark)),
         )
 
     def save(self, order: SaveOrder) -> int | None:
         """Save this rank's part of the state at that boundary; return the step, or None."""
         mark = self._standing.get(-1 if order.step is None else order.step)
         until = time.monotonic() + RESCUE_SLOT_SECONDS
-        if mark is None or not self._copy(mark, order, deadline=lambda: until):
+        if mark is None:
+            return None
+        there = self._kept_at(mark)
+        asked = {rank for rank, keeper in order.keepers.items() if keeper == self._world.rank}
+        kept = {rank: each for rank, each in there.items() if rank in asked}
+        if len(kept) < len(asked) or not self._copy(mark, order, deadline=lambda: until, kept=kept):
             return None
         assert self._rewound is not None
         copied = self._rewound[1]
         assert copied is not None
         self._saver.seal(copied)
         return mark.step
+
+    def _hand_over(self, told: str, store: Store) -> None:
+        try:
+            self._own_states = OwnStates(
+                told, store, self._marks, world=self._world, report=self._say_nothing_is_handed_over
+            )
+        except OSError as error:
+            self._say_nothing_is_handed_over(f"it cannot listen: {error}")
+
+    def _kept_at(self, mark: Mark) -> dict[int, OwnState]:
+        return {} if self._own_states is None else self._own_states.at(mark)
+
+    def _say_nothing_is_handed_over(self, problem: str) -> None:
+        path = handoff.own_state_path(self._directory, self._world.rank)
+        with suppress(OSError):
+            handoff.write_json(path, {"problem": problem})
 
     def _say_what_a_loss_costs(self, why: str | None) -> None:
         is_told = self._rescue is not None and self._world.rank == 0 and self._world.world_size > 1
@@ -436,6 +475,8 @@ class Service:
         if self._rescue is not None:
             self._rescue.stop()
         self._link.close()
+        if self._own_states is not None:
+            self._own_states.close()
         self._marks.close()
         self._saver.close()
         if self._figures is not None:

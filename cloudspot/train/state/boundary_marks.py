@@ -170,6 +170,11 @@ class BoundaryMarks:
         """The newest mark, whether it stands or not."""
         return self._marks[-1] if self._marks else None
 
+    @property
+    def newest_first(self) -> Mark | None:
+        """The newest one of a first boundary after a step, whether it stands or not."""
+        return self._first
+
     def first_since_step(self) -> Mark | None:
         """Return the mark of the first boundary since the newest step of an optimizer, if it stands.
 

@@ -236,6 +236,9 @@ class ModelLayout:
             self._owners += [(*each, kind, len(chosen), tensor.shape) for each in owners[place]]
             chosen.append(owners[place][0])
             numels.append(tensor.numel())
+        buffers = [state[key] for key, _ in model.named_buffers() if key in state]
+        self.copies_all = {_place_of(each) for each in buffers if each.numel() > 0} <= self._copied
+        """Whether no buffer is left out that has elements."""
         self.sampled = _sampled(self.watched(state).values())
         """What is watched beside the versions of what is not copied."""
 

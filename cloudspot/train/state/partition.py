@@ -116,6 +116,7 @@ def plan(
     rooms: Sequence[int] = (),
     handover_bytes: int = 0,
     are_lost: bool = False,
+    buffers_from: int | None = None,
 ) -> Plan:
     """Spread the items, whose names are unique, over the ranks, evenly by bytes.
 
@@ -127,7 +128,8 @@ def plan(
     themselves, and nothing else. ``avoid`` is ignored when it names every rank, or when a part would outgrow
     its slot; ``rooms`` are the bytes that each rank's slots hold, if there is a limit.
 
-    Ranks that ``are_lost`` hand over nothing; where ranks differ, the first that stays writes its own.
+    Ranks that ``are_lost`` hand over nothing now. Where ranks differ, the rank ``buffers_from`` writes what
+    rank 0 has handed over before; None: the first rank that stays writes its own.
 
     Raises:
         LookupError: only lost ranks held a part of an item.
@@ -136,7 +138,8 @@ def plan(
     staying = [rank for rank in range(world_size) if rank not in avoid]
     doomed = [rank for rank in range(world_size) if rank in avoid]
     if doomed and are_lost:
-        return _spread(table, world_size, staying, dict.fromkeys(doomed, staying[0]), are_lost=True)
+        pinned_to = staying[0] if buffers_from is None else buffers_from
+        return _spread(table, world_size, staying, dict.fromkeys(doomed, staying[0]), pinned_to=pinned_to)
     if doomed and staying:
         takers = {rank: staying[index % len(staying)] for index, rank in enumerate(doomed)}
         for found in (_spread(table, world_size, staying, takers), _spread(table, world_size, staying, {})):
@@ -153,7 +156,7 @@ def _spread(
     open_ranks: Sequence[int],
     takers: Mapping[int, int],
     *,
-    are_lost: bool = False,
+    pinned_to: int | None = None,
 ) -> Plan:
     shares: list[list[Placement]] = [[] for _ in range(world_size)]
     loads = [0] * world_size
@@ -166,11 +169,11 @@ def _spread(
 
     for item in table:
         if item.pinned:
-            place(Placement(item, 0), open_ranks[0] if are_lost else 0)
+            place(Placement(item, 0), pinned_to or 0)
     # First what few ranks hold, then the rest to even it out.
     for placement, holders in _largest_first(table):
         able = set(holders).intersection(open_ranks) or holders
-        if are_lost and not set(able) <= set(open_ranks):
+        if pinned_to is not None and not set(able) <= set(open_ranks):
             raise LookupError(f"only ranks that were lost hold a part of {placement.item.name}")
         place(placement, min(able, key=lambda each: (loads[each], each)))
     heap = [(loads[rank], rank) for rank in open_ranks]

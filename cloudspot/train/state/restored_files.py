@@ -64,8 +64,9 @@ class RestoredFiles:
         states = [rank for seal in self.seals.values() for rank in json_object(seal, "rank_states")]
         self.rescue = next((seal.get("rescue") for seal in self.seals.values()), None)
         """As the seals have it."""
-        lost = [] if self.rescue is None else json_object({"rescue": self.rescue}, "rescue").get("lost")
-        there = sorted(str(rank) for rank in range(self.world_size) if rank not in (lost or []))
+        rescue = {} if self.rescue is None else json_object({"rescue": self.rescue}, "rescue")
+        lost = [rank for rank in rescue.get("lost") or [] if rank not in (rescue.get("kept") or [])]
+        there = sorted(str(rank) for rank in range(self.world_size) if rank not in lost)
         if len(parts) != len(self.seals) or sorted(states) != there:
             raise CheckpointError(f"{RESTORE_MANIFEST} does not list the state of each rank once")
         if len({seal.get("plan") for seal in self.seals.values()}) != 1:

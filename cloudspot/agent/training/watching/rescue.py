@@ -199,8 +199,20 @@ class Rescue:
     def _save_order(self, order: RescueOrder) -> SaveOrder:
         world_size = self._context.job.spec.procs_per_node * len(self._votes.generation.members)
         lost = frozenset(range(world_size)).difference(order.ranks)
-        rescue: dict[str, Any] = {"cause": order.cause, "lost": sorted(lost), "is_exact": order.is_exact}
-        return SaveOrder(RESCUE, order.boundary, ROUND + order.attempt, avoid=lost, rescue=rescue)
+        rescue: dict[str, Any] = {
+            "cause": order.cause,
+            "lost": sorted(lost),
+            "kept": [rank for rank, _ in order.keepers],
+            "is_exact": order.is_exact,
+        }
+        return SaveOrder(
+            RESCUE,
+            order.boundary,
+            ROUND + order.attempt,
+            avoid=lost,
+            rescue=rescue,
+            keepers=dict(order.keepers),
+        )
 
     def _seconds_since_save(self) -> float:
         """Return how long it took to make the steps that only the ranks hold."""

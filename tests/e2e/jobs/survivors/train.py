@@ -63,6 +63,9 @@ def main():
                 phase("forward")
                 if run.step == fail_at and run.rank == int(option("FAIL_RANK", "0")):
                     end(option("FAIL_HOW"))
+                if run.step == int(option("PAUSE_AT", "-1")):
+                    phase("pause")
+                    time.sleep(3)
                 loss = nn.functional.cross_entropy(model(inputs), labels)
                 optimizer.zero_grad()
                 phase("all-reduce")
