@@ -79,7 +79,7 @@ class Training:
     def await_pause(self, rank: int) -> None:
         """Wait until a rank of the first generation sleeps in the step PAUSE_AT, before its forward pass."""
         path = self.trace / f"1-{rank}.phase"
-        wait_for("the pause", lambda: path.exists() and self.phase(rank) == "pause")
+        wait_for("the pause", lambda: path.exists() and self.phase(rank) == "pause", seconds=200)
 
     def pid_of(self, rank: int) -> int:
         """Return the process of a rank of the first generation."""

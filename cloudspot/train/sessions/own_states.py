@@ -1,30 +1,31 @@
 """How ranks hand over what each of them alone has, at each boundary, in case one is lost (P8).
 
 Each rank gives it to its keeper, over a connection of its own, from a thread: the main thread waits for
-nothing. Messages hold what has changed since the boundary before; the keeper knows the last two boundaries.
-
-A connection begins with 32 random bytes from the keeper. The giver answers with an HMAC of these and of its
-rank by the secret of the generation. A message is the length of its header in 8 bytes, the header, which is
-JSON of {"boundary", "step", "pieces": [[name, its bytes, or null as before], ...]}, and these bytes.
+nothing. It sends what has changed since the boundary before.
 """
 
 from __future__ import annotations
 
-import hmac
-import json
-import secrets
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 from cloudspot.train.distributed import Store, World, open_store
+from cloudspot.train.rounds.keeper import (
+    PROOF_BYTES,
+    WAIT_SECONDS,
+    Keeper,
+    Name,
+    close_socket,
+    message,
+    proof_of,
+    read_exactly,
+)
 from cloudspot.train.state import own_pieces
 from cloudspot.train.state.boundary_marks import BoundaryMarks, Mark
-from cloudspot.train.state.own_pieces import Name, OwnState
+from cloudspot.train.state.own_pieces import OwnState
 
 SHARE = 0.005
 """The share of the time that handing over may take."""
@@ -32,21 +33,8 @@ NUM_COUNTED = 32
 """It is looked at after so many boundaries; the first ones, with the connection and all pieces, are free."""
 BYTES_PER_SECOND = 1e9
 """What a network carries that ranks train over."""
-MAX_BYTES = 16 << 20
-"""The pieces of one state are no larger, nor is a header."""
-WAIT_SECONDS = 5.0
-"""How long a peer that does not read, or says nothing at first, is waited for."""
 CONNECT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
-_PROOF_BYTES = 32
-
-
-class Given(NamedTuple):
-    """What a rank has given at a boundary."""
-
-    boundary: int
-    step: int
-    pieces: Mapping[Name, bytes]
 
 
 def keeper_of(rank: int, world: World) -> int:
@@ -96,66 +84,6 @@ class OwnStates:
         self._keeper.close()
 
 
-class Keeper:
-    """Listens for one other rank, and keeps what that gives."""
-
-    def __init__(self, address: str, *, secret: str, giver: int) -> None:
-        """Listen at an address of this machine.
-
-        Raises:
-            OSError: that is impossible.
-        """
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._socket = socket.create_server((address, 0), family=family)
-        self.endpoint = f"{address}:{self._socket.getsockname()[1]}"
-        self.seconds = 0.0
-        """How long the thread has worked."""
-        self._secret = secret
-        self._giver = giver
-        self._given: deque[Given] = deque(maxlen=2)
-        self._connection: socket.socket | None = None
-        self._thread = threading.Thread(target=self._run, name="cloudspot-keeper", daemon=True)
-        self._thread.start()
-
-    def given_at(self, boundary: int, step: int) -> Given | None:
-        """Return what was given at a boundary, or None."""
-        there = (each for each in tuple(self._given) if (each.boundary, each.step) == (boundary, step))
-        return next(there, None)
-
-    def close(self) -> None:
-        """End the thread."""
-        _close(self._socket)
-        _close(self._connection)
-        self._thread.join(WAIT_SECONDS)
-
-    def _run(self) -> None:
-        # Whoever connects, and whatever comes, ends that connection and nothing else.
-        bad = (OSError, EOFError, ValueError, TypeError, LookupError, RecursionError)
-        with suppress(OSError):  # closed
-            while True:
-                self._connection, _ = self._socket.accept()
-                with self._connection, suppress(*bad):
-                    self._keep(self._connection)
-
-    def _keep(self, connection: socket.socket) -> None:
-        connection.settimeout(WAIT_SECONDS)
-        challenge = secrets.token_bytes(_PROOF_BYTES)
-        connection.sendall(challenge)
-        with connection.makefile("rb") as source:
-            proof = _read(source, _PROOF_BYTES)
-            if not hmac.compare_digest(proof, _proof(self._secret, challenge, self._giver)):
-                return
-            connection.settimeout(None)
-            pieces: Mapping[Name, bytes] = {}
-            while True:
-                num_bytes = int.from_bytes(_read(source, 8), "big")
-                began = time.thread_time()
-                given = _receive(source, num_bytes, pieces)
-                pieces = given.pieces
-                self._given.append(given)
-                self.seconds += time.thread_time() - began
-
-
 class Giver:
     """Gives what this rank alone has to its keeper."""
 
@@ -194,7 +122,7 @@ class Giver:
         """End the thread."""
         self._stopped = True
         self._woken.set()
-        _close(self._connection)
+        close_socket(self._connection)
         if self._thread is not None:
             self._thread.join(WAIT_SECONDS)
 
@@ -219,7 +147,7 @@ class Giver:
         connection = socket.create_connection((address, int(port)), timeout=WAIT_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with connection.makefile("rb") as source:
-            connection.sendall(_proof(self._secret, _read(source, _PROOF_BYTES), self._world.rank))
+            connection.sendall(proof_of(self._secret, read_exactly(source, PROOF_BYTES), self._world.rank))
         return connection
 
     def _next(self) -> Iterator[Mark]:
@@ -247,70 +175,23 @@ class Giver:
                 raise ValueError(problem)
             with self._marks.after(mark):
                 pieces = own_pieces.take(mark, rank=self._world.rank)
-            message = _message(mark, pieces, before)
-            connection.sendall(message)
+            changed = {
+                name: own_pieces.encode(name, each)
+                for name, each in pieces.items()
+                if name not in before or not own_pieces.is_same(before[name], each)
+            }
+            sent = message(mark.number, mark.step, pieces, changed)
+            connection.sendall(sent)
             before = pieces
             spent += time.thread_time() - began
-            num_bytes += len(message)
+            num_bytes += len(sent)
             if count % NUM_COUNTED == 0:
                 now, whole = time.monotonic(), spent + self._keeper.seconds + num_bytes / BYTES_PER_SECOND
                 share = (whole - spent_before) / max(now - checked_at, 1e-9)
                 if count > NUM_COUNTED and share > SHARE:
-                    raise ValueError(f"it would take {share:.2%} of each step, for {len(message)} bytes")
+                    raise ValueError(f"it would take {share:.2%} of each step, for {len(sent)} bytes")
                 spent_before, checked_at = whole, now
-
-
-def _message(mark: Mark, pieces: Mapping[Name, Any], before: Mapping[Name, Any]) -> bytes:
-    changed = {
-        name: own_pieces.encode(name, each)
-        for name, each in pieces.items()
-        if name not in before or not own_pieces.is_same(before[name], each)
-    }
-    if sum(map(len, changed.values())) > MAX_BYTES:
-        raise ValueError(f"it is more than {MAX_BYTES >> 20} MiB")
-    sizes = [[name, len(changed[name]) if name in changed else None] for name in pieces]
-    header = json.dumps({"boundary": mark.number, "step": mark.step, "pieces": sizes}).encode()
-    return b"".join((len(header).to_bytes(8, "big"), header, *changed.values()))
-
-
-def _receive(source: BinaryIO, num_bytes: int, before: Mapping[Name, bytes]) -> Given:
-    """Read a message with a header of so many bytes.
-
-    Raises:
-        ValueError, TypeError, LookupError, RecursionError: it is malformed.
-        OSError, EOFError: the connection is lost.
-    """
-    if num_bytes > MAX_BYTES:
-        raise ValueError("the header is too large")
-    header = json.loads(_read(source, num_bytes))
-    pieces: dict[Name, bytes] = {}
-    room = 2 * MAX_BYTES  # what has not changed counts, too
-    for each, size in header["pieces"]:
-        name = tuple(map(str, each))
-        if size is not None and not (isinstance(size, int) and 0 <= size <= room):
-            raise ValueError("it is too large")
-        pieces[name] = before[name] if size is None else _read(source, size)
-        room -= len(pieces[name])
-    return Given(header["boundary"], header["step"], pieces)
-
-
-def _read(source: BinaryIO, num_bytes: int) -> bytes:
-    data = source.read(num_bytes)
-    if len(data) < num_bytes:
-        raise EOFError("the connection has ended")
-    return data
-
-
-def _proof(secret: str, challenge: bytes, rank: int) -> bytes:
-    return hmac.digest(secret.encode(), b"%d " % rank + challenge, "sha256")
 
 
 def _key(rank: int) -> str:
     return f"keeper/{rank}"
-
-
-def _close(connection: socket.socket | None) -> None:
-    if connection is not None:
-        with suppress(OSError):  # it is not connected any more
-            connection.shutdown(socket.SHUT_RDWR)
-        connection.close()

@@ -1,0 +1,155 @@
+"""What another rank alone has, kept in case that is lost: the keeper of a hand-over, and its messages (P8).
+
+A connection begins with 32 random bytes from the keeper. The giver answers with an HMAC of these and of its
+rank, by the secret of the generation. A message is the length of its header in 8 bytes, the header, which is
+JSON of {"boundary", "step", "pieces": [[name, its bytes, or null as before], ...]}, and these bytes.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import BinaryIO, NamedTuple
+
+MAX_BYTES = 16 << 20
+"""The pieces of one state are no larger, nor is a header."""
+WAIT_SECONDS = 5.0
+"""How long a peer that does not read, or says nothing at first, is waited for."""
+PROOF_BYTES = 32
+
+Name = tuple[str, ...]
+"""Of a piece."""
+
+
+class Given(NamedTuple):
+    """What a rank has given at a boundary."""
+
+    boundary: int
+    step: int
+    pieces: Mapping[Name, bytes]
+
+
+class Keeper:
+    """Listens for one other rank, and keeps what that gives."""
+
+    def __init__(self, address: str, *, secret: str, giver: int) -> None:
+        """Listen at an address of this machine.
+
+        Raises:
+            OSError: that is impossible.
+        """
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.create_server((address, 0), family=family)
+        self.endpoint = f"{address}:{self._socket.getsockname()[1]}"
+        self.seconds = 0.0
+        """How long the thread has worked."""
+        self._secret = secret
+        self._giver = giver
+        self._given: deque[Given] = deque(maxlen=2)
+        self._connection: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run, name="cloudspot-keeper", daemon=True)
+        self._thread.start()
+
+    def given_at(self, boundary: int, step: int) -> Given | None:
+        """Return what was given at a boundary, or None."""
+        there = (each for each in tuple(self._given) if (each.boundary, each.step) == (boundary, step))
+        return next(there, None)
+
+    def close(self) -> None:
+        """End the thread."""
+        close_socket(self._socket)
+        close_socket(self._connection)
+        self._thread.join(WAIT_SECONDS)
+
+    def _run(self) -> None:
+        # Whoever connects, and whatever comes, ends that connection and nothing else.
+        bad = (OSError, EOFError, ValueError, TypeError, LookupError, RecursionError)
+        with suppress(OSError):  # closed
+            while True:
+                self._connection, _ = self._socket.accept()
+                with self._connection, suppress(*bad):
+                    self._keep(self._connection)
+
+    def _keep(self, connection: socket.socket) -> None:
+        connection.settimeout(WAIT_SECONDS)
+        challenge = secrets.token_bytes(PROOF_BYTES)
+        connection.sendall(challenge)
+        with connection.makefile("rb") as source:
+            answer = read_exactly(source, PROOF_BYTES)
+            if not hmac.compare_digest(answer, proof_of(self._secret, challenge, self._giver)):
+                return
+            connection.settimeout(None)
+            pieces: Mapping[Name, bytes] = {}
+            while True:
+                num_bytes = int.from_bytes(read_exactly(source, 8), "big")
+                began = time.thread_time()
+                given = _receive(source, num_bytes, pieces)
+                pieces = given.pieces
+                self._given.append(given)
+                self.seconds += time.thread_time() - began
+
+
+def message(boundary: int, step: int, pieces: Collection[Name], changed: Mapping[Name, bytes]) -> bytes:
+    """Return a message on all ``pieces``, with those that have ``changed`` since the one before.
+
+    Raises:
+        ValueError: they are too large.
+    """
+    if sum(map(len, changed.values())) > MAX_BYTES:
+        raise ValueError(f"it is more than {MAX_BYTES >> 20} MiB")
+    sizes = [[name, len(changed[name]) if name in changed else None] for name in pieces]
+    header = json.dumps({"boundary": boundary, "step": step, "pieces": sizes}).encode()
+    return b"".join((len(header).to_bytes(8, "big"), header, *changed.values()))
+
+
+def _receive(source: BinaryIO, num_bytes: int, before: Mapping[Name, bytes]) -> Given:
+    """Read a message with a header of so many bytes.
+
+    Raises:
+        ValueError, TypeError, LookupError, RecursionError: it is malformed.
+        OSError, EOFError: the connection is lost.
+    """
+    if num_bytes > MAX_BYTES:
+        raise ValueError("the header is too large")
+    header = json.loads(read_exactly(source, num_bytes))
+    pieces: dict[Name, bytes] = {}
+    room = 2 * MAX_BYTES  # what has not changed counts, too
+    for each, size in header["pieces"]:
+        name = tuple(map(str, each))
+        if size is not None and not (isinstance(size, int) and 0 <= size <= room):
+            raise ValueError("it is too large")
+        pieces[name] = before[name] if size is None else read_exactly(source, size)
+        room -= len(pieces[name])
+    return Given(header["boundary"], header["step"], pieces)
+
+
+def read_exactly(source: BinaryIO, num_bytes: int) -> bytes:
+    """Return so many bytes.
+
+    Raises:
+        EOFError: the connection has ended before.
+    """
+    data = source.read(num_bytes)
+    if len(data) < num_bytes:
+        raise EOFError("the connection has ended")
+    return data
+
+
+def proof_of(secret: str, challenge: bytes, rank: int) -> bytes:
+    """Return what a giver answers to a challenge."""
+    return hmac.digest(secret.encode(), b"%d " % rank + challenge, "sha256")
+
+
+def close_socket(connection: socket.socket | None) -> None:
+    """Close a socket that another thread may use, which then gets an error."""
+    if connection is not None:
+        with suppress(OSError):  # it is not connected any more
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.close()
