@@ -28,6 +28,11 @@ Name = tuple[str, ...]
 """Of a piece."""
 
 
+def keeper_of(rank: int, *, world_size: int, local_world_size: int) -> int:
+    """Return the rank that keeps what another alone has: on the next machine, if there is more than one."""
+    return (rank + (local_world_size if local_world_size < world_size else 1)) % world_size
+
+
 class Given(NamedTuple):
     """What a rank has given at a boundary."""
 

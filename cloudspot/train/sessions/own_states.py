@@ -19,6 +19,7 @@ from cloudspot.train.rounds.keeper import (
     Keeper,
     Name,
     close_socket,
+    keeper_of,
     message,
     proof_of,
     read_exactly,
@@ -37,12 +38,6 @@ CONNECT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 
 
-def keeper_of(rank: int, world: World) -> int:
-    """Return the rank that keeps what another alone has: on the next machine, if there is more than one."""
-    num_local, num_all = world.local_world_size, world.world_size
-    return (rank + (num_local if num_local < num_all else 1)) % num_all
-
-
 class OwnStates:
     """Gives what this rank alone has to one other, and keeps what another gives."""
 
@@ -55,9 +50,8 @@ class OwnStates:
         given any more, ``report`` gets the reason.
         """
         secret, _, address = told.partition("@")
-        self._giver_rank = next(
-            each for each in range(world.world_size) if keeper_of(each, world) == world.rank
-        )
+        ranks = range(world.world_size)
+        self._giver_rank = next(rank for rank in ranks if _keeper_of(rank, world) == world.rank)
         self._keeper = Keeper(address, secret=secret, giver=self._giver_rank)
         store.set(_key(world.rank), self._keeper.endpoint)
         self._giver = Giver(secret, marks, world=world, keeper=self._keeper, report=report)
@@ -137,7 +131,7 @@ class Giver:
 
     def _connect(self) -> socket.socket:
         store, _kept = open_store(self._world)
-        key = _key(keeper_of(self._world.rank, self._world))
+        key = _key(_keeper_of(self._world.rank, self._world))
         until = time.monotonic() + CONNECT_SECONDS
         while not store.check([key]):
             if self._stopped or time.monotonic() > until:
@@ -191,6 +185,10 @@ class Giver:
                 if count > NUM_COUNTED and share > SHARE:
                     raise ValueError(f"it would take {share:.2%} of each step, for {len(sent)} bytes")
                 spent_before, checked_at = whole, now
+
+
+def _keeper_of(rank: int, world: World) -> int:
+    return keeper_of(rank, world_size=world.world_size, local_world_size=world.local_world_size)
 
 
 def _key(rank: int) -> str:

@@ -93,4 +93,5 @@ def rebuild(pieces: Mapping[Name, bytes], mark: Mark, *, rank: int) -> OwnState 
             models[name] = model._replace(buffers=found)
     except (LookupError, ValueError, TypeError, RuntimeError, RecursionError):
         return None
-    return OwnState(state, replace(mark, models=models)) if "random" in state else None
+    is_whole = isinstance(state.get("random"), dict)
+    return OwnState(state, replace(mark, models=models)) if is_whole else None

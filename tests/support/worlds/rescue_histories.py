@@ -9,11 +9,11 @@ import io
 import math
 import random
 import struct
-from collections import defaultdict
+from collections import defaultdict, deque
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from unittest import mock
 
 from support.records.made_records import Records
@@ -55,6 +55,7 @@ from cloudspot.jobstore.layout.seals import parse_seal
 from cloudspot.model import NodeIdentity
 from cloudspot.train import handoff as files
 from cloudspot.train.rounds import rescue as ranks_rescue
+from cloudspot.train.rounds.keeper import Given, Keeper, keeper_of
 from cloudspot.train.rounds.rescue import Held
 from cloudspot.train.rounds.save_order import INTERVAL, SaveOrder
 from cloudspot.train.state.boxes import Box
@@ -213,6 +214,9 @@ class SimRank:
         self._signalled = history.fibers.threading.Event()
         self._num_saves = 0
         self.has_failed_to_save = False
+        self._given = deque(maxlen=2)
+        """What another rank has handed over; the keeper's own."""
+        self.gives = history.more.random() < 0.8
 
     @property
     def owner(self):
@@ -239,16 +243,40 @@ class SimRank:
                     self._pause(history.rng.uniform(0, 5))  # a slow batch
                 if history.is_end_of_epoch(self.boundary):
                     self.boundary += 1
-                    continue
+                    continue  # without a step there is nothing to hand over
                 self._reduce()
                 self.stands = False
                 self._pause(history.optimizer_seconds * history.rng.uniform(0.5, 1.5))
                 self.boundary += 1
                 self.stands = True
+                self._hand_over()
         except ProcessEnds:
             pass
         self._rescue.hold()
         self.end(1)
+
+    def _hand_over(self):
+        """Give what this rank alone has to its keeper, who has it a little later, if this one lives until then."""
+        history, boundary = self.history, self.boundary
+        if not self.gives or not (history.draws or history.needs_all or (history.differs and self.rank == 0)):
+            return
+        if history.more.random() < 0.02:
+            self.gives = False  # the connection is lost
+        given = Given(boundary, history.step_of(boundary), {"rank": self.rank, "boundary": boundary})
+        sizes = {"world_size": history.world_size, "local_world_size": history.procs}
+        keeper = history.ranks[keeper_of(self.rank, **sizes)]
+
+        def arrive():
+            history.fibers.sleep(history.giving_seconds)
+            if not keeper.has_ended:
+                keeper._given.append(given)
+
+        history.fibers.start(arrive, self.owner)
+
+    def _kept_at(self, boundary):
+        """Return what ``Service`` would have of another rank."""
+        given = Keeper.given_at(self, boundary, self.history.step_of(boundary))
+        return {} if given is None else {given.pieces["rank"]: given.pieces}
 
     def end(self, status):
         """End the process at once; not through its own main thread, if it was killed."""
@@ -324,6 +352,8 @@ class SimRank:
             draws=history.draws,
             differs=history.differs,
             holders=tuple(sorted({shard.holders for each in history.items for shard in each.shards})),
+            needs_all=history.needs_all,
+            keeps=tuple(self._kept_at(boundary)),
         )
 
     def save(self, order):
@@ -335,28 +365,45 @@ class SimRank:
         if history.rng.random() < history.save_failures:
             self.has_failed_to_save = True
             return None
-        if not self._copy(order, boundary):
+        there = self._kept_at(boundary)
+        asked = {rank for rank, keeper in order.keepers.items() if keeper == self.rank}
+        if not asked <= there.keys() or not self._copy(
+            order, boundary, {rank: there[rank] for rank in asked}
+        ):
             return None
         return history.step_of(boundary)
 
-    def _copy(self, order, boundary):
+    def _copy(self, order, boundary, kept=MappingProxyType({})):
         history = self.history
         truth = self.held_boundary
         is_rescue = order.rescue is not None
         try:
-            table = plan(history.items, world_size=history.world_size, avoid=order.avoid, are_lost=is_rescue)
+            table = plan(
+                history.items,
+                world_size=history.world_size,
+                avoid=order.avoid,
+                are_lost=is_rescue,
+                buffers_from=order.keepers.get(0),
+            )
         except LookupError:
             return False
-        stamp = STAMP.pack(-1 if truth is None else truth, self.rank, order.number, history.step_of(boundary))
+        truth = -1 if truth is None else truth
+        step = history.step_of(boundary)
+        stamp = STAMP.pack(truth, self.rank, order.number, step)
+        buffers = stamp
+        if 0 in kept:
+            buffers = STAMP.pack(kept[0]["boundary"], 0, order.number, step)
         history.fibers.sleep(history.rng.uniform(0.01, history.copy_seconds))
         if is_rescue and self.held_boundary != boundary:
             return False
         placements, nbytes = table.parts[self.rank], table.part_bytes[self.rank]
-        data = stamp * (nbytes // STAMP.size)
+        data = b"".join(
+            (buffers if each.item.pinned else stamp) * (each.nbytes // STAMP.size) for each in placements
+        )
+        assert len(data) == nbytes
         self._num_saves += 1
         slot = self.node.directory / f"slot-{self.rank}-{self._num_saves}"
         slot.write(data)
-        step = history.step_of(boundary)
         content = {
             "generation": 1,
             "step": step,
@@ -368,7 +415,10 @@ class SimRank:
             "rescue": order.rescue,
             "plan": table.digest,
             "objects": {},
-            "rank_states": {str(self.rank): {}},
+            "rank_states": {
+                str(self.rank): {"rank": self.rank, "boundary": truth},
+                **{str(rank): state for rank, state in kept.items()},
+            },
             "slot": slot.name,
             "nbytes": nbytes,
             "items": [placement.to_json() for placement in placements],
@@ -588,6 +638,10 @@ class History:
         self.slow_lists = rng.choice([0.0, 0.02, 0.2])
         self.save_failures = rng.choice([0.0, 0.0, 0.0, 0.2])
         self.is_ample = rng.random() < 0.75
+        self.more = random.Random(repr(rng.getstate()))
+        """For what ranks alone have."""
+        self.needs_all = self.more.random() < 0.15
+        self.giving_seconds = self.more.choice([0.001, 0.02, 0.5])
         self.items = self._items()
         self.spec = spec_from_json(
             {
@@ -811,10 +865,16 @@ class History:
         by_now = self._said(order.attempt, math.inf, name)
         if not self._is_held([each for each in by_now if each.rank in order.ranks], order.boundary):
             self.violate(f"the savers {order.ranks} do not hold every part of boundary {order.boundary}")
-        lost = set(range(self.world_size)) - set(order.ranks)
-        is_exact = not lost or (not self.draws and (0 not in lost or not self.differs))
-        if order.is_exact != is_exact:
+        for rank, keeper in order.keepers:
+            keeps = [each.keeps for each in by_now if (each.rank, each.boundary) == (keeper, order.boundary)]
+            if keeper not in order.ranks or not any(rank in each for each in keeps):
+                self.violate(f"rank {keeper} does not keep what rank {rank} had, as the order says")
+        lost = set(range(self.world_size)) - set(order.ranks) - set(dict(order.keepers))
+        if order.is_exact != self._is_exact_without(lost):
             self.violate(f"an order without ranks {sorted(lost)} says that it is exact: {order.is_exact}")
+
+    def _is_exact_without(self, lost):
+        return not lost or (not self.draws and (0 not in lost or not self.differs))
 
     def _said(self, attempt, until, own):
         """Return what nodes had said by then, and what one's own says."""
@@ -830,7 +890,11 @@ class History:
         return [each for held in found.values() for each in held]
 
     def _is_held(self, said, boundary):
-        ranks = {each.rank for each in said if each.boundary == boundary}
+        there = [each for each in said if each.boundary == boundary]
+        ranks = {each.rank for each in there}
+        known = ranks.union(*(getattr(each, "keeps", ()) for each in there))
+        if self.needs_all and len(known) < self.world_size:
+            return False
         return bool(ranks) and all(
             not ranks.isdisjoint(shard.holders) for item in self.items for shard in item.shards
         )
@@ -888,18 +952,30 @@ class History:
 
     def _check_commit(self, commit):
         manifest = manifests.read_manifest(self.store, JOB, commit.id)
-        found = set()
+        found, own, known, writers = set(), set(), set(), set()
         for part in manifest.parts:
             data = b"".join(
                 self.store.get(keys.chunk(JOB, part.save, part.rank, number))
                 for number in range(len(part.chunks))
             )
             for boundary, writer, number, step in STAMP.iter_unpack(data):
-                if writer != part.rank:
+                if writer != part.rank and not (writer == 0 and commit.rescue and 0 in commit.rescue.kept):
                     raise Violation(f"part {part.rank} is rank {writer}'s")
                 found.add((boundary, number, step))
+                writers.add(writer)
+            for rank, state in part.parsed_seal.rank_states.items():
+                if state["rank"] != int(rank):
+                    raise Violation(f"what rank {rank} alone had is rank {state['rank']}'s")
+                own.add(state["boundary"])
+                known.add(int(rank))
         if len(found) > 1:
             raise Violation(f"a commit mixes (boundary, round, step) {sorted(found)}")
+        if own != {boundary for boundary, _, _ in found}:
+            raise Violation(f"a commit of {sorted(found)} has what ranks alone had at {sorted(own)}")
+        if commit.rescue is not None and commit.rescue.is_exact:
+            lost = set(range(self.world_size)) - known
+            if not self._is_exact_without(lost) or (self.differs and 0 not in writers):
+                raise Violation(f"a commit without what ranks {sorted(lost)} had is called exact")
         for boundary, number, step in found:
             if self.first_of(boundary) != boundary and commit.rescue is not None:
                 raise Violation(f"boundary {boundary} is not the first since the newest step")

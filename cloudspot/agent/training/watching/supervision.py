@@ -19,10 +19,11 @@ from cloudspot.agent.ending.restart_policy import (
 )
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node_context import NodeContext
-from cloudspot.agent.rank_reports import RankImports, RankOwnState, read_report
+from cloudspot.agent.rank_reports import RankImports, read_report
 from cloudspot.agent.training.launching.fork_server import advice
 from cloudspot.agent.training.launching.trainer import Trainer
 from cloudspot.agent.training.watching.drain_schedule import SCRIPT_START_SECONDS, DrainSchedule, join_is_due
+from cloudspot.agent.training.watching.hand_over_watch import HandOverWatch
 from cloudspot.agent.training.watching.rescue import Rescue
 from cloudspot.agent.training.watching.script_notice import ScriptNotice
 from cloudspot.jobstore.layout.records import Failed, FailureKind
@@ -38,8 +39,6 @@ DUMP_SECONDS = 3.0
 LEAVE_SECONDS = 10.0
 """How long a script that was told to save may take to leave once its checkpoint is committed."""
 KILLED = 137
-MAX_PROBLEM = 200
-"""So many characters of what a rank says are told."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +92,7 @@ class Supervisor:
         """Whether all ranks here have read what was restored."""
         self._reach_at = time.monotonic() + CONNECT_SECONDS
         self._rescue = Rescue(context, membership, trainer)
-        self._giving_nothing: set[int] = set()
-        """The ranks that hand over nothing of what they alone have."""
-        context.status.warn("hand-over", None)
+        self._hand_over = HandOverWatch(trainer.handoff, context.status)
 
     def follow(self) -> TrainerEnd:
         """Return when the trainer has ended, or has to be ended."""
@@ -259,7 +256,7 @@ class Supervisor:
 
     def _note_progress(self, now: float) -> None:
         status = self._context.status
-        self._note_own_states()
+        self._hand_over.look()
         step, total = status.progress()
         # What comes before the session, imports and data, is no step, and takes what it takes.
         seen = (status.has_session, step, total)
@@ -276,22 +273,6 @@ class Supervisor:
             if not memory.training_began_at:  # else an earlier agent has noted it
                 memory.training_began_at = now
                 memory.save(self._context.node)
-
-    def _note_own_states(self) -> None:
-        """Tell which ranks here hand over nothing of what they alone have."""
-        for rank in self._ranks:
-            path = files.own_state_path(self._trainer.handoff, rank)
-            if rank in self._giving_nothing or not path.exists():
-                continue
-            report = read_report(path, RankOwnState)
-            problem = "it does not say why" if report is None else report.problem[:MAX_PROBLEM]
-            self._giving_nothing.add(rank)
-            _log.warning("rank %d does not hand over what it alone has: %s", rank, problem)
-            told = ", ".join(map(str, sorted(self._giving_nothing)))
-            self._context.status.warn(
-                "hand-over",
-                f"what rank {told} alone has, as its random generators, would be lost with it: {problem}",
-            )
 
     def _advise(self) -> None:
         """Say what the start would save by ``run.preload``, as the first rank here has measured it."""

@@ -1,0 +1,42 @@
+"""Tells which ranks of this node hand over nothing of what they alone have, and why (P8)."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from cloudspot.agent.rank_reports import RankOwnState, read_report
+from cloudspot.agent.status import Status
+from cloudspot.train import handoff as files
+
+_log = logging.getLogger(__name__)
+
+MAX_PROBLEM = 200
+"""So many characters of what a rank says are told."""
+
+
+class HandOverWatch:
+    """Follows the ranks of one generation."""
+
+    def __init__(self, handoff: Path, status: Status) -> None:
+        """Take back what was said of the generation before."""
+        self._handoff = handoff
+        self._status = status
+        self._told: list[int] = []
+        status.warn("hand-over", None)
+
+    def look(self) -> None:
+        """Warn of each rank once, in the log and for ``show``."""
+        for rank in self._status.ranks:
+            path = files.own_state_path(self._handoff, rank)
+            if rank in self._told or not path.exists():
+                continue
+            report = read_report(path, RankOwnState)
+            problem = "it does not say why" if report is None else report.problem[:MAX_PROBLEM]
+            self._told.append(rank)
+            _log.warning("rank %d does not hand over what it alone has: %s", rank, problem)
+            ranks = ", ".join(map(str, self._told))
+            self._status.warn(
+                "hand-over",
+                f"what rank {ranks} alone has, as its random generators, would be lost with it: {problem}",
+            )
