@@ -11,8 +11,18 @@ from cloudspot.train.rounds import rescue
 from cloudspot.train.rounds.rescue import Held, Rescue
 from cloudspot.train.rounds.save_order import RESCUE, SaveOrder
 
-HELD = Held(boundary=7, before=6, step=8, digest="d", draws=False, differs=True, holders=((0, 1),))
-ORDER = SaveOrder(RESCUE, 7, 900_001, avoid=frozenset({1}), rescue={"cause": "lost"})
+HELD = Held(
+    boundary=7,
+    before=6,
+    step=8,
+    digest="d",
+    draws=False,
+    differs=True,
+    holders=((0, 1),),
+    needs_all=False,
+    keeps=(1,),
+)
+ORDER = SaveOrder(RESCUE, 7, 900_001, avoid=frozenset({1}), rescue={"cause": "lost"}, keepers={1: 2})
 
 
 class Rank:
@@ -60,6 +70,7 @@ def test_a_rank_that_is_asked_stops_its_rounds_and_says_what_it_holds(rank, tmp_
     assert rank.is_stopped.is_set()
     assert said["held"] == {
         "rank": 2, "boundary": 7, "before": 6, "step": 8, "digest": "d", "draws": False, "differs": True, "holders": [[0, 1]],
+        "needs_all": False, "keeps": [1],
     }  # fmt: skip
     assert not said["is_ending"]
 

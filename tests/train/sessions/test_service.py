@@ -71,7 +71,7 @@ def test_where_each_rank_alone_knows_its_place_in_the_data_all_have_to_be_there(
     batches = iter(run.dataloader)
     for number in run.steps(3):
         if number == 2:
-            assert run._service.held().holders == ((0,),)
+            assert run._service.held().needs_all
             assert run._service.held().draws
         next(batches)
         step()

@@ -155,6 +155,12 @@ def test_ranks_that_are_lost_write_nothing_and_the_first_that_stays_writes_its_o
     assert made.digest != plan(items, world_size=4, avoid={0}, are_lost=True).digest
 
 
+def test_the_buffers_of_a_lost_rank_0_are_written_by_the_rank_that_keeps_them():
+    items = [Item("model/w", "float32", (8,), 4), Item("model/mean", "float32", (4,), 4, pinned=True)]
+    made = plan(items, world_size=4, avoid={0, 2}, are_lost=True, buffers_from=3)
+    assert [[p.item.name for p in part] for part in made.parts] == [[], ["model/w"], [], ["model/mean"]]
+
+
 def test_a_part_that_only_lost_ranks_held_cannot_be_planned():
     box = Box((0,), (8,))
     items = [Item("model/w", "float32", (8,), 4, shards=(Shard(box, (0, 1)),))]
