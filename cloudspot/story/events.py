@@ -20,7 +20,6 @@ from cloudspot.jobstore.layout.records import (
     Suspended,
     Turn,
 )
-from cloudspot.jobstore.layout.seals import Rescue
 from cloudspot.story.node_names import named
 from cloudspot.story.outcomes import how_it_ended, launch_end, own_exit
 from cloudspot.story.states import is_holding, nodes_of
@@ -228,14 +227,6 @@ def _by_survivors(commit: Commit) -> str:
     if not commit.rescue.lost:
         return ", after a failure"
     ranks = ", ".join(map(str, commit.rescue.lost))
-    return f" by the survivors of rank {ranks}{_inexact(commit.rescue)}"
-
-
-def _inexact(rescue: Rescue) -> str:
-    """Say what of lost ranks is lost, too, unless nothing follows from that."""
-    if rescue.is_exact:
-        return ""
-    if not rescue.kept:
-        return ", whose random generators are seeded anew"
-    lost = ", ".join(str(rank) for rank in rescue.lost if rank not in rescue.kept)
-    return f"; the random generators of rank {lost} are seeded anew"
+    unknown = ", ".join(str(rank) for rank in commit.rescue.lost if rank not in commit.rescue.kept)
+    what = "" if commit.rescue.is_exact else f"; the random generators of rank {unknown} are seeded anew"
+    return f" by the survivors of rank {ranks}{what}"

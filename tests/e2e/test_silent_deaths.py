@@ -244,7 +244,7 @@ def test_state_that_only_a_lost_rank_had_is_said_to_be_missing(user: User, model
     hit.check_no_step_twice()
     assert not rescue_of(hit).is_exact
     assert shown["state"] == "succeeded"
-    assert "whose random generators are seeded anew" in user.output(hit.cli)
+    assert "the random generators of rank 0 are seeded anew" in user.output(hit.cli)
 
 
 @pytest.mark.full

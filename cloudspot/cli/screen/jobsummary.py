@@ -201,9 +201,14 @@ def _commit_text(commit: Mapping[str, Any] | None, what: str) -> str:
     size = output.shared_size_text(commit["bytes"], commit["shared_bytes"])
     verified = {None: "", True: ", verified", False: ", CORRUPT"}[commit["verified"]]
     evidence = f", {commit['evidence']}" if commit["evidence"] else ""
-    inexact = commit["rescue"] is not None and not commit["rescue"]["is_exact"]
-    rescue = ", without the random generators of the lost ranks" if inexact else ""
-    return f"{what} {commit['step']}, {size}{verified}{evidence}{rescue}"
+    return f"{what} {commit['step']}, {size}{verified}{evidence}{_inexact(commit['rescue'])}"
+
+
+def _inexact(rescue: Mapping[str, Any] | None) -> str:
+    if rescue is None or rescue["is_exact"]:
+        return ""
+    lost = ", ".join(str(rank) for rank in rescue["lost"] if rank not in rescue["kept"])
+    return f", without what rank {lost} alone had, as its random generators"
 
 
 def _cost_text(cost: Mapping[str, Any]) -> str:

@@ -86,7 +86,13 @@ class _Flattening:
         tag = _SEQUENCES.get(kind)
         if tag is not None:
             each = sorted(value, key=repr) if kind in (set, frozenset) else value
-            return {tag: [self.convert(f"{path}/{index}", one) for index, one in enumerate(each)]}
+            # Python's random generator has 625 numbers.
+            return {
+                tag: [
+                    one if type(one) in _PLAIN else self.convert(f"{path}/{index}", one)
+                    for index, one in enumerate(each)
+                ]
+            }
         if kind is collections.Counter:
             return {"$counter": [[self.convert(path, key), count] for key, count in value.items()]}
         if kind is torch.dtype:

@@ -3,15 +3,19 @@
 One to four machines with one to three ranks each make steps together, with all parts of the state on every rank, or
 sharded. Processes and machines die, in the middle of a save too, machines freeze and come back, agents are killed
 and start again, the store fails, is slow or cannot be reached from one machine, and others go on without asking.
+What each rank alone has arrives at its keeper a little later, or never, if the connection is lost or the rank dies.
 Whatever happens: there is one order for each attempt, at the newest boundary that was said in time and of which each
-part has a saver; no commit mixes boundaries or attempts, or holds what its rank did not; generations and steps
-only grow; what ranks of machines hold that nothing has happened to is committed; and nobody waits for ever.
+part has a saver; no commit mixes boundaries or attempts, or holds what its rank did not; what lost ranks had is of the
+boundary that is saved, and what is called exact lacks nothing of them; generations and steps only grow; what ranks of
+machines hold that nothing has happened to is committed; and nobody waits for ever.
 """
 
 import os
+from dataclasses import replace
 
 import msgspec
 import pytest
+from support.worlds import rescue_histories
 from support.worlds.few_or_many import few_or_many
 from support.worlds.rescue_histories import play, violation_of
 
@@ -19,6 +23,8 @@ from cloudspot.agent.membership import peers, rescue_votes, rescues
 from cloudspot.agent.membership.rescue_votes import RescueVotes
 from cloudspot.agent.training.watching.rescue import Rescue
 from cloudspot.jobstore.layout import codec
+from cloudspot.train.rounds.keeper import Keeper
+from cloudspot.train.state.partition import plan
 
 NUM_HISTORIES = 800
 
@@ -123,6 +129,35 @@ def wait_for_who_cannot_save(monkeypatch):
     monkeypatch.setattr(RescueVotes, "_have_given_up", lambda *_: False)
 
 
+def keep_the_newest_whatever_its_boundary(monkeypatch):
+    monkeypatch.setattr(Keeper, "given_at", lambda self, boundary, step: next(reversed(self._given), None))
+
+
+def take_what_no_saver_keeps(monkeypatch):
+    def everywhere(said):
+        kept = tuple(sorted({rank for one in said for rank in one.keeps}))
+        return [msgspec.structs.replace(one, keeps=kept) for one in said]
+
+    change_choice(monkeypatch, everywhere)
+
+
+def call_it_exact_if_anything_was_kept(monkeypatch):
+    choose = rescues.choose
+
+    def other(reports, *, world_size):
+        found = choose(reports, world_size=world_size)
+        return replace(found, is_exact=True) if not isinstance(found, str) and found.keepers else found
+
+    monkeypatch.setattr(rescues, "choose", other)
+
+
+def let_the_first_saver_write_its_own_buffers(monkeypatch):
+    def plan_otherwise(items, *, buffers_from, **options):
+        return plan(items, **options)
+
+    monkeypatch.setattr(rescue_histories, "plan", plan_otherwise)
+
+
 SHORTCUTS = [
     (take_the_oldest_boundary, 17, "boundary 6 was held, and boundary 4 is saved"),
     (ignore_holders, 12, "do not hold every part"),
@@ -132,6 +167,9 @@ SHORTCUTS = [
     (propose_before_it_is_over, 58, "was held to the end"),
     (wait_for_nobody, 132, "was held to the end"),
     (wait_for_who_cannot_save, 69, "was held to the end"),
+    (keep_the_newest_whatever_its_boundary, 0, "has what ranks alone had at"),
+    (take_what_no_saver_keeps, 16, "rank 0 does not keep what rank 1 had"),
+    (call_it_exact_if_anything_was_kept, 16, "says that it is exact"),
 ]
 
 

@@ -184,6 +184,15 @@ def test_survivors_need_not_hold_the_state_of_those_that_were_lost(checkpoints):
         check_manifest(rescued(zero | {"rank_states": {}}, two))
     with pytest.raises(CorruptData, match="disagree on which ranks were lost"):
         check_manifest(rescued(zero, two | {"rescue": said | {"is_exact": True}}))
+    kept = said | {"kept": [1]}
+    check_manifest(
+        rescued(zero | {"rescue": kept, "rank_states": {"0": {}, "1": {}}}, two | {"rescue": kept})
+    )
+    with pytest.raises(CorruptData, match="state of each of 3 ranks once"):
+        check_manifest(rescued(zero | {"rescue": kept}, two | {"rescue": kept}))
+    never_lost = said | {"kept": [1, 2]}
+    with pytest.raises(CorruptData, match="disagree on which ranks were lost"):
+        check_manifest(rescued(zero | {"rescue": never_lost}, two | {"rescue": never_lost}))
     not_relieved = said | {"lost": [0]}
     with pytest.raises(CorruptData, match="disagree on which ranks were lost"):
         check_manifest(rescued(zero | {"rescue": not_relieved}, two | {"rescue": not_relieved}))

@@ -1,13 +1,17 @@
 """What a rank says that it holds after others were lost."""
 
+import json
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from cloudspot.train import handoff
+from cloudspot.train.rounds.save_order import RESCUE, SaveOrder
 from cloudspot.train.sessions import service
 from cloudspot.train.state import boundary_marks
+from cloudspot.train.state.own_pieces import OwnState
 
 DATA = [torch.ones(2) for _ in range(4)]
 
@@ -113,4 +117,27 @@ def test_a_failed_backward_pass_before_the_loop_spoils_no_boundary(rank):
     for number in run.steps(2):
         if number == 1:
             assert run._service.held().step == 1
+        step()
+
+
+def test_what_lost_ranks_had_handed_over_is_saved_with_what_is_held(rank, courier):
+    run, step = rank()
+    for number in run.steps(3):
+        if number == 2:
+            served = run._service
+            keeps = SimpleNamespace(
+                at=lambda mark: {7: OwnState({"of": "rank 7"}, mark)} if mark.number == 2 else {},
+                offer=lambda mark, draws: None,
+                close=lambda: None,
+            )
+            served._own_states = keeps
+            assert served.held().keeps == (7,)
+            order = SaveOrder(RESCUE, 2, 900_001, rescue={"kept": [7]}, keepers={7: 0})
+            assert served.save(order) == 2
+            seal = json.loads(courier.seals()[2][0].read_text())
+            assert seal["rank_states"].keys() == {"0", "7"}
+            assert seal["rank_states"]["7"] == {"of": "rank 7"}
+            assert served.save(SaveOrder(RESCUE, 2, 900_002, keepers={8: 0})) is None  # it does not keep that
+            served.save(SaveOrder(RESCUE, 2, 900_003, keepers={7: 1}))
+            assert json.loads(courier.seals()[2][0].read_text())["rank_states"].keys() == {"0"}
         step()
