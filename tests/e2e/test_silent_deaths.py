@@ -114,14 +114,15 @@ def rescue_of(job: Training) -> Any:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """``undisturbed(**options)``: the hash of the weights of two ranks that nothing disturbs."""
+    """``undisturbed(**options)``: the hash of the weights of ranks, two by default, that nothing disturbs."""
     known: dict[Any, str] = {}
 
-    def find(**options: Any) -> str:
-        key = tuple(sorted(options.items()))
+    def find(*, sets: tuple[str, ...] = (), **options: Any) -> str:
+        key = (sets, *sorted(options.items()))
         if key not in known:
             user = User(tmp_path_factory.mktemp("calm"))
-            known[key] = Training(user, "calm", SECONDS=0, **options).end()["final"]["weights_sha256"]
+            calm = Training(user, "calm", sets=sets, SECONDS=0, **options)
+            known[key] = calm.end()["final"]["weights_sha256"]
             user.close()
         return known[key]
 
@@ -282,12 +283,13 @@ def test_one_line_turns_it_off(user: User) -> None:
     assert [one.step for one in user.history("hit").commits] == [STEPS]
 
 
-def run_with_death(user: User, seed: int) -> str:
+def run_with_death(user: User, undisturbed: Callable[..., str], seed: int) -> str:
     """Kill or freeze a machine or a process at a random moment; return what it did at that moment."""
     rng = random.Random(seed)
     num_nodes, procs = rng.choice([(2, 1), (2, 2), (3, 1), (1, 2)])
     model = rng.choice(["", "norm", "drop"])
-    hit = Training(user, "hit", sets=(f"nodes={num_nodes}", f"procs_per_node={procs}"), MODEL=model)
+    sets = (f"nodes={num_nodes}", f"procs_per_node={procs}")
+    hit = Training(user, "hit", sets=sets, MODEL=model)
     hit.await_step(rng.randrange(3, 40 // procs))
     time.sleep(rng.uniform(0.0, 0.3))
     rank = rng.randrange(num_nodes * procs)
@@ -308,6 +310,8 @@ def run_with_death(user: User, seed: int) -> str:
     else:
         # A promise has its conditions: what was not saved is told, with the reason.
         assert "nothing was saved after the loss: " in user.output(hit.cli)
+    if all(one.is_exact for one in saved):
+        assert shown["final"]["weights_sha256"] == undisturbed(sets=sets, MODEL=model)
     told = (
         f"seed {seed}: {how} in {phase}, {num_nodes} x {procs}, {model}: {saved[0] if saved else 'repeated'}"
     )
@@ -317,11 +321,13 @@ def run_with_death(user: User, seed: int) -> str:
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(5))
-def test_a_death_at_a_random_moment_costs_no_step(user: User, seed: int) -> None:
-    run_with_death(user, seed)
+def test_a_death_at_a_random_moment_costs_no_step(
+    user: User, undisturbed: Callable[..., str], seed: int
+) -> None:
+    run_with_death(user, undisturbed, seed)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100, 100 + NUM_SEEDS))
-def test_soak_of_silent_deaths(user: User, seed: int) -> None:
-    run_with_death(user, seed)
+def test_soak_of_silent_deaths(user: User, undisturbed: Callable[..., str], seed: int) -> None:
+    run_with_death(user, undisturbed, seed)
