@@ -1,4 +1,8 @@
+import pytest
+from msgspec.structs import replace
+
 from cloudspot.jobstore.layout.records import CheckpointId, Idle, Skipped
+from cloudspot.jobstore.layout.seals import Rescue
 from cloudspot.story.events import EventKind, diff
 
 
@@ -90,6 +94,24 @@ def test_each_commit_is_told_once(records):
         "checkpoint at step 60 committed",
     ]
     assert diff(after, after) == ()
+
+
+@pytest.mark.parametrize(
+    ("rescue", "told"),
+    [
+        (Rescue(cause="failed", lost=(), is_exact=True), ", after a failure"),
+        (Rescue(cause="lost", lost=(1,), kept=(1,), is_exact=True), " by the survivors of rank 1"),
+        (
+            Rescue(cause="lost", lost=(0, 1), kept=(1,), is_exact=False),
+            " by the survivors of rank 0, 1; the random generators of rank 0 are seeded anew",
+        ),
+    ],
+)
+def test_a_commit_by_survivors_says_what_is_missing(records, rescue, told):
+    before = records.history(records.launch(1), generations=(records.generation(1),))
+    commit = replace(records.commit(1, 50), rescue=rescue)
+    after = records.change(before, commits=(commit,))
+    assert texts(diff(before, after)) == [f"checkpoint at step 50 committed{told}"]
 
 
 def test_a_restart_says_from_where_and_what_was_passed_over(records):

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from queue import SimpleQueue
 from typing import Any
 
 from cloudspot.train.distributed import Store, World, open_store
@@ -99,7 +100,7 @@ class Giver:
         self.has_ended = False
         """Whether nothing more is given."""
         self._offered: Mark | None = None
-        self._woken = threading.Event()
+        self._woken: SimpleQueue[None] = SimpleQueue()  # unlike an Event, that costs the main thread 2 µs
         self._stopped = False
         self._connection: socket.socket | None = None
         self._thread: threading.Thread | None = None
@@ -110,12 +111,12 @@ class Giver:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="cloudspot-giver", daemon=True)
             self._thread.start()
-        self._woken.set()
+        self._woken.put(None)
 
     def close(self) -> None:
         """End the thread."""
         self._stopped = True
-        self._woken.set()
+        self._woken.put(None)
         close_socket(self._connection)
         if self._thread is not None:
             self._thread.join(WAIT_SECONDS)
@@ -146,8 +147,7 @@ class Giver:
 
     def _next(self) -> Iterator[Mark]:
         while True:
-            self._woken.wait()
-            self._woken.clear()
+            self._woken.get()
             mark, self._offered = self._offered, None
             if self._stopped:
                 return

@@ -6,6 +6,7 @@ import pytest
 from support.stores.memorystore import InMemoryStore
 
 from cloudspot.cli.screen.jobsummary import (
+    _inexact,
     _next_text,
     _nodes_text,
     echo_last_lines,
@@ -127,3 +128,10 @@ def test_what_a_script_without_a_session_counts_is_called_saves(counts_steps):
     assert first == (
         ("steps", "3, lost unknown") if counts_steps else ("last save", "3; steps lost: unknown")
     )
+
+
+def test_a_checkpoint_of_survivors_says_what_it_lacks():
+    exact = {"cause": "lost", "lost": [1], "kept": [1], "is_exact": True}
+    assert _inexact(None) == _inexact(exact) == ""
+    partly = exact | {"lost": [0, 1], "is_exact": False}
+    assert _inexact(partly) == ", without what rank 0 alone had, as its random generators"
