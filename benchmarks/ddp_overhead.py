@@ -2,8 +2,9 @@
 
 torchrun --nproc-per-node 2 benchmarks/ddp_overhead.py [--batch 4096] [--steps 12] [--rounds 15]
 
-Blocks of three kinds alternate in one run: a bare loop, a session that is ready to save what survives a
-silent death (``checkpoint.rescue``), and one that is not. Each is compared with the bare block before it.
+Blocks of four kinds alternate in one run: a bare loop, a session that is ready to save what survives a silent
+death (``checkpoint.rescue``) and hands over what each rank alone has, one that is ready only, and one that is
+not. Each is compared with the bare block before it. Without ``--dropout``, only rank 0 hands anything over.
 The session tracks the model and the optimizer, with its threads, its store and its hand-off directory;
 nothing is pending, neither a save nor a drain.
 """
@@ -16,7 +17,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -27,7 +28,13 @@ from torch.nn.parallel import DistributedDataParallel
 import cloudspot.train as spot
 from cloudspot.train import handoff
 
-KINDS = ("range", "run.steps, rescue", "run.steps, no rescue")
+KINDS: Mapping[str, Mapping[str, str]] = {
+    "range": {},
+    "run.steps, hand-over": {handoff.RESCUE: "1", handoff.HAND_OVER: "benchmark@127.0.0.1"},
+    "run.steps, rescue": {handoff.RESCUE: "1"},
+    "run.steps, no rescue": {},
+}
+"""What a session is told."""
 
 
 def main() -> None:
@@ -57,24 +64,26 @@ def main() -> None:
             optimizer.step()
         return (time.perf_counter() - started) / options.steps
 
-    def served(*, rescue: bool) -> float:
+    def served(told: Mapping[str, str]) -> float:
         with tempfile.TemporaryDirectory() as name:
-            os.environ |= {handoff.HANDOFF: str(Path(name)), handoff.RESCUE: str(int(rescue))}
+            os.environ |= {handoff.HANDOFF: str(Path(name)), **told}
             run = spot.session(model=model, optimizer=optimizer)
             steps = run.steps(2 * options.steps)
             block(itertools.islice(steps, options.steps))  # warms up
             found = block(itertools.islice(steps, options.steps))
             run.close()
-            del os.environ[handoff.HANDOFF]
+            for variable in (handoff.HANDOFF, *told):
+                del os.environ[variable]
         return found
 
     block(range(2 * options.steps))
     seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    ratios: dict[str, list[float]] = {kind: [] for kind in KINDS[1:]}
+    sessions = [*KINDS][1:]
+    ratios: dict[str, list[float]] = {kind: [] for kind in sessions}
     for _ in range(options.rounds):
-        for kind in KINDS[1:]:
+        for kind in sessions:
             bare = block(range(options.steps))
-            with_session = served(rescue=kind == KINDS[1])
+            with_session = served(KINDS[kind])
             seconds["range"].append(bare)
             seconds[kind].append(with_session)
             ratios[kind].append(100 * (with_session / bare - 1))

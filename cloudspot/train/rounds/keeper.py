@@ -21,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 MAX_BYTES = 16 << 20
 """The pieces of one state are no larger, nor is a header."""
 WAIT_SECONDS = 5.0
-"""How long a peer that does not read, or says nothing at first, is waited for."""
+"""How long a peer is waited for that does not read, or does not say at first who it is."""
 PROOF_BYTES = 32
 
 Name = tuple[str, ...]

@@ -139,10 +139,11 @@ class Giver:
                 raise TimeoutError("the rank that is to keep it has not said where it listens")
             time.sleep(_POLL_SECONDS)
         address, _, port = store.get(key).decode().rpartition(":")
-        connection = socket.create_connection((address, int(port)), timeout=WAIT_SECONDS)
+        connection = socket.create_connection((address, int(port)), timeout=CONNECT_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with connection.makefile("rb") as source:
+        with connection.makefile("rb") as source:  # which may listen to another one first
             connection.sendall(proof_of(self._secret, read_exactly(source, PROOF_BYTES), self._world.rank))
+        connection.settimeout(WAIT_SECONDS)
         return connection
 
     def _next(self) -> Iterator[Mark]:

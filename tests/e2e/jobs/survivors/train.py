@@ -64,8 +64,9 @@ def main():
                 if run.step == fail_at and run.rank == int(option("FAIL_RANK", "0")):
                     end(option("FAIL_HOW"))
                 if run.step == int(option("PAUSE_AT", "-1")):
+                    time.sleep(2)  # what this rank alone has is handed over by then
                     phase("pause")
-                    time.sleep(3)
+                    time.sleep(4)
                 loss = nn.functional.cross_entropy(model(inputs), labels)
                 optimizer.zero_grad()
                 phase("all-reduce")
