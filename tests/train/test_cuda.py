@@ -11,8 +11,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from cloudspot.train import handoff
 from cloudspot.train.distributed import World
 from cloudspot.train.handoff import seals_directory
-from cloudspot.train.state import arena
+from cloudspot.train.state import arena, own_pieces, randomness
 from cloudspot.train.state.arena import Arena
+from cloudspot.train.state.boundary_marks import BoundaryMarks, Description
+from cloudspot.train.state.checkpoint import take
 from cloudspot.train.state.partition import Item, plan
 
 pytestmark = pytest.mark.gpu
@@ -207,3 +209,28 @@ def test_a_notice_in_an_evaluation_does_not_wait_for_the_gpu(open_session, couri
             optimizer.step()
     assert not busy.query(), "it waited for the GPU"
     assert courier.drained() == {"step": 3}
+
+
+def test_what_a_rank_alone_has_is_handed_over_without_waiting_for_the_gpu():
+    """From a stream that waits for the boundary alone, as the usual one may wait for other ranks."""
+    model = torch.nn.BatchNorm1d(64).cuda()
+    marks = BoundaryMarks({"model": model})
+    model(torch.randn(16, 64, device="cuda"))
+    expected = [each.cpu() for each in model.buffers()]
+    described = Description({}, {"random": randomness.capture((0,))})
+    marks.mark(0, 1, lambda: described, is_rare=True)
+    torch.cuda._sleep(int(16e9))  # some eight seconds
+    model(torch.randn(16, 64, device="cuda"))
+    busy = torch.cuda.Event()
+    busy.record()
+    mark = marks.newest
+    with marks.after(mark):
+        pieces = own_pieces.take(mark, rank=0)
+    assert not busy.query(), "it waited for the GPU"
+    encoded = {name: own_pieces.encode(name, each) for name, each in pieces.items()}
+    kept = own_pieces.rebuild(encoded, mark, rank=0)
+    found = take(marks.objects_at(kept.mark)).tensors
+    marks.close()
+    for each, (name, _) in zip(expected, model.named_buffers(), strict=True):
+        assert torch.equal(found[f"model/{name}"], each)
+    assert kept.rank_state["random"]["cuda"] == described.flatten_rank_state()["random"]["cuda"]

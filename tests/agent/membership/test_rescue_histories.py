@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from support.worlds import rescue_histories
 from support.worlds.few_or_many import few_or_many
 from support.worlds.rescue_histories import play, violation_of
 
@@ -24,7 +23,6 @@ from cloudspot.agent.membership.rescue_votes import RescueVotes
 from cloudspot.agent.training.watching.rescue import Rescue
 from cloudspot.jobstore.layout import codec
 from cloudspot.train.rounds.keeper import Keeper
-from cloudspot.train.state.partition import plan
 
 NUM_HISTORIES = 800
 
@@ -148,13 +146,6 @@ def call_it_exact_if_anything_was_kept(monkeypatch):
         return replace(found, is_exact=True) if not isinstance(found, str) and found.keepers else found
 
     monkeypatch.setattr(rescues, "choose", other)
-
-
-def let_the_first_saver_write_its_own_buffers(monkeypatch):
-    def plan_otherwise(items, *, buffers_from, **options):
-        return plan(items, **options)
-
-    monkeypatch.setattr(rescue_histories, "plan", plan_otherwise)
 
 
 SHORTCUTS = [
