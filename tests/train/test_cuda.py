@@ -216,7 +216,7 @@ def test_what_a_rank_alone_has_is_handed_over_without_waiting_for_the_gpu():
     model = torch.nn.BatchNorm1d(64).cuda()
     marks = BoundaryMarks({"model": model})
     model(torch.randn(16, 64, device="cuda"))
-    expected = [each.cpu() for each in model.buffers()]
+    expected = [each.cpu().clone() for each in model.buffers()]
     described = Description({}, {"random": randomness.capture((0,))})
     marks.mark(0, 1, lambda: described, is_rare=True)
     torch.cuda._sleep(int(16e9))  # some eight seconds
