@@ -125,10 +125,15 @@ class Giver:
         try:
             with self._connect() as self._connection:
                 self._give(self._connection)
+        except (OSError, EOFError) as error:
+            self._end(f"no connection to rank {_keeper_of(self._world.rank, self._world)}: {error}")
         except Exception as error:  # the training goes on without this
-            self.has_ended = True
-            if not self._stopped:
-                self._report(str(error) or type(error).__name__)
+            self._end(str(error) or type(error).__name__)
+
+    def _end(self, why: str) -> None:
+        self.has_ended = True
+        if not self._stopped:
+            self._report(why)
 
     def _connect(self) -> socket.socket:
         store, _kept = open_store(self._world)
@@ -136,7 +141,7 @@ class Giver:
         until = time.monotonic() + CONNECT_SECONDS
         while not store.check([key]):
             if self._stopped or time.monotonic() > until:
-                raise TimeoutError("the rank that is to keep it has not said where it listens")
+                raise TimeoutError("it has not said where it listens")
             time.sleep(_POLL_SECONDS)
         address, _, port = store.get(key).decode().rpartition(":")
         connection = socket.create_connection((address, int(port)), timeout=CONNECT_SECONDS)

@@ -140,6 +140,7 @@ def test_a_keeper_that_has_gone_is_said_once(ranks):
         if one.problems:
             break
     assert len(one.problems) == 1
+    assert one.problems[0].startswith("no connection to rank 0: ")
 
 
 def test_a_keeper_that_does_not_read_is_dropped(ranks, monkeypatch):
@@ -156,3 +157,24 @@ def test_a_keeper_that_does_not_read_is_dropped(ranks, monkeypatch):
 def test_an_address_that_is_not_this_machines_is_no_place_to_listen(ranks):
     with pytest.raises(OSError, match="assign"):
         OwnStates("secret@203.0.113.7", HashStore(), ranks[0].marks, world=World(0, 2, 0, 1), report=print)
+
+
+def test_a_keeper_that_takes_it_from_another_generation_is_none(ranks):
+    one = ranks[1]
+    one.states._giver._secret = "that of the generation before"
+    one.states.offer(one.mark(0), draws=True)
+    for number in range(1, 200):
+        one.states.offer(one.mark(number), draws=True)
+        until(lambda: one.states._giver._offered is None)
+        if one.problems:
+            break
+    assert one.problems[0].startswith("no connection to rank 0: ")
+    assert not ranks[0].states._keeper._given
+
+
+def test_a_keeper_that_never_says_where_it_listens_is_given_up(ranks, monkeypatch):
+    monkeypatch.setattr(own_states, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(own_states, "open_store", lambda _world: (HashStore(), None))
+    ranks[1].states.offer(ranks[1].mark(0), draws=True)
+    until(lambda: ranks[1].problems)
+    assert ranks[1].problems == ["no connection to rank 0: it has not said where it listens"]
