@@ -23,7 +23,7 @@ from cloudspot.train.rounds.save_order import DRAIN, RESCUE, REWOUND, SaveOrder
 from cloudspot.train.sessions import failed_backward, sigterm
 from cloudspot.train.sessions.own_states import OwnStates
 from cloudspot.train.sessions.saving import Copied, Describe, Saver
-from cloudspot.train.state import checkpoint, randomness
+from cloudspot.train.state import checkpoint, own_pieces, randomness
 from cloudspot.train.state.arena import Arena
 from cloudspot.train.state.boundary_marks import BoundaryMarks, Mark
 from cloudspot.train.state.own_pieces import OwnState
@@ -195,7 +195,8 @@ class Service:
             self._own_states.offer(self._marks.newest_first, draws=self._draws is True)
         mark = self._marks.newest
         if self._num_boundaries == 1 and mark is not None and mark.description.is_place_own:
-            self._say_what_a_loss_costs("each rank alone knows its place in the data")
+            is_told = self._own_states is not None and own_pieces.obstacle(mark, rank=0) is None
+            self._say_what_a_loss_costs(None if is_told else "each rank alone knows its place in the data")
         if self._num_boundaries == FEW_BOUNDARIES and self._marks.num_skipped > FEW_BOUNDARIES // 2:
             self._say_what_a_loss_costs("steps are too short to note where each ends")
         self._num_boundaries += 1

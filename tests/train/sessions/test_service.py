@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from cloudspot.train import handoff
 from cloudspot.train.rounds.save_order import RESCUE, SaveOrder
@@ -141,3 +142,27 @@ def test_what_lost_ranks_had_handed_over_is_saved_with_what_is_held(rank, courie
             served.save(SaveOrder(RESCUE, 2, 900_003, keepers={7: 1}))
             assert json.loads(courier.seals()[2][0].read_text())["rank_states"].keys() == {"0"}
         step()
+
+
+@pytest.mark.parametrize("hands_over", [False, True])
+def test_a_place_in_the_data_that_is_handed_over_costs_no_step(rank, hands_over, monkeypatch):
+    run, step = rank()
+    told = []
+    monkeypatch.setattr(run._service, "_say_what_a_loss_costs", told.append)
+    if hands_over:
+        run._service._own_states = SimpleNamespace(offer=lambda mark, draws: None, close=lambda: None)
+    for _batch in run.batches(Counting()):
+        step()
+        if run.step == 2:
+            break
+    assert (told[1:] == [None]) if hands_over else ("alone knows its place" in told[1])
+
+
+def test_a_rank_that_cannot_listen_says_so_to_its_agent_and_trains_on(rank, courier):
+    run, step = rank()
+    run._service._hand_over("secret@203.0.113.7", HashStore())  # no machine of ours has that address
+    for _ in run.steps(1):
+        step()
+    said = handoff.read_json(handoff.own_state_path(courier.handoff, 0))
+    assert said["problem"].startswith("it cannot listen: ")
+    assert run._service._own_states is None
