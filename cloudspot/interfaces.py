@@ -30,6 +30,7 @@ import msgspec
 
 from cloudspot.decoding import MAX_PRICE, MAX_TALLY, StreamName, fault_of, is_possible_time
 from cloudspot.errors import CloudspotError, StoreRefused, TransientError
+from cloudspot.guard import Guarded
 from cloudspot.host.names import MAX_SEGMENT_BYTES, is_safe_name
 from cloudspot.model import (
     Asset,
@@ -82,7 +83,7 @@ def check_stream(stream: str) -> None:
         raise ValueError(f"a stream name must be letters, digits and .-_: got {stream!r}")
 
 
-class Provisioner(ABC):
+class Provisioner(Guarded, ABC):
     """Creates, lists and ends machines. Runs where the controller runs, never on a node.
 
     What ``instances``, ``offers`` and ``current_price`` return is checked before a caller sees it: a machine
@@ -92,7 +93,6 @@ class Provisioner(ABC):
 
     def __init_subclass__(cls) -> None:
         """Check what the class's own methods return, whoever wrote it."""
-        super().__init_subclass__()
         _check_answers(
             cls,
             Provisioner,
@@ -100,6 +100,7 @@ class Provisioner(ABC):
             offers=_checked_offers,
             current_price=_checked_price,
         )
+        super().__init_subclass__()
 
     token_seconds: float
     """For at least this many seconds the provider honours an idempotency token."""
@@ -199,7 +200,7 @@ class Provisioner(ABC):
         return None
 
 
-class FunctionHost(ABC):
+class FunctionHost(Guarded, ABC):
     """Where a provider runs a small program now and then, although none of the user's machines is on.
 
     Each method may be cut off at any call and repeated; it then goes on where it stood.
@@ -237,7 +238,7 @@ class FunctionHost(ABC):
         """
 
 
-class ImageHost(ABC):
+class ImageHost(Guarded, ABC):
     """Where a provider keeps images of machines, from which others start with a job's setup done.
 
     It knows those that ``save`` has made, in the region of the options, and no others. ``Provisioner.offers``
@@ -273,7 +274,7 @@ class ImageHost(ABC):
         """Delete the image and what it is billed for; safe to repeat: an unknown one is no error."""
 
 
-class Inventory(ABC):
+class Inventory(Guarded, ABC):
     """What cloudspot has made of one kind, in one place, for ``cloudspot reap``."""
 
     title: str
@@ -330,7 +331,7 @@ class MachineInventory(Inventory):
         self._provisioner.terminate([asset.id])
 
 
-class PreemptionSource(ABC):
+class PreemptionSource(Guarded, ABC):
     """Tells a node that it will be taken. Runs on the node, on the standard library alone."""
 
     notice_seconds: float
@@ -370,12 +371,15 @@ class PreemptionSource(ABC):
             time.sleep(min(self.poll_seconds, left))
 
 
-class Upload(ABC):
+class Upload(Guarded, ABC):
     """A streamed put. Nothing is visible under the key until ``commit``, which shows the whole object.
 
     Leaving it as a context manager aborts an upload that was not committed. After either end, ``write`` and
     ``commit`` raise ValueError.
     """
+
+    def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        return name != "abort"
 
     @abstractmethod
     def write(self, data: Data) -> None:
@@ -410,7 +414,7 @@ MAX_LISTED: Final = 10_000_000
 what is listed, so that this bounds their memory too."""
 
 
-class ObjectStore(ABC):
+class ObjectStore(Guarded, ABC):
     """A flat, strongly consistent map from keys to bytes, with create-if-absent.
 
     A key is ``/``-separated words of 1 to 255 printable ASCII characters, none of them ``.`` or ``..``;
@@ -432,11 +436,19 @@ class ObjectStore(ABC):
 
         ``passes_on`` is for a wrapper, whose answers are those of a store that is checked already.
         """
-        super().__init_subclass__()
         if not passes_on:
             _check_answers(
                 cls, ObjectStore, list_page=_checked_page, list_pages=_checked_pages, head=_checked_head
             )
+        super().__init_subclass__()
+
+    def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        values = (*args, *kwargs.values())
+        return (
+            kwargs.get("limit") == 0
+            or any(isinstance(one, str) and not is_key(one) for one in values)
+            or any(isinstance(one, int) and one < 0 for one in values)
+        )
 
     @property
     def canonical_url(self) -> str:
@@ -462,7 +474,7 @@ class ObjectStore(ABC):
         """Return the id in the mark of the store; None: there is none."""
         return None
 
-    def hold_to(self, store_id: str | None = None) -> None:  # noqa: B027 (few stores can be mounted)
+    def hold_to(self, store_id: str | None = None) -> None:
         """Let each request from now on raise TransientError while the store's place is missing or another's.
 
         ``store_id`` is what ``establish`` returned, perhaps on another computer. With None, the first request
@@ -735,11 +747,14 @@ def _refused(store: ObjectStore, fault: str) -> StoreRefused:
     return StoreRefused(f"{store.url}: {fault}; remove the proxy in between, or use another store")
 
 
-class LogSink(ABC):
+class LogSink(Guarded, ABC):
     """Where a job's log lines go, and where they can be read after the machines are gone."""
 
     is_in_store: ClassVar[bool] = False
     """Its pieces lie in the job's object store and are removed with the job."""
+
+    def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        return name == "write" and any(not is_stream(one.stream) for one in args[0])
 
     @abstractmethod
     def write(self, records: Sequence[LogRecord]) -> None:
@@ -797,7 +812,7 @@ class LogSink(ABC):
         )
 
 
-class Provider(ABC):
+class Provider(Guarded, ABC):
     """What a plugin registers: factories of the interfaces. Importing its module imports no SDK.
 
     ``node_identity`` is checked before a caller sees it: a number outside the bounds of its field raises
@@ -806,8 +821,8 @@ class Provider(ABC):
 
     def __init_subclass__(cls) -> None:
         """Check what the class's own method returns, whoever wrote it."""
-        super().__init_subclass__()
         _check_answers(cls, Provider, node_identity=_checked_identity)
+        super().__init_subclass__()
 
     name: ClassVar[str]
     """The entry point's name, and that of the job file's table ``[providers.NAME]``."""
@@ -931,7 +946,7 @@ class Provider(ABC):
         raise CloudspotError(f"provider {self.name!r} cannot reclaim a machine on demand")
 
 
-class Notifier(ABC):
+class Notifier(Guarded, ABC):
     """What sends a job's messages; no error of its may show a URL, nor a part of one.
 
     Messages are sent from a process of their own, several at once, which is killed after some seconds. The

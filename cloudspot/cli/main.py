@@ -15,6 +15,7 @@ from cloudspot.cli.invocation import Invocation, current_invocation
 from cloudspot.cli.screen import output, stdstreams
 from cloudspot.cli.sharedoptions import STORE_HELP, debug_option
 from cloudspot.errors import CloudspotError
+from cloudspot.guard import enforced_limits, is_any_hanging
 from cloudspot.plugin.installed import COMMAND_GROUP, Declared, from_distributions
 
 if TYPE_CHECKING:
@@ -147,7 +148,8 @@ class Program(click.Group):
         stdstreams.prepare()
         extra |= {"standalone_mode": False, "obj": invocation}
         try:
-            code = super().main(*args, **extra)
+            with enforced_limits():
+                code = super().main(*args, **extra)
             sys.stdout.flush()
         except _NO_ARGUMENTS as error:
             # Someone who types a group alone wants its help.
@@ -237,4 +239,10 @@ def program() -> None:
 
 def main() -> None:
     """Run ``cloudspot`` with the arguments of the process."""
-    program.main(prog_name="cloudspot")
+    try:
+        program.main(prog_name="cloudspot")
+    except SystemExit as end:
+        if is_any_hanging():
+            # Python would wait for threads that the plugin has started.
+            stdstreams.end_process(int(end.code or 0))
+        raise

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -32,6 +34,8 @@ from cloudspot.registry import provider_names
 NUM_BEFORE_TURNS = 30
 TURN_SECONDS = 60.0
 """With more live jobs than ``NUM_BEFORE_TURNS``, each pass begins with another one, by the minute."""
+WAIT_SECONDS = 5.0
+"""A pass that others follow waits no longer than this for what comes of the next job."""
 NOTE_SECONDS = 60.0
 """A driver that keeps running is noted no more often than this."""
 
@@ -58,6 +62,9 @@ class Unlisted:
 
 class Reconciler:
     """Drives the jobs of a store that are live. One that is kept between passes goes by its own clock.
+
+    The jobs of several providers are driven at the same time, so that a provider that hangs delays no job of
+    another.
 
     ``open_provider`` opens the provider of a submission and its job file, as ``ownership.open_to_drive``
     does. ``sleep`` is called between tries of a request.
@@ -87,12 +94,21 @@ class Reconciler:
         """When the store was last told of this driver (monotonic)."""
         self._controllers: dict[str, Controller] = {}
         self._providers: dict[tuple[str, bytes], Provider] = {}
+        self._readers: dict[str, HistoryReader] = {}
+        """Of jobs that have no controller yet."""
+        self._busy: set[str] = set()
+        """The providers whose jobs are being driven, each in a thread."""
+        self._done: queue.SimpleQueue[Reconciled | None] = queue.SimpleQueue()
+        """What these threads did; None: one has ended."""
 
-    def run_pass(self, *, job_ids: Sequence[str] | None = None) -> Iterator[Reconciled | Unlisted]:
+    def run_pass(
+        self, *, job_ids: Sequence[str] | None = None, is_last: bool = True
+    ) -> Iterator[Reconciled | Unlisted]:
         """Drive each job (None: all that are marked live) as far as it goes now; yield what came of it.
 
         With None, jobs of which a machine turns up are driven as well, whatever their mark says. Providers
-        that could not be asked for such machines come last.
+        that could not be asked for such machines come last. Unless this pass is the last, it does not wait
+        for a provider that takes long: a later pass has what came of its jobs.
 
         Raises:
             TransientError: the jobs could not be listed.
@@ -104,8 +120,7 @@ class Reconciler:
         turn = int(self._clock.now().timestamp() // TURN_SECONDS) % max(1, len(driven))
         if len(driven) > NUM_BEFORE_TURNS:
             driven = driven[turn:] + driven[:turn]
-        for job_id in driven:
-            yield self._drive(job_id)
+        yield from self._drive_all(driven, wait_seconds=math.inf if is_last else WAIT_SECONDS)
         live, problems = self._live_machines()
         if job_ids is None:
             seen = {
@@ -130,6 +145,43 @@ class Reconciler:
                 providers=provider_names(),
                 every=self._every,
             )
+
+    def _drive_all(self, job_ids: Sequence[str], *, wait_seconds: float) -> Iterator[Reconciled]:
+        groups: dict[str, list[str]] = {}
+        for job_id in job_ids:
+            groups.setdefault(self._provider_name(job_id), []).append(job_id)
+        if len(groups) <= 1 and not self._busy:
+            for job_id in job_ids:
+                yield self._drive(job_id)
+            return
+        for name in groups.keys() - self._busy:
+            self._busy.add(name)
+            threading.Thread(target=self._drive_group, args=(name, groups[name]), daemon=True).start()
+        while self._busy or not self._done.empty():
+            try:
+                done = self._done.get(timeout=None if math.isinf(wait_seconds) else wait_seconds)
+            except queue.Empty:
+                return
+            if done is not None:
+                yield done
+
+    def _drive_group(self, name: str, job_ids: Sequence[str]) -> None:
+        try:
+            for job_id in job_ids:
+                self._done.put(self._drive(job_id))
+        finally:
+            self._busy.discard(name)
+            self._done.put(None)
+
+    def _provider_name(self, job_id: str) -> str:
+        """Return the name of the job's provider; empty if that cannot be told, as ``_drive`` will say."""
+        if job_id in self._controllers:
+            return self._controllers[job_id].provider_name
+        try:
+            return self._readers.setdefault(job_id, HistoryReader(self._store, job_id)).read_job()[0].provider
+        except Exception:  # noqa: BLE001 - whatever it is, it is met again where it is reported
+            self._readers.pop(job_id, None)
+            return ""
 
     def _drive(self, job_id: str) -> Reconciled:
         try:
@@ -168,7 +220,9 @@ class Reconciler:
         """Return the machines of all providers that answer, each once, and why the others do not."""
         live: dict[tuple[str, str], Instance] = {}
         problems = []
-        for (name, options), provider in self._providers.items():
+        for (name, options), provider in list(self._providers.items()):
+            if name in self._busy:
+                continue  # What it is asked for now will be told with its jobs.
             try:
                 listed = provider.provisioner().instances()
             except Exception as error:  # noqa: BLE001 - nor one provider's the others
@@ -179,7 +233,7 @@ class Reconciler:
 
     def _controller(self, job_id: str) -> Controller:
         if job_id not in self._controllers:
-            reader = HistoryReader(self._store, job_id)
+            reader = self._readers.pop(job_id, None) or HistoryReader(self._store, job_id)
             submission, spec = reader.read_job()
             provider = self._open_provider(submission, spec)
             # Options are part of what it lists: a region, say.

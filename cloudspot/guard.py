@@ -1,0 +1,541 @@
+"""The guard around what plugins bring: a fault is told as its plugin's, and a call that hangs is cut off.
+
+The registry marks each object that it gets from a plugin (``Guard.enter``), and the guard marks whatever such
+an object makes. A call of a marked object, by the table ``CALLS``,
+
+- raises a CloudspotError, or else a PluginError that names the plugin and the call, or a TransientError where
+  the call may have bought or written something, so that its outcome is unknown;
+- returns what its interface says;
+- is cut off at its time limit, in a process that enforces limits: it goes on in a daemon thread, and what it
+  still returns is ignored.
+
+Objects without a mark, such as those that a test makes, are left alone. What ships with cloudspot is not cut
+off: the change of threads costs 50 µs, and its calls to this very computer less. Nor is anything on a
+machine, where each duty has a thread of its own and drivers replace a node that does not beat.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import math
+import os
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FunctionType, NoneType, UnionType
+from typing import Any, ClassVar, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from cloudspot.errors import CloudspotError, OverdueError, PluginError, TransientError, reason_of
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the guard knows of a method."""
+
+    seconds: float
+    """How long it may take."""
+    seconds_per_mib: float = 0.0
+    """And for each MiB of its last argument: the data, the buffer, or their length."""
+    is_unknown: bool = False
+    """Cut off or failed, it may have bought, changed or written something: whoever called calls again."""
+
+
+_MAKES: Final = Call(60.0)
+"""It makes an object and asks nobody, but may import an SDK."""
+
+CALLS: Final[Mapping[str, Mapping[str, Call]]] = {
+    "Provider": {
+        "provisioner": _MAKES,
+        "preemption_source": _MAKES,
+        "function_host": _MAKES,
+        "image_host": _MAKES,
+        "log_sink": _MAKES,
+        "boot_profile": _MAKES,
+        "default_store": _MAKES,
+        "node_identity": Call(60.0),
+        "pinned_options": Call(120.0),
+        "registry_login": Call(60.0),
+        "inventories": Call(300.0),
+        "check": Call(300.0),
+        "preempt": Call(120.0, is_unknown=True),
+    },
+    "Provisioner": {
+        "render": _MAKES,
+        "create": Call(300.0, is_unknown=True),
+        "announce": Call(120.0, is_unknown=True),
+        "instances": Call(120.0),
+        "terminate": Call(120.0, is_unknown=True),
+        "console": Call(60.0),
+        "release": Call(120.0, is_unknown=True),
+        "offers": Call(300.0),
+        "current_price": Call(60.0),
+    },
+    "FunctionHost": {
+        "plan": Call(120.0),
+        "deploy": Call(1800.0, is_unknown=True),
+        "status": Call(60.0),
+        "remove": Call(600.0, is_unknown=True),
+    },
+    "ImageHost": {
+        "find": Call(120.0),
+        "images": Call(120.0),
+        "save": Call(600.0, is_unknown=True),
+        "remove": Call(300.0, is_unknown=True),
+    },
+    "Inventory": {
+        "assets": Call(600.0),
+        "end": Call(300.0, is_unknown=True),
+    },
+    "PreemptionSource": {
+        "poll": Call(10.0),
+        "is_at_risk": Call(10.0),
+        "wait": Call(60.0),
+    },
+    "Upload": {
+        "write": Call(600.0, seconds_per_mib=10.0),
+        "commit": Call(300.0, is_unknown=True),
+        "abort": Call(60.0),
+    },
+    "ObjectStore": {
+        "establish": Call(120.0, is_unknown=True),
+        "find_id": Call(60.0),
+        "hold_to": _MAKES,
+        "put": Call(60.0, seconds_per_mib=10.0, is_unknown=True),
+        "get": Call(300.0),
+        "get_range": Call(60.0, seconds_per_mib=10.0),
+        "get_range_into": Call(60.0, seconds_per_mib=10.0),
+        "head": Call(60.0),
+        "list_page": Call(120.0),
+        "list_pages": Call(120.0),
+        "delete": Call(60.0, is_unknown=True),
+        "open_upload": Call(60.0),
+        "presign_get": Call(60.0),
+        "unfinished_uploads": Call(120.0),
+        "abort_upload": Call(60.0, is_unknown=True),
+        "check": Call(300.0),
+    },
+    "LogSink": {
+        "write": Call(300.0, is_unknown=True),
+        "streams": Call(120.0),
+        "read": Call(120.0),
+        "read_back": Call(120.0),
+        "pieces": Call(600.0),
+        "remove": Call(600.0, is_unknown=True),
+    },
+    "Notifier": {
+        "holds_credential": Call(10.0),
+        "send": Call(20.0),
+    },
+    # Arithmetic alone, and a simulation asks thousands of times.
+    "PluginPolicy": {"choose": Call(math.inf)},
+}
+"""How long each call of a plugin may take, by interface; an iterator may take it for each step."""
+
+LOAD: Final = Call(60.0)
+"""A plugin's module is imported, or its hook called."""
+MAX_HANGING: Final = 4
+"""A plugin with so many calls that hang is called no more until one of them returns."""
+_BATCH_SECONDS: Final = 0.05
+"""What an iterator yields within this time changes threads at once."""
+_MARK: Final = "_guard"
+
+
+class _WrongAnswer(Exception):
+    """A call returned what its interface does not allow; the message says what."""
+
+
+class Guard:
+    """What stands before one plugin; all its objects share it."""
+
+    def __init__(self, told: str, *, is_cut_off: bool = True, hides_text: bool = False) -> None:
+        """``told`` names it: ``provider "acme" of cloudspot-acme 1.2``.
+
+        ``is_cut_off``: its calls have time limits. ``hides_text``: its errors may quote a secret, so that
+        only their type is told.
+        """
+        self._told = told
+        self._is_cut_off = is_cut_off
+        self._hides_text = hides_text
+
+    def broken(self, why: str) -> PluginError:
+        """Return the error that tells what is wrong with the plugin."""
+        return PluginError(f"{self._told} is broken: {why}")
+
+    def enter(self, found: R, interface: type[Guarded]) -> R:
+        """Mark an object of the plugin, so that its calls are guarded from now on.
+
+        Raises:
+            PluginError: it lacks an attribute of its interface.
+        """
+        if _MARK not in vars(found):
+            fault = attribute_fault(found, interface)
+            if fault is not None:
+                raise self.broken(fault)
+            vars(found)[_MARK] = self
+        return found
+
+    def run(
+        self,
+        what: str,
+        call: Call,
+        request: Callable[[], R],
+        passes: Callable[[Exception], bool] = lambda _error: False,
+    ) -> R:
+        """Return what the plugin's code returns, within the time limit, or raise its fault.
+
+        ``passes`` tells of an error that it may be raised as it is, besides a CloudspotError.
+        """
+        if _inside.guard is self:
+            return request()
+        if math.isinf(call.seconds) or not self._changes_threads:
+            return self._translated(what, call, request, passes)
+        with _lock:
+            num_hanging = sum(job.left_by is self for job in _left)
+        if num_hanging >= MAX_HANGING:
+            raise OverdueError(f"{self._told} hangs: {what} was not tried, as {MAX_HANGING} calls hang")
+        job = _Job(lambda: self._translated(what, call, request, passes))
+        job.begin()
+        try:
+            job.done.acquire(timeout=call.seconds)
+        finally:  # also at Ctrl-C
+            job.leave(self)
+        if job.left_by is not None:
+            unknown = "; its outcome is unknown" if call.is_unknown else ""
+            text = f"{self._told} hangs: {what} has not ended within {call.seconds:.3g} s{unknown}"
+            raise OverdueError(text) from self.broken(f"{what} hangs")
+        if job.error is not None:
+            raise job.error
+        return job.result  # type: ignore[no-any-return]
+
+    @property
+    def _changes_threads(self) -> bool:
+        """Whether a call is made in another thread; what it calls there is cut off with it."""
+        return _limits.are_enforced and self._is_cut_off and _inside.guard is None
+
+    def _translated(
+        self, what: str, call: Call, request: Callable[[], R], passes: Callable[[Exception], bool]
+    ) -> R:
+        outer, _inside.guard = _inside.guard, self
+        try:
+            return request()
+        except CloudspotError:
+            raise
+        except (Exception, SystemExit) as error:
+            if isinstance(error, Exception) and passes(error):
+                raise
+            raised = f"raised {type(error).__name__ if self._hides_text else reason_of(error)}"
+            broken = self.broken(f"{what} {error if isinstance(error, _WrongAnswer) else raised}")
+            broken.__cause__ = error
+            if not call.is_unknown:
+                raise broken from error
+            raise TransientError(f"{broken}; its outcome is unknown") from broken
+        finally:
+            _inside.guard = outer
+
+    def call(self, called: _Called, one: Guarded, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call a method of the plugin's object ``one``."""
+        call, returns = called.call, called.returns
+        if call.seconds_per_mib and args:
+            seconds = call.seconds + call.seconds_per_mib * _num_bytes(args[-1]) / (1 << 20)
+            call = replace(call, seconds=seconds)
+        buffer = None
+        if self._changes_threads and args and isinstance(args[-1], bytearray | memoryview):
+            # A call that is cut off goes on with its buffer, which the caller may use again.
+            buffer = args[-1]
+            args = (*args[:-1], bytearray(buffer) if called.name == "get_range_into" else bytes(buffer))
+        found = self.run(
+            called.told,
+            call,
+            lambda: self._answer(called.method(one, *args, **kwargs), returns),
+            lambda error: isinstance(error, ValueError) and one._may_refuse(called.name, args, kwargs),  # noqa: SLF001
+        )
+        if get_origin(returns) is Iterator:
+            return self._iterated(called, found, get_args(returns)[0])
+        if buffer is not None and called.name == "get_range_into":
+            memoryview(buffer).cast("B")[:found] = args[-1][:found]
+        return found
+
+    def _answer(self, found: Any, returns: Any) -> Any:
+        """Return what a call has returned, checked and marked; of a generator, which is read once, all."""
+        origin = get_origin(returns)
+        if origin is Iterator:
+            return iter(found)
+        if origin is Sequence and isinstance(found, Iterable) and not isinstance(found, Sequence):
+            found = tuple(found)
+        if returns is not NoneType and not _fits(found, returns):
+            raise _WrongAnswer(f"returned {_kind_of(found)}, not {_name_of(returns)}")
+        for one in found if isinstance(found, list | tuple) else (found,):
+            if isinstance(one, Guarded):
+                class_: Any = type(one)
+                self.enter(one, _interface_of(class_))
+        return found
+
+    def _iterated(self, called: _Called, found: Iterator[R], returns: Any) -> Iterator[R]:
+        """Yield what a call's iterator yields, each step guarded like a call."""
+        failed: list[BaseException] = []
+        is_over = False
+
+        def step() -> list[R]:
+            nonlocal is_over
+            items: list[R] = []
+            try:
+                if failed:
+                    raise failed[0]
+                for item in found:
+                    items.append(self._answer(item, returns))
+                    if time.monotonic() >= end:
+                        return items
+            except BaseException as error:
+                if not items:
+                    raise
+                failed.append(error)
+                return items
+            is_over = True
+            return items
+
+        while not is_over:
+            end = time.monotonic() + _BATCH_SECONDS * self._changes_threads
+            yield from self.run(called.told, called.call, step)
+
+
+@dataclass(frozen=True)
+class _Called:
+    """A method of a plugin's class that is called through the guard."""
+
+    interface: type[Guarded]
+    name: str
+    method: Callable[..., Any]
+
+    @functools.cached_property
+    def call(self) -> Call:
+        return CALLS[self.interface.__name__][self.name]
+
+    @functools.cached_property
+    def returns(self) -> Any:
+        return get_type_hints(getattr(self.interface, self.name))["return"]
+
+    @functools.cached_property
+    def told(self) -> str:
+        return f"{self.interface.__name__}.{self.name}()"
+
+
+class Guarded:
+    """The base of the interfaces: the calls of a marked object pass its plugin's guard."""
+
+    def __init_subclass__(cls) -> None:
+        """Put the guard around each method in ``CALLS`` that the class itself brings, or a class beside."""
+        super().__init_subclass__()
+        if Guarded in cls.__bases__:
+            return
+        for interface in (one for one in cls.__mro__ if Guarded in one.__bases__):
+            for name in CALLS[interface.__name__]:
+                origin = next(one for one in cls.__mro__ if name in one.__dict__)
+                if origin is cls or not issubclass(origin, interface):
+                    setattr(cls, name, _guarded(interface, name, origin.__dict__[name]))
+
+    def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether a call with these arguments may raise ValueError."""
+        return False
+
+
+def _guarded(interface: type[Guarded], name: str, method: Any) -> Any:
+    run = method
+    if not isinstance(method, FunctionType):  # a static method, say
+
+        def run(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return method.__get__(self, type(self))(*args, **kwargs)
+
+    called = _Called(interface, name, run)
+
+    @functools.wraps(method)
+    def guarded(self: Guarded, /, *args: Any, **kwargs: Any) -> Any:
+        guard: Guard | None = self.__dict__.get(_MARK)
+        return run(self, *args, **kwargs) if guard is None else guard.call(called, self, args, kwargs)
+
+    return guarded
+
+
+@functools.cache
+def _interface_of(class_: Any) -> type[Guarded]:
+    interface: type[Guarded] = next(one for one in class_.__mro__ if Guarded in one.__bases__)
+    return interface
+
+
+# --- what an interface says -----------------------------------------------------------------------
+
+
+def attribute_fault(found: object, interface: type[Guarded]) -> str | None:
+    """Return what is wrong with the attributes of an object, or of a class, that its interface declares."""
+    name = found.__name__ if isinstance(found, type) else type(found).__name__
+    for attribute, hint in get_type_hints(interface).items():
+        is_of_class = get_origin(hint) is ClassVar
+        if attribute.startswith("_") or (isinstance(found, type) and not is_of_class):
+            continue
+        try:
+            value = getattr(found, attribute)
+        except AttributeError:
+            return f"{name} has no {attribute}"
+        except Exception as error:  # noqa: BLE001 - a property may raise anything
+            return f"{name}.{attribute} raised {reason_of(error)}"
+        wanted = get_args(hint)[0] if is_of_class else hint
+        if not _fits(value, wanted):
+            return f"{name}.{attribute} is {_kind_of(value)}, not {_name_of(wanted)}"
+    return None
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether the value is of the type, as far as that can be seen at once."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in get_args(hint))
+    if origin is type:
+        return isinstance(value, type) and issubclass(value, get_args(hint))
+    if origin is Sequence:
+        (item,) = get_args(hint)
+        is_sequence = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        return is_sequence and all(_fits(one, item) for one in value)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    plain = origin or hint
+    return not isinstance(plain, type) or isinstance(value, plain)
+
+
+def _kind_of(value: Any) -> str:
+    """Return what a value is, without showing it: it may hold a secret."""
+    if value is None or isinstance(value, type):
+        return "None" if value is None else f"the class {value.__name__}"
+    inner = sorted({type(one).__name__ for one in value}) if isinstance(value, list | tuple) else []
+    return f"{type(value).__name__}[{', '.join(inner)}]" if inner else type(value).__name__
+
+
+def _name_of(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else re.sub(r"\w+\.", "", str(hint))
+
+
+def _num_bytes(value: Any) -> int:
+    return value if isinstance(value, int) else memoryview(value).nbytes
+
+
+# --- time limits ----------------------------------------------------------------------------------
+
+
+class _Inside(threading.local):
+    """Of each thread: in which plugin's code it is."""
+
+    guard: Guard | None = None
+
+
+@dataclass
+class _Limits:
+    are_enforced: bool = False
+
+
+_inside = _Inside()
+_limits = _Limits()
+_lock = threading.Lock()
+
+
+def is_in_plugin() -> bool:
+    """Return whether this thread is in the code of a plugin."""
+    return _inside.guard is not None
+
+
+@contextmanager
+def enforced_limits() -> Iterator[None]:
+    """Cut off calls of plugins within the block, in all threads."""
+    before, _limits.are_enforced = _limits.are_enforced, True
+    try:
+        yield
+    finally:
+        _limits.are_enforced = before
+
+
+def cut_off_all() -> None:
+    """Cut off all calls that other threads wait for, so that Ctrl-C need not wait for these threads."""
+    with _lock:
+        for job in _waited_for:
+            job.done.release()
+        _waited_for.clear()
+
+
+def is_any_hanging() -> bool:
+    """Return whether a call that was cut off goes on: its threads may hold up the end of the process."""
+    return bool(_left)
+
+
+class _Job:
+    """One call, made in a thread that can be left alone with it."""
+
+    def __init__(self, request: Callable[[], Any]) -> None:
+        self._request = request
+        self._context = contextvars.copy_context()
+        self.done = threading.Lock()
+        """Held until it has ended, or is cut off."""
+        self.done.acquire()
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._has_ended = False
+        self.left_by: Guard | None = None
+        """Whose call was cut off."""
+
+    def begin(self) -> None:
+        try:
+            worker = _idle.pop()
+        except IndexError:
+            worker = _Worker()
+            worker.start()
+        with _lock:
+            _waited_for.add(self)
+        worker.jobs.put(self)
+
+    def make(self) -> None:
+        try:
+            self.result = self._context.run(self._request)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the call is waited for
+            self.error = error
+
+    def end(self) -> None:
+        with _lock:
+            self._has_ended = True
+            _left.discard(self)
+            if self in _waited_for:
+                _waited_for.discard(self)
+                self.done.release()
+
+    def leave(self, guard: Guard) -> None:
+        """Wait for it no longer."""
+        with _lock:
+            _waited_for.discard(self)
+            if not self._has_ended:
+                self.left_by = guard
+                _left.add(self)
+
+
+class _Worker(threading.Thread):
+    """Makes one call after another; one that hangs holds up nobody, at the end of the process neither."""
+
+    def __init__(self) -> None:
+        super().__init__(name="cloudspot-plugin", daemon=True)
+        self.jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        while True:
+            job = self.jobs.get()
+            job.make()
+            _idle.append(self)  # before the end, so that the next call finds it
+            job.end()
+            del job
+
+
+_waited_for: set[_Job] = set()
+_left: set[_Job] = set()
+"""Those that were cut off and have not ended."""
+_idle: list[_Worker] = []
+os.register_at_fork(after_in_child=_idle.clear)
