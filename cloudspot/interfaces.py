@@ -47,7 +47,7 @@ from cloudspot.calls import (
     TerminateResult,
 )
 from cloudspot.decoding import MAX_PRICE, MAX_TALLY, StreamName, fault_of, is_possible_time
-from cloudspot.errors import CloudspotError, StoreRefused, TransientError
+from cloudspot.errors import CloudspotError, ProvisionError, StoreRefused, TransientError
 from cloudspot.host.names import MAX_SEGMENT_BYTES, is_safe_name
 from cloudspot.model import (
     Asset,
@@ -101,6 +101,7 @@ def check_stream(stream: str) -> None:
 class Provisioner(ABC):
     """Creates, lists and ends machines. Runs where the controller runs, never on a node.
 
+    ``render`` is never called for an offer on a market that this version of cloudspot does not know.
     What ``instances``, ``offers`` and ``current_price`` return is checked before a caller sees it: a machine
     that is not of the job asked for, or of no job, is never taken for ours, and no number lies outside the
     bounds of its field. Otherwise they raise TransientError, and nothing is known.
@@ -112,6 +113,7 @@ class Provisioner(ABC):
         _check_answers(
             cls,
             Provisioner,
+            render=_checked_render,
             instances=_checked_instances,
             offers=_checked_offers,
             current_price=_checked_price,
@@ -649,6 +651,17 @@ def _checked_head(head: Callable[..., ObjectMeta]) -> Callable[..., ObjectMeta]:
             raise _refused(self, f"asked for {key!r}, it answers with {meta.key[:200]!r}")
         _check_meta(self, meta)
         return meta
+
+    return checked
+
+
+def _checked_render(render: Callable[..., LaunchRequest]) -> Callable[..., LaunchRequest]:
+    @functools.wraps(render)
+    def checked(self: Provisioner, group: InstanceGroup) -> LaunchRequest:
+        market = group.offer.market
+        if not market.is_known:
+            raise ProvisionError(f"nothing is bought on the market {market.value!r}: upgrade cloudspot")
+        return render(self, group)
 
     return checked
 

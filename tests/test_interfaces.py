@@ -7,11 +7,13 @@ from datetime import datetime, timedelta, timezone
 import msgspec
 import pytest
 from support.stores.memorystore import InMemoryStore
+from support.worlds.groups import group_of
 
 from cloudspot import interfaces
 from cloudspot.calls import InstancesResult, OffersRequest, OffersResult
 from cloudspot.controller.account_orphans import AccountReaper
-from cloudspot.errors import StoreRefused, TransientError
+from cloudspot.decoding import convert, decode
+from cloudspot.errors import ProvisionError, StoreRefused, TransientError
 from cloudspot.interfaces import Provider, Provisioner
 from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.jobs import removal
@@ -19,6 +21,7 @@ from cloudspot.jobstore.jobs.store_inventory import SharedObjectInventory
 from cloudspot.jobstore.layout import keys
 from cloudspot.model import (
     Billing,
+    EndReason,
     Instance,
     InstanceState,
     Market,
@@ -285,6 +288,31 @@ def test_a_list_of_a_store_s_machines_holds_no_other_store_s_and_those_that_name
     assert plaincalls.instances(listed, store_url="s3://ours") == (ours, nobodys)
     with pytest.raises(TransientError, match="of store 's3://ours', not 's3://theirs': nothing is known"):
         plaincalls.instances(listed, store_url="s3://theirs")
+
+
+@pytest.mark.parametrize("kind", [Market, InstanceState, EndReason])
+def test_a_value_that_a_later_version_or_a_provider_adds_is_kept_as_it_is(kind):
+    value = kind("capacity-block")
+    assert (value.is_known, kind("capacity-block") == value, {value: 1}[kind("capacity-block")]) == (
+        False,
+        True,
+        1,
+    )
+    assert decode(msgspec.json.encode(value), kind) == value == convert("capacity-block", kind)
+    assert value not in list(kind)
+    assert all(one.is_known and kind(one.value) is one for one in kind)
+    for odd in ("", "a\nb", "x" * 101):
+        with pytest.raises(msgspec.ValidationError):
+            convert(odd, kind)
+
+
+def test_a_machine_in_an_unknown_state_may_run_and_an_offer_on_an_unknown_market_is_not_bought():
+    assert InstanceState("hibernating").is_up
+    assert not InstanceState.SHUTTING_DOWN.is_up
+    provisioner = answering(Provisioner, render="a request")
+    assert provisioner.render(group_of(OFFER)) == "a request"
+    with pytest.raises(ProvisionError, match="nothing is bought on the market 'capacity-block'"):
+        provisioner.render(group_of(replace(OFFER, market=Market("capacity-block"))))
 
 
 def test_a_call_tells_how_long_it_may_take():
