@@ -30,13 +30,16 @@ from dataclasses import dataclass, replace
 from types import FunctionType, NoneType, UnionType
 from typing import Any, ClassVar, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import msgspec
+
+from cloudspot.calls import Call
 from cloudspot.errors import CloudspotError, OverdueError, PluginError, TransientError, reason_of
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Call:
+class Rule:
     """What the guard knows of a method."""
 
     seconds: float
@@ -47,10 +50,10 @@ class Call:
     """Cut off or failed, it may have bought, changed or written something: whoever called calls again."""
 
 
-_MAKES: Final = Call(60.0)
+_MAKES: Final = Rule(60.0)
 """It makes an object and asks nobody, but may import an SDK."""
 
-CALLS: Final[Mapping[str, Mapping[str, Call]]] = {
+CALLS: Final[Mapping[str, Mapping[str, Rule]]] = {
     "Provider": {
         "provisioner": _MAKES,
         "preemption_source": _MAKES,
@@ -59,86 +62,86 @@ CALLS: Final[Mapping[str, Mapping[str, Call]]] = {
         "log_sink": _MAKES,
         "boot_profile": _MAKES,
         "default_store": _MAKES,
-        "node_identity": Call(60.0),
-        "pinned_options": Call(120.0),
-        "registry_login": Call(60.0),
-        "inventories": Call(300.0),
-        "check": Call(300.0),
-        "preempt": Call(120.0, is_unknown=True),
+        "node_identity": Rule(60.0),
+        "pinned_options": Rule(120.0),
+        "registry_login": Rule(60.0),
+        "inventories": Rule(300.0),
+        "check": Rule(300.0),
+        "preempt": Rule(120.0, is_unknown=True),
     },
     "Provisioner": {
         "render": _MAKES,
-        "create": Call(300.0, is_unknown=True),
-        "announce": Call(120.0, is_unknown=True),
-        "instances": Call(120.0),
-        "terminate": Call(120.0, is_unknown=True),
-        "console": Call(60.0),
-        "release": Call(120.0, is_unknown=True),
-        "offers": Call(300.0),
-        "current_price": Call(60.0),
+        "create": Rule(300.0, is_unknown=True),
+        "announce": Rule(120.0, is_unknown=True),
+        "instances": Rule(120.0),
+        "terminate": Rule(120.0, is_unknown=True),
+        "console": Rule(60.0),
+        "release": Rule(120.0, is_unknown=True),
+        "offers": Rule(300.0),
+        "current_price": Rule(60.0),
     },
     "FunctionHost": {
-        "plan": Call(120.0),
-        "deploy": Call(1800.0, is_unknown=True),
-        "status": Call(60.0),
-        "remove": Call(600.0, is_unknown=True),
+        "plan": Rule(120.0),
+        "deploy": Rule(1800.0, is_unknown=True),
+        "status": Rule(60.0),
+        "remove": Rule(600.0, is_unknown=True),
     },
     "ImageHost": {
-        "find": Call(120.0),
-        "images": Call(120.0),
-        "save": Call(600.0, is_unknown=True),
-        "remove": Call(300.0, is_unknown=True),
+        "find": Rule(120.0),
+        "images": Rule(120.0),
+        "save": Rule(600.0, is_unknown=True),
+        "remove": Rule(300.0, is_unknown=True),
     },
     "Inventory": {
-        "assets": Call(600.0),
-        "end": Call(300.0, is_unknown=True),
+        "assets": Rule(600.0),
+        "end": Rule(300.0, is_unknown=True),
     },
     "PreemptionSource": {
-        "poll": Call(10.0),
-        "is_at_risk": Call(10.0),
-        "wait": Call(60.0),
+        "poll": Rule(10.0),
+        "is_at_risk": Rule(10.0),
+        "wait": Rule(60.0),
     },
     "Upload": {
-        "write": Call(600.0, seconds_per_mib=10.0),
-        "commit": Call(300.0, is_unknown=True),
-        "abort": Call(60.0),
+        "write": Rule(600.0, seconds_per_mib=10.0),
+        "commit": Rule(300.0, is_unknown=True),
+        "abort": Rule(60.0),
     },
     "ObjectStore": {
-        "establish": Call(120.0, is_unknown=True),
-        "find_id": Call(60.0),
+        "establish": Rule(120.0, is_unknown=True),
+        "find_id": Rule(60.0),
         "hold_to": _MAKES,
-        "put": Call(60.0, seconds_per_mib=10.0, is_unknown=True),
-        "get": Call(300.0),
-        "get_range": Call(60.0, seconds_per_mib=10.0),
-        "get_range_into": Call(60.0, seconds_per_mib=10.0),
-        "head": Call(60.0),
-        "list_page": Call(120.0),
-        "list_pages": Call(120.0),
-        "delete": Call(60.0, is_unknown=True),
-        "open_upload": Call(60.0),
-        "presign_get": Call(60.0),
-        "unfinished_uploads": Call(120.0),
-        "abort_upload": Call(60.0, is_unknown=True),
-        "check": Call(300.0),
+        "put": Rule(60.0, seconds_per_mib=10.0, is_unknown=True),
+        "get": Rule(300.0),
+        "get_range": Rule(60.0, seconds_per_mib=10.0),
+        "get_range_into": Rule(60.0, seconds_per_mib=10.0),
+        "head": Rule(60.0),
+        "list_page": Rule(120.0),
+        "list_pages": Rule(120.0),
+        "delete": Rule(60.0, is_unknown=True),
+        "open_upload": Rule(60.0),
+        "presign_get": Rule(60.0),
+        "unfinished_uploads": Rule(120.0),
+        "abort_upload": Rule(60.0, is_unknown=True),
+        "check": Rule(300.0),
     },
     "LogSink": {
-        "write": Call(300.0, is_unknown=True),
-        "streams": Call(120.0),
-        "read": Call(120.0),
-        "read_back": Call(120.0),
-        "pieces": Call(600.0),
-        "remove": Call(600.0, is_unknown=True),
+        "write": Rule(300.0, is_unknown=True),
+        "streams": Rule(120.0),
+        "read": Rule(120.0),
+        "read_back": Rule(120.0),
+        "pieces": Rule(600.0),
+        "remove": Rule(600.0, is_unknown=True),
     },
     "Notifier": {
-        "holds_credential": Call(10.0),
-        "send": Call(20.0),
+        "holds_credential": Rule(10.0),
+        "send": Rule(20.0),
     },
     # Arithmetic alone, and a simulation asks thousands of times.
-    "PluginPolicy": {"choose": Call(math.inf)},
+    "PluginPolicy": {"choose": Rule(math.inf)},
 }
 """How long each call of a plugin may take, by interface; an iterator may take it for each step."""
 
-LOAD: Final = Call(60.0)
+LOAD: Final = Rule(60.0)
 """A plugin's module is imported, or its hook called."""
 MAX_HANGING: Final = 4
 """A plugin with so many calls that hang is called no more until one of them returns."""
@@ -147,7 +150,7 @@ _BATCH_SECONDS: Final = 0.05
 _MARK: Final = "_guard"
 
 
-class _WrongAnswer(Exception):
+class _WrongAnswer(TypeError):
     """A call returned what its interface does not allow; the message says what."""
 
 
@@ -184,7 +187,7 @@ class Guard:
     def run(
         self,
         what: str,
-        call: Call,
+        rule: Rule,
         request: Callable[[], R],
         passes: Callable[[Exception], bool] = lambda _error: False,
     ) -> R:
@@ -194,21 +197,21 @@ class Guard:
         """
         if _inside.guard is self:
             return request()
-        if math.isinf(call.seconds) or not self._changes_threads:
-            return self._translated(what, call, request, passes)
+        if math.isinf(rule.seconds) or not self._changes_threads:
+            return self._translated(what, rule, request, passes)
         with _lock:
             num_hanging = sum(job.left_by is self for job in _left)
         if num_hanging >= MAX_HANGING:
             raise OverdueError(f"{self._told} hangs: {what} was not tried, as {MAX_HANGING} calls hang")
-        job = _Job(lambda: self._translated(what, call, request, passes))
+        job = _Job(lambda: self._translated(what, rule, request, passes))
         job.begin()
         try:
-            job.done.acquire(timeout=call.seconds)
+            job.done.acquire(timeout=rule.seconds)
         finally:  # also at Ctrl-C
             job.leave(self)
         if job.left_by is not None:
-            unknown = "; its outcome is unknown" if call.is_unknown else ""
-            text = f"{self._told} hangs: {what} has not ended within {call.seconds:.3g} s{unknown}"
+            unknown = "; its outcome is unknown" if rule.is_unknown else ""
+            text = f"{self._told} hangs: {what} has not ended within {rule.seconds:.3g} s{unknown}"
             raise OverdueError(text) from self.broken(f"{what} hangs")
         if job.error is not None:
             raise job.error
@@ -220,7 +223,7 @@ class Guard:
         return _limits.are_enforced and self._is_cut_off and _inside.guard is None
 
     def _translated(
-        self, what: str, call: Call, request: Callable[[], R], passes: Callable[[Exception], bool]
+        self, what: str, rule: Rule, request: Callable[[], R], passes: Callable[[Exception], bool]
     ) -> R:
         outer, _inside.guard = _inside.guard, self
         try:
@@ -233,51 +236,54 @@ class Guard:
             raised = f"raised {type(error).__name__ if self._hides_text else reason_of(error)}"
             broken = self.broken(f"{what} {error if isinstance(error, _WrongAnswer) else raised}")
             broken.__cause__ = error
-            if not call.is_unknown:
+            if not rule.is_unknown:
                 raise broken from error
             raise TransientError(f"{broken}; its outcome is unknown") from broken
         finally:
             _inside.guard = outer
 
-    def call(self, called: _Called, one: Guarded, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def call(
+        self,
+        called: _Called,
+        method: Callable[..., Any],
+        one: Guarded,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
         """Call a method of the plugin's object ``one``."""
-        call, returns = called.call, called.returns
-        if call.seconds_per_mib and args:
-            seconds = call.seconds + call.seconds_per_mib * _num_bytes(args[-1]) / (1 << 20)
-            call = replace(call, seconds=seconds)
-        buffer = None
-        if self._changes_threads and args and isinstance(args[-1], bytearray | memoryview):
-            # A call that is cut off goes on with its buffer, which the caller may use again.
-            buffer = args[-1]
-            args = (*args[:-1], bytearray(buffer) if called.name == "get_range_into" else bytes(buffer))
+        rule, buffer = called.rule, None
+        if rule.seconds_per_mib and args:
+            seconds = rule.seconds + rule.seconds_per_mib * _num_bytes(args[-1]) / (1 << 20)
+            rule = replace(rule, seconds=seconds)
+        if self._changes_threads and args:
+            if isinstance(args[0], Call):
+                deadline = min(args[0].deadline, time.monotonic() + rule.seconds)
+                args = (msgspec.structs.replace(args[0], deadline=deadline), *args[1:])
+            elif isinstance(args[-1], bytearray | memoryview):
+                # A call that is cut off goes on with its buffer, which the caller may use again.
+                buffer = args[-1]
+                args = (*args[:-1], bytearray(buffer) if called.name == "get_range_into" else bytes(buffer))
         found = self.run(
             called.told,
-            call,
-            lambda: self._answer(called.method(one, *args, **kwargs), returns),
+            rule,
+            lambda: self._marked(called.answer(method(one, *args, **kwargs))),
             lambda error: isinstance(error, ValueError) and one._may_refuse(called.name, args, kwargs),  # noqa: SLF001
         )
-        if get_origin(returns) is Iterator:
-            return self._iterated(called, found, get_args(returns)[0])
+        if get_origin(called.returns) is Iterator:
+            return self._iterated(called, found)
         if buffer is not None and called.name == "get_range_into":
             memoryview(buffer).cast("B")[:found] = args[-1][:found]
         return found
 
-    def _answer(self, found: Any, returns: Any) -> Any:
-        """Return what a call has returned, checked and marked; of a generator, which is read once, all."""
-        origin = get_origin(returns)
-        if origin is Iterator:
-            return iter(found)
-        if origin is Sequence and isinstance(found, Iterable) and not isinstance(found, Sequence):
-            found = tuple(found)
-        if returns is not NoneType and not _fits(found, returns):
-            raise _WrongAnswer(f"returned {_kind_of(found)}, not {_name_of(returns)}")
+    def _marked(self, found: Any) -> Any:
+        """Return what a call has returned, and mark the plugin's objects in it."""
         for one in found if isinstance(found, list | tuple) else (found,):
             if isinstance(one, Guarded):
                 class_: Any = type(one)
                 self.enter(one, _interface_of(class_))
         return found
 
-    def _iterated(self, called: _Called, found: Iterator[R], returns: Any) -> Iterator[R]:
+    def _iterated(self, called: _Called, found: Iterator[R]) -> Iterator[R]:
         """Yield what a call's iterator yields, each step guarded like a call."""
         failed: list[BaseException] = []
         is_over = False
@@ -289,7 +295,8 @@ class Guard:
                 if failed:
                     raise failed[0]
                 for item in found:
-                    items.append(self._answer(item, returns))
+                    _check_type(item, get_args(called.returns)[0])
+                    items.append(item)
                     if time.monotonic() >= end:
                         return items
             except BaseException as error:
@@ -302,19 +309,18 @@ class Guard:
 
         while not is_over:
             end = time.monotonic() + _BATCH_SECONDS * self._changes_threads
-            yield from self.run(called.told, called.call, step)
+            yield from self.run(called.told, called.rule, step)
 
 
 @dataclass(frozen=True)
 class _Called:
-    """A method of a plugin's class that is called through the guard."""
+    """A method of an interface, as a plugin brings it."""
 
     interface: type[Guarded]
     name: str
-    method: Callable[..., Any]
 
     @functools.cached_property
-    def call(self) -> Call:
+    def rule(self) -> Rule:
         return CALLS[self.interface.__name__][self.name]
 
     @functools.cached_property
@@ -325,12 +331,29 @@ class _Called:
     def told(self) -> str:
         return f"{self.interface.__name__}.{self.name}()"
 
+    def answer(self, found: Any) -> Any:
+        """Return what the method has returned, if that is of its type; of a generator, all.
+
+        Raises:
+            _WrongAnswer: it is not.
+        """
+        origin = get_origin(self.returns)
+        if origin is Iterator:
+            return iter(found)
+        if origin is Sequence and isinstance(found, Iterable) and not isinstance(found, Sequence):
+            found = tuple(found)
+        _check_type(found, self.returns)
+        return found
+
 
 class Guarded:
     """The base of the interfaces: the calls of a marked object pass its plugin's guard."""
 
+    _is_checked: ClassVar[bool] = True
+    """False: it passes on what another object has returned, which was checked."""
+
     def __init_subclass__(cls) -> None:
-        """Put the guard around each method in ``CALLS`` that the class itself brings, or a class beside."""
+        """Put the guard around the methods in ``CALLS`` that the class brings, or a class beside it."""
         super().__init_subclass__()
         if Guarded in cls.__bases__:
             return
@@ -338,28 +361,41 @@ class Guarded:
             for name in CALLS[interface.__name__]:
                 origin = next(one for one in cls.__mro__ if name in one.__dict__)
                 if origin is cls or not issubclass(origin, interface):
-                    setattr(cls, name, _guarded(interface, name, origin.__dict__[name]))
+                    setattr(cls, name, _guarded(cls, interface, name, origin.__dict__[name]))
 
     def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Return whether a call with these arguments may raise ValueError."""
         return False
 
 
-def _guarded(interface: type[Guarded], name: str, method: Any) -> Any:
-    run = method
-    if not isinstance(method, FunctionType):  # a static method, say
+def _guarded(class_: type[Guarded], interface: type[Guarded], name: str, method: Any) -> Any:
+    called = _Called(interface, name)
+    check = _checks.get((interface, name)) if class_._is_checked else None  # noqa: SLF001
 
-        def run(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(method)
+    def typed(self: Guarded, /, *args: Any, **kwargs: Any) -> Any:
+        return called.answer(method.__get__(self, type(self))(*args, **kwargs))
+
+    run = method if check is None else check(typed)
+    if not isinstance(run, FunctionType):  # a static method, say
+
+        def run(self: Guarded, /, *args: Any, **kwargs: Any) -> Any:
             return method.__get__(self, type(self))(*args, **kwargs)
-
-    called = _Called(interface, name, run)
 
     @functools.wraps(method)
     def guarded(self: Guarded, /, *args: Any, **kwargs: Any) -> Any:
         guard: Guard | None = self.__dict__.get(_MARK)
-        return run(self, *args, **kwargs) if guard is None else guard.call(called, self, args, kwargs)
+        return run(self, *args, **kwargs) if guard is None else guard.call(called, run, self, args, kwargs)
 
     return guarded
+
+
+_checks: dict[tuple[type[Guarded], str], Callable[[Any], Any]] = {}
+
+
+def check_answers(interface: type[Guarded], **checks: Callable[[Any], Any]) -> None:
+    """Put these, by method, around the methods of all subclasses to come: they check what is returned."""
+    _checks.update({(interface, name): check for name, check in checks.items()})
 
 
 @functools.cache
@@ -405,6 +441,11 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     plain = origin or hint
     return not isinstance(plain, type) or isinstance(value, plain)
+
+
+def _check_type(value: Any, hint: Any) -> None:
+    if hint is not NoneType and not _fits(value, hint):
+        raise _WrongAnswer(f"returned {_kind_of(value)}, not {_name_of(hint)}")
 
 
 def _kind_of(value: Any) -> str:

@@ -470,7 +470,7 @@ def _imported(declared: Declared) -> object:
 
 def _check_api_version(declared: Declared, module: object) -> None:
     """Refuse a plugin that was written for other interfaces than these."""
-    version = getattr(module, "cloudspot_api_version", 1)
+    version = getattr(module, "cloudspot_api_version", 2)
     if not isinstance(version, int) or version < 1:
         raise PluginError(f"plugin {declared} is broken: cloudspot_api_version = {version!r} is no version")
     if version != hookspecs.API_VERSION:
