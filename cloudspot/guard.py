@@ -295,7 +295,6 @@ class Guard:
                 if failed:
                     raise failed[0]
                 for item in found:
-                    _check_type(item, get_args(called.returns)[0])
                     items.append(item)
                     if time.monotonic() >= end:
                         return items
@@ -339,11 +338,16 @@ class _Called:
         """
         origin = get_origin(self.returns)
         if origin is Iterator:
-            return iter(found)
+            return self._items(iter(found))
         if origin is Sequence and isinstance(found, Iterable) and not isinstance(found, Sequence):
             found = tuple(found)
         _check_type(found, self.returns)
         return found
+
+    def _items(self, found: Iterator[R]) -> Iterator[R]:
+        for item in found:
+            _check_type(item, get_args(self.returns)[0])
+            yield item
 
 
 class Guarded:

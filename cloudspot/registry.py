@@ -12,7 +12,6 @@ import importlib
 import inspect
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -257,34 +256,31 @@ def policy_names() -> tuple[str, ...]:
 def list_providers() -> tuple[ProviderEntry, ...]:
     """Return all installed providers, the built-in ones first; imports each to see whether it works.
 
-    All are imported at once, and one that takes longer than ``LISTED_SECONDS`` is listed as broken.
+    One whose import takes longer than ``LISTED_SECONDS`` is listed as broken.
     """
-    declared = _all_declared(PROVIDER)
-    errors = {number: one.error for number, one in enumerate(declared)}
-
-    def judge(number: int) -> None:
-        try:
-            _class_of(PROVIDER, declared[number], Provider)  # type: ignore[type-abstract]
-        except CloudspotError as error:
-            errors[number] = str(error)
-
-    threads = [
-        (number, threading.Thread(target=judge, args=(number,), daemon=True))
-        for number, one in enumerate(declared)
-        if one.error is None
-    ]
-    for _, thread in threads:
-        thread.start()
-    end = time.monotonic() + LISTED_SECONDS
-    for number, thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
-        if thread.is_alive():
-            hangs = f"importing it takes longer than {LISTED_SECONDS:g} s"
-            errors[number] = str(_guard_of(PROVIDER, declared[number]).broken(hangs))
     return tuple(
-        ProviderEntry(one.name, one.distribution, one.version, errors[number])
-        for number, one in enumerate(declared)
+        ProviderEntry(one.name, one.distribution, one.version, one.error or _fault_of(one))
+        for one in _all_declared(PROVIDER)
     )
+
+
+def _fault_of(declared: Declared) -> str | None:
+    """Return what is wrong with the provider; None: nothing."""
+    found: list[str] = []
+
+    def judge() -> None:
+        try:
+            _class_of(PROVIDER, declared, Provider)  # type: ignore[type-abstract]
+        except CloudspotError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=judge, daemon=True)
+    thread.start()
+    thread.join(LISTED_SECONDS)
+    if thread.is_alive():
+        why = f"importing it takes longer than {LISTED_SECONDS:g} s"
+        return str(_guard_of(PROVIDER, declared).broken(why))
+    return found[0] if found else None
 
 
 def comes_with_cloudspot(name: str) -> bool:
