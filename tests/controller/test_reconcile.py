@@ -2,6 +2,7 @@ import copy
 import itertools
 import math
 import random
+import threading
 from datetime import timedelta
 
 import msgspec
@@ -12,6 +13,7 @@ from support.worlds.simulation import SimStore, World
 from support.worlds.stopped_calls import Stops, until
 
 from cloudspot.calls import TerminateResult
+from cloudspot.controller import reconcile as module
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
 from cloudspot.errors import AuthError, JobNotFound, PluginError, TransientError
@@ -652,3 +654,42 @@ def test_any_exception_of_one_provider_is_told_and_holds_up_no_job(town, monkeyp
     monkeypatch.setattr(type(town.cloud), "instances", lambda *_args, **_options: 1 / 0)
     [unlisted] = [one for one in reconciler.run_pass() if isinstance(one, Unlisted)]
     assert "ZeroDivisionError" in str(unlisted.error)
+
+
+@pytest.fixture
+def stuck(town):
+    """Two jobs, and a provider of the second that does not answer until the event is set."""
+    released = threading.Event()
+    town.submit("any")
+    town.submit("zealous")
+    town.submit("before", provider="stuck")  # its name comes before one of the others
+
+    class Stuck(SimProvider):
+        def provisioner(self):
+            released.wait()
+            return super().provisioner()
+
+    def open_provider(submission, _spec):
+        kind = Stuck if submission.provider == "stuck" else SimProvider
+        return kind(town.cloud)
+
+    town.open_provider, town.release = open_provider, released.set
+    yield town
+    released.set()
+
+
+def test_a_provider_that_hangs_delays_no_job_of_another(stuck):
+    done = stuck.reconciler().run_pass()
+    assert [next(done).job_id for _ in range(2)] == ["any", "zealous"]
+    stuck.release()
+    (late,) = done
+    assert (late.job_id, late.error) == ("before", None)
+
+
+def test_passes_that_others_follow_do_not_wait_for_a_provider_that_hangs(stuck, monkeypatch):
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
+    reconciler = stuck.reconciler()
+    for _ in range(3):
+        assert {one.job_id for one in reconciler.run_pass(is_last=False)} == {"any", "zealous"}
+    stuck.release()
+    assert {one.job_id for one in reconciler.run_pass()} == {"any", "before", "zealous"}
