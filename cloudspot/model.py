@@ -57,6 +57,29 @@ class Market(OpenEnum):
 GIB: Final = 1 << 30
 
 
+class Capability(str, enum.Enum):
+    """What a provider can do, beside creating, listing and ending machines."""
+
+    CONTAINERS = "containers"
+    """Its machines can run docker or podman, so that a job may have ``run.image``."""
+    CONSOLE = "console"
+    """``Provisioner.console`` tells what a machine has printed."""
+    LOGS = "logs"
+    """``Provider.log_sink`` can keep logs elsewhere than in the object store."""
+    REGISTRY = "registry"
+    """``Provider.registry_login`` logs in to the provider's own registry of containers."""
+    IMAGES = "images"
+    """``Provider.image_host`` keeps images of machines, so that ``cloudspot image`` works."""
+    FUNCTIONS = "functions"
+    """``Provider.function_host`` runs drivers as functions, so that ``cloudspot driver`` works."""
+    PREEMPT = "preempt"
+    """``Provider.preempt`` reclaims a machine, so that ``cloudspot preempt`` works."""
+    THIS_COMPUTER = "this-computer"
+    """Its machines are processes of the computer that drives them, and end when that is switched off. A job
+    of it is driven only where it was submitted, or adopted: else whoever can write to a store would choose
+    what runs there."""
+
+
 class InstanceState(OpenEnum):
     """The state of a machine. Only ``ENDED`` proves that it no longer runs anything.
 

@@ -16,7 +16,15 @@ from cloudspot.interfaces import (
     PreemptionSource,
     Provisioner,
 )
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, RegistryLogin, Resources
+from cloudspot.model import (
+    BootProfile,
+    Capability,
+    CheckResult,
+    NodeIdentity,
+    Offer,
+    RegistryLogin,
+    Resources,
+)
 from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot.plugin.regional import RegionalProvider
 from cloudspot_aliyun.metadata import AliyunNoticeSource, node_identity
@@ -47,7 +55,16 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
 
     name: ClassVar[str] = "aliyun"
     options_type = AliyunOptions
-    has_images: ClassVar[bool] = True
+    capabilities = frozenset(
+        {
+            Capability.CONTAINERS,
+            Capability.CONSOLE,
+            Capability.LOGS,
+            Capability.REGISTRY,
+            Capability.IMAGES,
+            Capability.FUNCTIONS,
+        }
+    )
 
     def preemption_source(self) -> PreemptionSource:
         return AliyunNoticeSource()

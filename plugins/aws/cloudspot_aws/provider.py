@@ -16,7 +16,15 @@ from cloudspot.interfaces import (
     PreemptionSource,
     Provisioner,
 )
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, RegistryLogin, Resources
+from cloudspot.model import (
+    BootProfile,
+    Capability,
+    CheckResult,
+    NodeIdentity,
+    Offer,
+    RegistryLogin,
+    Resources,
+)
 from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot.plugin.regional import RegionalProvider, RegionalProvisioner
 from cloudspot_aws.imds import SpotNoticeSource, node_identity
@@ -31,7 +39,17 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
 
     name: ClassVar[str] = "aws"
     options_type = AwsOptions
-    has_images: ClassVar[bool] = True
+    capabilities = frozenset(
+        {
+            Capability.CONTAINERS,
+            Capability.CONSOLE,
+            Capability.LOGS,
+            Capability.REGISTRY,
+            Capability.IMAGES,
+            Capability.FUNCTIONS,
+            Capability.PREEMPT,
+        }
+    )
 
     def preemption_source(self) -> PreemptionSource:
         return SpotNoticeSource()
