@@ -144,6 +144,19 @@ class Billing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return max(self.minimum_seconds, math.ceil(seconds / self.increment_seconds) * self.increment_seconds)
 
 
+class PricePart(msgspec.Struct, frozen=True, kw_only=True):
+    """What a price adds up, such as the machine and its disk."""
+
+    name: str
+    per_hour: Price | None
+    """In the offer's currency; None: it costs something that nobody tells, and that the price leaves out."""
+
+    def __str__(self) -> str:
+        if self.per_hour is None:
+            return f"{self.name} not counted"
+        return f"{self.name} {self.per_hour:.6f}".rstrip("0").rstrip(".")
+
+
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that can be bought: an instance type in a zone on a market, with its price."""
 
@@ -163,9 +176,21 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     network: str = ""
     """Machines of different networks, such as two regions' VPCs, do not reach each other; empty: all of the
     provider's do."""
+    extras_per_hour: Price = 0.0
+    """What of the price is for what is billed beside the machine, such as its disk."""
+    price_parts: tuple[PricePart, ...] = ()
+    """What the price adds up, for people; empty: nobody tells."""
+    region: str = ""
+    """Where the provider has several at once: the one in which the machine would be."""
+    image: str = ""
+    """The id of the image from which the machine would start, where the provider finds it with the offer."""
+    image_gib: Tally = 0
+    """How large that image is; see ``cloudspot.plugin.launchrequests.disk_gib``."""
+    has_setup: bool = False
+    """The image is one of ``ImageHost``, and the job's setup is done in it."""
     details: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """What the plugin looked up for this offer, such as an image's id, so that ``render`` needs no I/O. It is
-    stored with the launch and holds no secret. ``price_parts`` may tell people what the price adds up."""
+    """What the plugin alone needs of what it has looked up, so that ``render`` needs no I/O. It is stored
+    with the launch and holds no secret."""
 
     @property
     def key(self) -> str:
@@ -177,18 +202,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         return self.network == other.network or not (self.network and other.network)
 
     @property
-    def price_parts(self) -> str:
+    def price_text(self) -> str:
         """What the price adds up, such as ``machine 0.0318, disk 0.011``; empty: nobody tells."""
-        return self.details.get("price_parts", "")
-
-    @property
-    def extras_per_hour(self) -> float:
-        """What of the price is for what is billed beside the machine, such as its disk; 0: nobody tells."""
-        try:
-            extras = float(self.details.get("extras_per_hour", 0.0))
-        except ValueError:
-            return 0.0
-        return min(extras, self.price_per_hour) if extras > 0 else 0.0
+        return ", ".join(map(str, self.price_parts))
 
 
 class DriverFunction(msgspec.Struct, frozen=True, kw_only=True):

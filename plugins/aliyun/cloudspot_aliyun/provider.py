@@ -143,7 +143,7 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
     def _transfer_price(self, offer: Offer) -> float:
         from cloudspot_aliyun.pricing import transfer_price
 
-        return transfer_price(offer.details["region"], self.clients.region, offer.currency)
+        return transfer_price(offer.region, self.clients.region, offer.currency)
 
     def _make_provisioner_of(self, options: AliyunOptions, clients: AliyunClients) -> Provisioner:
         from cloudspot_aliyun.ecs import EcsProvisioner

@@ -145,7 +145,7 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
     def _transfer_price(self, offer: Offer) -> float:
         from cloudspot_aws.pricing import transfer_price
 
-        return transfer_price(offer.details["region"], self.clients.region)
+        return transfer_price(offer.region, self.clients.region)
 
     def _make_provisioner_of(self, options: AwsOptions, clients: AwsClients) -> Provisioner:
         from cloudspot_aws.ec2 import Ec2Provisioner

@@ -178,7 +178,7 @@ class TestEcsImages(EmulatedImageTests):
         provider.image_host().save(made, key=KEY, job_name="kit-job")
         assert self._wait(account).size_gib == 200
         group = self._group(account, self.provider(account, key=KEY), launch=2)
-        assert group.offer.details["image_gib"] == "200"
+        assert group.offer.image_gib == 200
         self._launch(account, self.provider(account, key=KEY), launch=2)
 
     def _snapshots(self, account):
