@@ -441,6 +441,8 @@ def _fits(value: Any, hint: Any) -> bool:
         (item,) = get_args(hint)
         is_sequence = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         return is_sequence and all(_fits(one, item) for one in value)
+    if origin is frozenset:
+        return isinstance(value, frozenset) and all(_fits(one, get_args(hint)[0]) for one in value)
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     plain = origin or hint

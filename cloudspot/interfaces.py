@@ -53,6 +53,7 @@ from cloudspot.host.names import MAX_SEGMENT_BYTES, is_safe_name
 from cloudspot.model import (
     Asset,
     BootProfile,
+    Capability,
     DriverFunction,
     FunctionStatus,
     Instance,
@@ -172,10 +173,10 @@ class Provisioner(Guarded, ABC):
         """
 
     def console(self, instance: Instance) -> str:
-        """Return what the machine has printed since its boot, as far as the provider has it.
+        """Return what the machine has printed since its boot, as far as the provider has it (CONSOLE).
 
         Drivers ask while a machine that was launched has not come up, to say why. The end may be missing, and
-        the beginning of a long text. The default is for providers that do not keep it.
+        the beginning of a long text.
         """
         return ""
 
@@ -812,6 +813,23 @@ class LogSink(Guarded, ABC):
         )
 
 
+CAPABILITY_METHODS: Final = {
+    Capability.LOGS: "log_sink",
+    Capability.REGISTRY: "registry_login",
+    Capability.IMAGES: "image_host",
+    Capability.FUNCTIONS: "function_host",
+    Capability.PREEMPT: "preempt",
+}
+"""The methods of Provider that belong to one capability."""
+_LACKS: Final = {
+    Capability.IMAGES: (
+        "makes no images of machines; run.image can name a container that has what the job needs"
+    ),
+    Capability.FUNCTIONS: "runs no functions; cloudspot reconcile drives jobs too, from cron, say",
+    Capability.PREEMPT: "cannot reclaim a machine on demand",
+}
+
+
 class Provider(Guarded, ABC):
     """What a plugin registers: factories of the interfaces. Importing its module imports no SDK.
 
@@ -823,14 +841,9 @@ class Provider(Guarded, ABC):
     """The entry point's name, and that of the job file's table ``[providers.NAME]``."""
     options_type: ClassVar[type[msgspec.Struct]]
     """The type of that table; a field without a default is required."""
-    can_run_containers: ClassVar[bool] = True
-    """Whether docker or podman can run on its machines, so that a job may have ``run.image``."""
-    has_images: ClassVar[bool] = False
-    """Whether ``image_host`` returns one."""
-    is_this_computer: ClassVar[bool] = False
-    """Its machines are processes of the computer that drives them, and end when that is switched off. A job
-    of it is driven only where it was submitted, or adopted: else whoever can write to a store would choose
-    what runs there."""
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+    """What it can do. A method that belongs to one of them is overridden where that is declared, and is not
+    called where it is not."""
     cut_network_advice: ClassVar[str] = ""
     """What may keep its machines from reaching one another, and what to change, for the message that they do
     not."""
@@ -842,6 +855,13 @@ class Provider(Guarded, ABC):
     def __init__(self, options: msgspec.Struct) -> None:
         """Keep the job's options, an ``options_type``; do no I/O."""
         self.options = options
+
+    @classmethod
+    def require(cls, capability: Capability) -> None:
+        """Raise CloudspotError, with what to do instead, unless the provider has declared the capability."""
+        if capability not in cls.capabilities:
+            lack = _LACKS.get(capability, f"does not declare {capability.value!r}")
+            raise CloudspotError(f"provider {cls.name!r} {lack}")
 
     @abstractmethod
     def provisioner(self) -> Provisioner:
@@ -876,28 +896,15 @@ class Provider(Guarded, ABC):
         return {}
 
     def function_host(self) -> FunctionHost:
-        """Return where a driver can run as a function, for jobs that nobody is awake to drive.
-
-        Raises:
-            CloudspotError: the provider runs no functions.
-        """
-        raise CloudspotError(
-            f"provider {self.name!r} runs no functions; cloudspot reconcile drives jobs too, from cron, say"
-        )
+        """Return where a driver can run as a function, for jobs that nobody is awake to drive (FUNCTIONS)."""
+        raise NotImplementedError
 
     def image_host(self) -> ImageHost:
-        """Return where images of machines are kept. Its options then have a field ``setup_key``.
-
-        Raises:
-            CloudspotError: the provider keeps none.
-        """
-        raise CloudspotError(
-            f"provider {self.name!r} makes no images of machines; run.image can name a container that has "
-            "what the job needs"
-        )
+        """Return where images of machines are kept (IMAGES). Its options then have a field ``setup_key``."""
+        raise NotImplementedError
 
     def registry_login(self, registry: str) -> RegistryLogin | None:
-        """Return a new log-in for a registry of container images of this provider's; None: it is not one.
+        """Return a new log-in for a registry of container images of this provider's (REGISTRY), or None.
 
         ``registry`` is the host in an image's name. Asked where a job is submitted and, before each pull, on
         its nodes: with the credentials and the rights that each has.
@@ -920,7 +927,7 @@ class Provider(Guarded, ABC):
         return None
 
     def log_sink(self, store: ObjectStore, job_id: str) -> LogSink | None:
-        """Return the sink for the job's logs; None keeps them in the object store."""
+        """Return the sink for the job's logs (LOGS); None keeps them in the object store."""
         return None
 
     def check(self, request: CheckRequest) -> CheckResults:
@@ -928,12 +935,12 @@ class Provider(Guarded, ABC):
         return CheckResults()
 
     def preempt(self, request: PreemptRequest) -> PreemptResult:
-        """Reclaim a machine on purpose, for drills.
+        """Reclaim a machine on purpose, for drills (PREEMPT).
 
         Raises:
-            CloudspotError: the provider cannot.
+            CloudspotError: the provider cannot take this one, or not with this notice.
         """
-        raise CloudspotError(f"provider {self.name!r} cannot reclaim a machine on demand")
+        raise NotImplementedError
 
 
 class Notifier(Guarded, ABC):

@@ -24,9 +24,10 @@ import cloudspot
 from cloudspot import hookspecs
 from cloudspot.errors import CloudspotError, PluginError, SpecError
 from cloudspot.guard import LOAD, Guard, Guarded, attribute_fault
-from cloudspot.interfaces import Notifier, ObjectStore, Provider
+from cloudspot.interfaces import CAPABILITY_METHODS, Notifier, ObjectStore, Provider
 from cloudspot.jobfile.spec import POLICIES, JobSpec, decode_options
 from cloudspot.jobfile.tables import convert
+from cloudspot.model import Capability
 from cloudspot.plugin.installed import COMMAND_GROUP, Declared, from_distributions
 
 R = TypeVar("R")
@@ -102,7 +103,7 @@ def open_provider(name: str, spec: JobSpec | None, configured: Mapping[str, Any]
     if spec is not None and configured:
         table = {**configured, **spec.providers.get(name, {})}
         spec = msgspec.structs.replace(spec, providers={**spec.providers, name: table})
-    if spec is not None and spec.run.image is not None and not class_.can_run_containers:
+    if spec is not None and spec.run.image is not None and Capability.CONTAINERS not in class_.capabilities:
         raise SpecError(
             f'run.image: machines of the provider "{name}" run no containers; the table providers.{name} '
             "says which image they have"
@@ -390,9 +391,18 @@ def _class_of(kind: Kind, declared: Declared, base: type[R]) -> type[R]:
         fault = f'{class_.__name__}.name is {name!r}, not "{declared.name}", as its entry point has it'
     else:
         fault = attribute_fault(class_, base) if issubclass(base, Guarded) else None
+        if fault is None and issubclass(class_, Provider):
+            fault = _capability_fault(class_)
     if fault is not None:
         raise _guard_of(kind, declared).broken(fault)
     return class_
+
+
+def _capability_fault(class_: type[Provider]) -> str | None:
+    for capability, method in CAPABILITY_METHODS.items():
+        if capability in class_.capabilities and getattr(class_, method) is getattr(Provider, method):
+            return f"{class_.__name__} declares {capability.value!r}, and lacks {method}"
+    return None
 
 
 def _made(kind: Kind, declared: Declared, make: Callable[[], G], interface: type[Guarded]) -> G:

@@ -7,8 +7,8 @@ In docs/cli.md the usage and the options of each command come from click; in doc
 come from the types and their docstrings; in docs/failure-modes.md the figures from the code's constants; in
 docs/architecture.md the rooms and layers from the import linter's contract and the rooms' first lines; in
 docs/plugin-kits.md what is broken on purpose from the tests of the kits, and how long each call of a plugin
-may take; in docs/outputs.md the names of what is never kept from the agent's lists; docs/plugin-api.txt is all
-that plugins build on.
+may take; in docs/outputs.md the names of what is never kept from the agent's lists. docs/plugin-api.txt is
+all that plugins build on.
 What is generated stands between two comments; the rest is written by hand.
 """
 
@@ -24,6 +24,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import getsource
 from pathlib import Path
 from types import ModuleType
 
@@ -53,7 +54,9 @@ from cloudspot.jobfile.spec import JobSpec, Nodes
 from cloudspot.jobfile.toml import read_toml
 from cloudspot.jobstore.nodes import delivering
 from cloudspot.local.options import LocalOptions
+from cloudspot.model import Capability
 from cloudspot.plugin import cloudprovider
+from cloudspot.registry import provider_class
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = "cloudspot/job.schema.json"
@@ -97,7 +100,11 @@ def generated() -> Mapping[str, str]:
         ),
         "docs/plugin-kits.md": _with_regions(
             (ROOT / "docs" / "plugin-kits.md").read_text(encoding="utf-8"),
-            {"broken on purpose": broken_on_purpose(), "time limits": time_limits()},
+            {
+                "broken on purpose": broken_on_purpose(),
+                "capabilities": capabilities(),
+                "time limits": time_limits(),
+            },
         ),
         "docs/outputs.md": _with_regions(
             (ROOT / "docs" / "outputs.md").read_text(encoding="utf-8"), {"never kept": never_kept()}
@@ -198,6 +205,27 @@ def never_kept() -> str:
 # --- what the kits catch ------------------------------------------------------------------------
 
 
+def capabilities() -> str:
+    """Return the table of what a provider can declare, with those of this repository that do."""
+    providers = ("local", *(name for name, _ in _PLUGINS))
+    known = {name: provider_class(name).capabilities for name in providers}
+    rows = [
+        f"| `{one.name}` | {text} | {', '.join(name for name in providers if one in known[name])} |"
+        for one, text in zip(Capability, constant_docs(Capability), strict=True)
+    ]
+    return "\n".join(["", "| capability | what it means | declared by |", "|---|---|---|", *rows, "", ""])
+
+
+def constant_docs(kind: type) -> list[str]:
+    """Return the docstrings below the constants of a class, each on one line."""
+    (body,) = ast.parse(textwrap.dedent(getsource(kind))).body
+    assert isinstance(body, ast.ClassDef)
+    values = [one.value for one in body.body[1:] if isinstance(one, ast.Expr)]
+    return [
+        " ".join(str(one.value).split()).replace("``", "`") for one in values if isinstance(one, ast.Constant)
+    ]
+
+
 def broken_on_purpose() -> str:
     """Return a table of the parts of providers that tests break, and of the kits' tests that fail then."""
     modules = [
@@ -236,8 +264,8 @@ COVERED = (
 def surface() -> Iterator[str]:
     """Yield all public names of these modules with their signatures, as the source has them."""
     root = Path(cloudspot.__file__).parent
-    yield "# All that plugins build on: what changes here as they would notice raises cloudspot.hookspecs.API_VERSION."
-    yield "# Written by docs/generate.py."
+    yield "# All that plugins build on, written by docs/generate.py. A change that a plugin would notice raises"
+    yield "# cloudspot.hookspecs.API_VERSION; see docs/architecture.md, Compatibility."
     for name in COVERED:
         place = root.joinpath(*name.split("."))
         for path in sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]:

@@ -17,7 +17,7 @@ from cloudspot.local.metadata import LocalPreemptionSource, fetch_json
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.local.supervisor_start import node_python_path
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity
+from cloudspot.model import BootProfile, Capability, CheckResult, NodeIdentity
 from cloudspot.plugin.optionchecks import data_cache_variable
 
 
@@ -25,7 +25,9 @@ class LocalProvider(Provider):
     """Machines as process trees on this host: the same boot script, agent and trainer as in a cloud."""
 
     name: ClassVar[str] = "local"
-    is_this_computer: ClassVar[bool] = True
+    capabilities = frozenset(
+        {Capability.CONTAINERS, Capability.CONSOLE, Capability.PREEMPT, Capability.THIS_COMPUTER}
+    )
     options_type = LocalOptions
 
     def __init__(self, options: LocalOptions | None = None) -> None:

@@ -31,7 +31,7 @@ def decode_request(request: LaunchRequest, type_: type[Body]) -> Body:
 
 def boot_disk_gib(group: InstanceGroup, *, wanted_bytes: int) -> int:
     """Return the size of the boot disk; see ``disk_gib``. The image's size is in the offer."""
-    return disk_gib(int(group.offer.details["image_gib"]), group.resources, wanted_bytes=wanted_bytes)
+    return disk_gib(group.offer.image_gib, group.resources, wanted_bytes=wanted_bytes)
 
 
 def disk_gib(image_gib: int, resources: Resources, *, wanted_bytes: int) -> int:

@@ -103,7 +103,7 @@ class RegionalProvider(CloudProvider[Options, Clients]):
 class RegionalProvisioner(Provisioner):
     """The machines of several regions. Thread-safe.
 
-    Each region's offers have ``region`` in their details, and its requests have it in their bodies.
+    Each region's offers name their ``region``, and its requests have it in their bodies.
     """
 
     def __init__(
@@ -214,10 +214,9 @@ class RegionalProvisioner(Provisioner):
         return region
 
     def _of(self, offer: Offer) -> Provisioner:
-        region = offer.details.get("region", "")
-        if region not in self._each:
+        if offer.region not in self._each:
             raise ProvisionError(f"{offer.key} is in none of the job's regions, {self._names}")
-        return self._each[region]
+        return self._each[offer.region]
 
     def _note(self, region: str, machines: Sequence[Instance]) -> None:
         with self._lock:

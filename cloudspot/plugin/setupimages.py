@@ -84,7 +84,7 @@ def base_digest(image: str, *, has_cloudspot: bool) -> str:
 
 def image_of(offer: Offer) -> str | None:
     """Return the id of the image with which an offer's machines skip the setup, or None."""
-    return offer.details["image"].rpartition("/")[2] if SETUP in offer.details else None
+    return offer.image.rpartition("/")[2] if offer.has_setup else None
 
 
 def counted_gib(base_gib: int, image: MachineImage, resources: Resources, *, wanted_bytes: int) -> int:

@@ -21,7 +21,7 @@ class Body(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def group(**fields):
-    offer = Records.offer("sky-1a", details={"image_gib": "20"})
+    offer = Records.offer("sky-1a", image_gib=20)
     return group_of(offer, **{"num_nodes": 2, "launch": 3, "min_nodes": 1, "max_seconds": 3600.4, **fields})
 
 

@@ -277,7 +277,8 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
             code, is_alone = ERRORS.code_of(error), len(ids) == 1
             if is_alone and code in _GONE:
                 return
-            refused = ERRORS.translation(error, "releasing it" if is_alone else "releasing them", _NOT_YET)
+            what = f"releasing {ids[0]}" if is_alone else f"releasing {len(ids)} machines"
+            refused = ERRORS.translation(error, what, _NOT_YET)
             # A single machine that is not ready yet fails the whole call.
             raise refused if is_alone or code not in _NOT_YET else CloudspotError(str(refused)) from error
         with self._lock:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from cloudspot.errors import SpecError
 from cloudspot.model import Market, Offer, Resources
 from cloudspot.plugin.cloudprovider import OfferFinder
 from cloudspot.plugin.machinetypes import fitting_types
 from cloudspot.plugin.priceparts import with_extras
-from cloudspot.plugin.setupimages import SETUP, counted_gib
+from cloudspot.plugin.setupimages import counted_gib
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.lookups import Image, check_names, check_region, find_groups, find_image, find_network
 from cloudspot_aliyun.machinetypes import InstanceType, all_types, named_types, stock
@@ -63,14 +63,12 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
             lambda: release_rates(clients, [one.name for one in types]),
         )
         start = self._start(image, resources)
-        disk = self._disk(resources, int(start["image_gib"]), [one.name for one in types])
+        disk = self._disk(resources, start["image_gib"], [one.name for one in types])
         candidates: list[tuple[Offer, bool]] = []
         for type_ in types:
             by_zone = self._spot_prices(type_.name)
             for zone in sorted(zones):
                 details = {
-                    "region": region,
-                    **start,
                     "vswitch": network.vswitches[zone],
                     "security_groups": ",".join(groups),
                 }
@@ -97,6 +95,8 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
                         currency=currency,
                         billing=BILLING,
                         network=region,
+                        region=region,
+                        **start,
                         details={**details, "release_rate": rate} if rate else details,
                     )
                     is_given = type_.name in options.on_demand_prices
@@ -116,13 +116,13 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
             return None
         return min(found.price, self._options.max_price or found.price)
 
-    def _start(self, image: Image, resources: Resources) -> dict[str, str]:
-        """Return from which image machines start, and how large it counts."""
+    def _start(self, image: Image, resources: Resources) -> dict[str, Any]:
+        """Return the fields of offers that tell from which image machines start, and how large it counts."""
         found = self._setup_image(AliyunImageHost(self._options, self._clients), self._options.setup_key)
         if found is None:
-            return {"image": image.id, "image_gib": str(image.size_gib)}
+            return {"image": image.id, "image_gib": image.size_gib}
         size = counted_gib(image.size_gib, found, resources, wanted_bytes=self._options.disk)
-        return {"image": found.id, "image_gib": str(size), SETUP: found.key}
+        return {"image": found.id, "image_gib": size, "has_setup": True}
 
     def _types(
         self, resources: Resources, architecture: str, zones: set[str], in_stock: dict[Market, Stock]

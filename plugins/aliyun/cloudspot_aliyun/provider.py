@@ -16,7 +16,15 @@ from cloudspot.interfaces import (
     PreemptionSource,
     Provisioner,
 )
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, RegistryLogin, Resources
+from cloudspot.model import (
+    BootProfile,
+    Capability,
+    CheckResult,
+    NodeIdentity,
+    Offer,
+    RegistryLogin,
+    Resources,
+)
 from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot.plugin.regional import RegionalProvider
 from cloudspot_aliyun.metadata import AliyunNoticeSource, node_identity
@@ -47,7 +55,16 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
 
     name: ClassVar[str] = "aliyun"
     options_type = AliyunOptions
-    has_images: ClassVar[bool] = True
+    capabilities = frozenset(
+        {
+            Capability.CONTAINERS,
+            Capability.CONSOLE,
+            Capability.LOGS,
+            Capability.REGISTRY,
+            Capability.IMAGES,
+            Capability.FUNCTIONS,
+        }
+    )
 
     def preemption_source(self) -> PreemptionSource:
         return AliyunNoticeSource()
@@ -126,7 +143,7 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
     def _transfer_price(self, offer: Offer) -> float:
         from cloudspot_aliyun.pricing import transfer_price
 
-        return transfer_price(offer.details["region"], self.clients.region, offer.currency)
+        return transfer_price(offer.region, self.clients.region, offer.currency)
 
     def _make_provisioner_of(self, options: AliyunOptions, clients: AliyunClients) -> Provisioner:
         from cloudspot_aliyun.ecs import EcsProvisioner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Final
+from typing import Any, Final
 
 from cloudspot.model import Market, Offer, Resources
 from cloudspot.plugin.answers import moment, price, readable
@@ -12,7 +12,7 @@ from cloudspot.plugin.cloudprovider import OfferFinder
 from cloudspot.plugin.launchrequests import disk_gib
 from cloudspot.plugin.machinetypes import fitting_types
 from cloudspot.plugin.priceparts import Extras, with_extras
-from cloudspot.plugin.setupimages import SETUP, counted_gib
+from cloudspot.plugin.setupimages import counted_gib
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.lookups import (
@@ -66,13 +66,11 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         start = self._start(image, resources)
         offers = []
         for type_ in types:
-            disk = self._disk(resources, int(start["image_gib"]), region, type_.name)
+            disk = self._disk(resources, start["image_gib"], region, type_.name)
             on_demand = self._on_demand_price(region, type_.name)
             for zone in sorted(zones[type_.name] & set(subnets)):
                 extras = {**disk, **self._address(subnets[zone], type_.name)}
                 details = {
-                    "region": region,
-                    **start,
                     "root_device": image.root_device,
                     "subnet": subnets[zone].id,
                     **({"is_burstable": "yes"} if type_.is_burstable else {}),
@@ -88,6 +86,8 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
                             on_demand_price_per_hour=on_demand,
                             billing=BILLING,
                             network=region,
+                            region=region,
+                            **start,
                             details=details,
                         ),
                         extras,
@@ -101,13 +101,13 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         """Return the newest price of the type in the zone, in USD an hour; None: there is none."""
         return self._spot_prices((offer.instance_type,)).get((offer.instance_type, offer.zone))
 
-    def _start(self, image: Image, resources: Resources) -> dict[str, str]:
-        """Return from which image machines start, and how large it counts."""
+    def _start(self, image: Image, resources: Resources) -> dict[str, Any]:
+        """Return the fields of offers that tell from which image machines start, and how large it counts."""
         setup_image = self._setup_image(AwsImageHost(self._options, self._clients), self._options.setup_key)
         if setup_image is None:
-            return {"image": image.id, "image_gib": str(image.size_gib)}
+            return {"image": image.id, "image_gib": image.size_gib}
         size = counted_gib(image.size_gib, setup_image, resources, wanted_bytes=self._options.disk)
-        return {"image": setup_image.id, "image_gib": str(size), SETUP: setup_image.key}
+        return {"image": setup_image.id, "image_gib": size, "has_setup": True}
 
     def _types(self, resources: Resources, image: Image) -> list[InstanceType]:
         options, clients = self._options, self._clients

@@ -16,7 +16,15 @@ from cloudspot.interfaces import (
     PreemptionSource,
     Provisioner,
 )
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, RegistryLogin, Resources
+from cloudspot.model import (
+    BootProfile,
+    Capability,
+    CheckResult,
+    NodeIdentity,
+    Offer,
+    RegistryLogin,
+    Resources,
+)
 from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot.plugin.regional import RegionalProvider, RegionalProvisioner
 from cloudspot_aws.imds import SpotNoticeSource, node_identity
@@ -31,7 +39,17 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
 
     name: ClassVar[str] = "aws"
     options_type = AwsOptions
-    has_images: ClassVar[bool] = True
+    capabilities = frozenset(
+        {
+            Capability.CONTAINERS,
+            Capability.CONSOLE,
+            Capability.LOGS,
+            Capability.REGISTRY,
+            Capability.IMAGES,
+            Capability.FUNCTIONS,
+            Capability.PREEMPT,
+        }
+    )
 
     def preemption_source(self) -> PreemptionSource:
         return SpotNoticeSource()
@@ -127,7 +145,7 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
     def _transfer_price(self, offer: Offer) -> float:
         from cloudspot_aws.pricing import transfer_price
 
-        return transfer_price(offer.details["region"], self.clients.region)
+        return transfer_price(offer.region, self.clients.region)
 
     def _make_provisioner_of(self, options: AwsOptions, clients: AwsClients) -> Provisioner:
         from cloudspot_aws.ec2 import Ec2Provisioner

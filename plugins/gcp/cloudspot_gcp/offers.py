@@ -18,7 +18,7 @@ from cloudspot.plugin.cloudprovider import FAILURE_SECONDS, OfferFinder
 from cloudspot.plugin.launchrequests import disk_gib
 from cloudspot.plugin.machinetypes import fitting_types
 from cloudspot.plugin.priceparts import Extras, with_extras
-from cloudspot.plugin.setupimages import SETUP, counted_gib
+from cloudspot.plugin.setupimages import counted_gib
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.lookups import (
     GcpMachineType,
@@ -82,7 +82,7 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
             for _, type_, known in priced:
                 able = [zone for zone in zones[region] if zone in type_.zones]
                 others = [zone for zone in all_zones[region] if zone not in able]
-                details = self._details(type_, region, start, account) | {"zones": ",".join(able)}
+                details = self._details(type_, account) | {"zones": ",".join(able)}
                 if others:
                     details["other_zones"] = ",".join(others)
                 extras = {
@@ -99,6 +99,10 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
                             on_demand_price_per_hour=known[Market.ON_DEMAND].usd,
                             billing=BILLING,
                             transfer_price_per_gib=transfer_price(region, regions[0]),
+                            region=region,
+                            image=start.path,
+                            image_gib=start.size_gib,
+                            has_setup=start.setup_key is not None,
                             details={**details, "price_source": price.source},
                         ),
                         extras[market],
@@ -175,16 +179,8 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
             )
         return able
 
-    def _details(self, one: GcpMachineType, region: str, image: Image, account: str) -> dict[str, str]:
-        details = {
-            "project": self._clients.project,
-            "region": region,
-            "image": image.path,
-            "image_gib": str(image.size_gib),
-            "service_account": account,
-        }
-        if image.setup_key is not None:
-            details[SETUP] = image.setup_key
+    def _details(self, one: GcpMachineType, account: str) -> dict[str, str]:
+        details = {"project": self._clients.project, "service_account": account}
         if one.accelerator_count:
             details["has_accelerator"] = str(one.accelerator)
         if one.is_attached:

@@ -16,7 +16,7 @@ from cloudspot.interfaces import (
     PreemptionSource,
     Provisioner,
 )
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, RegistryLogin, Resources
+from cloudspot.model import BootProfile, Capability, CheckResult, NodeIdentity, RegistryLogin, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider
 from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot_gcp.metadata import GcePreemptionSource, node_identity
@@ -31,7 +31,17 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
 
     name: ClassVar[str] = "gcp"
     options_type = GcpOptions
-    has_images: ClassVar[bool] = True
+    capabilities = frozenset(
+        {
+            Capability.CONTAINERS,
+            Capability.CONSOLE,
+            Capability.LOGS,
+            Capability.REGISTRY,
+            Capability.IMAGES,
+            Capability.FUNCTIONS,
+            Capability.PREEMPT,
+        }
+    )
 
     def preemption_source(self) -> PreemptionSource:
         return GcePreemptionSource()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cloudspot.calls import PreemptRequest, PreemptResult
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import PreemptionSource, Provisioner
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
+from cloudspot.model import BootProfile, Capability, CheckResult, NodeIdentity, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider
 from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot_kubernetes.notice import PodNoticeSource, node_identity
@@ -23,7 +23,7 @@ class KubernetesProvider(CloudProvider[KubernetesOptions, "Cluster"]):
 
     name: ClassVar[str] = "kubernetes"
     options_type = KubernetesOptions
-    can_run_containers = False
+    capabilities = frozenset({Capability.CONSOLE, Capability.PREEMPT})
     cut_network_advice: ClassVar[str] = (
         "a NetworkPolicy of the namespace may deny it: allow all TCP ports from and to pods with the label "
         "cloudspot-job"

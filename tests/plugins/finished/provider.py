@@ -11,7 +11,7 @@ from cloudspot_paper.provisioner import PaperProvisioner, open_cloud
 from cloudspot.calls import CheckRequest, CheckResults, PreemptRequest, PreemptResult
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
-from cloudspot.model import BootProfile, CheckResult, EndReason, NodeIdentity
+from cloudspot.model import BootProfile, Capability, CheckResult, EndReason, NodeIdentity
 
 
 class PaperOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -20,6 +20,7 @@ class PaperOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
 
 class PaperProvider(Provider):
     name = "paper"
+    capabilities = frozenset({Capability.PREEMPT})
     options_type = PaperOptions
 
     def provisioner(self) -> Provisioner:

@@ -51,6 +51,7 @@ from cloudspot.interfaces import (
 )
 from cloudspot.model import (
     BootProfile,
+    Capability,
     CheckResult,
     Instance,
     InstanceGroup,
@@ -178,6 +179,7 @@ class FrozenProvider(Provider):
 
     name: ClassVar[str] = "frozen"
     options_type: ClassVar[type[msgspec.Struct]] = FrozenOptions
+    capabilities: ClassVar[frozenset[Capability]] = frozenset({Capability.PREEMPT})
 
     def provisioner(self) -> Provisioner:
         return FrozenProvisioner(self.options)

@@ -13,6 +13,7 @@ from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaErro
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
 from cloudspot.model import (
     BootProfile,
+    Capability,
     EndReason,
     Instance,
     InstanceState,
@@ -182,6 +183,7 @@ class MemorySource(PreemptionSource):
 
 class MemoryProvider(Provider):
     name: ClassVar[str] = "memory"
+    capabilities = frozenset({Capability.PREEMPT})
     options_type = msgspec.defstruct("MemoryOptions", [], kw_only=True, frozen=True)
     provisioner_type = MemoryProvisioner
     source_type = MemorySource
