@@ -46,9 +46,9 @@ from cloudspot.calls import (
     TerminateRequest,
     TerminateResult,
 )
+from cloudspot.calls.guard import Guarded, check_answers
 from cloudspot.decoding import MAX_PRICE, MAX_TALLY, StreamName, fault_of, is_possible_time
 from cloudspot.errors import CloudspotError, ProvisionError, StoreRefused, TransientError
-from cloudspot.guard import Guarded, check_answers
 from cloudspot.host.names import MAX_SEGMENT_BYTES, is_safe_name
 from cloudspot.model import (
     Asset,

@@ -2,7 +2,7 @@
 
 Plugins are found by the entry points and hooks of :mod:`cloudspot.hookspecs`, and so are the built-in ones,
 whose names nobody can take. A broken plugin hides no other. Whatever a hook returns is checked here, and
-guarded from here on (:mod:`cloudspot.guard`).
+guarded from here on (:mod:`cloudspot.calls.guard`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import pluggy
 
 import cloudspot
 from cloudspot import hookspecs
+from cloudspot.calls.guard import LOAD, Guard, Guarded, attribute_fault
 from cloudspot.errors import CloudspotError, PluginError, SpecError
-from cloudspot.guard import LOAD, Guard, Guarded, attribute_fault
 from cloudspot.interfaces import CAPABILITY_METHODS, Notifier, ObjectStore, Provider
 from cloudspot.jobfile.spec import POLICIES, JobSpec, decode_options
 from cloudspot.jobfile.tables import convert

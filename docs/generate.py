@@ -41,13 +41,13 @@ from cloudspot.agent.membership import peers
 from cloudspot.agent.notices import notice_pipe
 from cloudspot.agent.training.watching import drain_schedule
 from cloudspot.boot import script
+from cloudspot.calls.guard import CALLS
 from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import SHORT_HELPS, program
 from cloudspot.cli.sharedoptions import DEBUG_HELP, JSON_HELP, STORE_HELP
 from cloudspot.controller import act, decide, launchrequest, loop
 from cloudspot.controller.assess import observed_duration
 from cloudspot.controller.supply import refusals, restarts
-from cloudspot.guard import CALLS
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobfile.json_schema import field_docs, job_schema
 from cloudspot.jobfile.spec import JobSpec, Nodes
@@ -255,7 +255,6 @@ COVERED = (
     "market.plugin_policy",
     "model",
     "plugin",
-    "retrying",
     "testing",
 )
 """The modules of cloudspot, and packages with all of theirs, that the version of the interfaces covers."""
@@ -264,8 +263,8 @@ COVERED = (
 def surface() -> Iterator[str]:
     """Yield all public names of these modules with their signatures, as the source has them."""
     root = Path(cloudspot.__file__).parent
-    yield "# All that plugins build on, written by docs/generate.py. A change that a plugin would notice raises"
-    yield "# cloudspot.hookspecs.API_VERSION; see docs/architecture.md, Compatibility."
+    yield "# All that plugins build on, written by docs/generate.py. What a plugin would notice raises"
+    yield "# cloudspot.hookspecs.API_VERSION: see Compatibility in docs/architecture.md."
     for name in COVERED:
         place = root.joinpath(*name.split("."))
         for path in sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]:

@@ -51,12 +51,13 @@ def test_what_plugins_build_on_changes_only_on_purpose(generate):
 
 
 NOT_COVERED = {
+    "cloudspot.jobstore.layout",
     "cloudspot.host.public_addresses",
     "cloudspot.jobstore.access.parallel",
     "cloudspot.jobstore.access.retrying_store",
     "cloudspot.jobstore.logs.objectlog",
 }
-"""Modules that plugins of this repository use all the same, and that have to go, or be covered."""
+"""Modules that plugins of this repository use all the same: no promise is made of them."""
 
 
 def test_plugins_build_on_what_the_version_of_the_interfaces_covers(generate):

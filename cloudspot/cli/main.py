@@ -15,7 +15,7 @@ from cloudspot.cli.invocation import Invocation, current_invocation
 from cloudspot.cli.screen import output, stdstreams
 from cloudspot.cli.sharedoptions import STORE_HELP, debug_option
 from cloudspot.errors import CloudspotError
-from cloudspot.guard import enforced_limits, is_any_hanging
+from cloudspot.host.left_calls import enforced_limits, num_hanging
 from cloudspot.plugin.installed import COMMAND_GROUP, Declared, from_distributions
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def main() -> None:
     try:
         program.main(prog_name="cloudspot")
     except SystemExit as end:
-        if is_any_hanging():
+        if num_hanging():
             # Python would wait for threads that the plugin has started.
             stdstreams.end_process(int(end.code or 0))
         raise

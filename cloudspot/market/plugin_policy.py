@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
+from cloudspot.calls.guard import Guarded
 from cloudspot.errors import PluginError
-from cloudspot.guard import Guarded
 from cloudspot.jobfile.tables import convert
 from cloudspot.market.hazards import Hazards
 from cloudspot.market.situation import NOTHING, Ints, MarketPolicy, Situation

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.records.situations import at
 
+from cloudspot.calls.guard import Guard
 from cloudspot.errors import PluginError, SpecError
-from cloudspot.guard import Guard
 from cloudspot.market import plugin_policy as module
 from cloudspot.market.hazards import DEFAULT
 from cloudspot.market.made_up import made_up

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudspot.cli.screen.printable import fit
-from cloudspot.guard import is_in_plugin
+from cloudspot.host.left_calls import inside
 
 
 class OutputLostError(Exception):
@@ -43,7 +43,7 @@ def prepare() -> None:
     write = _saying_so(sys.stdout.write)
 
     def write_or_pass_on(text: str) -> int:
-        return sys.stderr.write(text) if is_in_plugin() else write(text)
+        return sys.stderr.write(text) if inside.plugin is not None else write(text)
 
     for name, call in (("write", write_or_pass_on), ("flush", _saying_so(sys.stdout.flush))):
         setattr(sys.stdout, name, call)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from cloudspot.guard import cut_off_all
+from cloudspot.host.left_calls import cut_off_all
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

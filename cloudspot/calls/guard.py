@@ -16,16 +16,11 @@ machine, where each duty has a thread of its own and drivers replace a node that
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import math
-import os
-import queue
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FunctionType, NoneType, UnionType
 from typing import Any, ClassVar, Final, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -34,6 +29,7 @@ import msgspec
 
 from cloudspot.calls import Call
 from cloudspot.errors import CloudspotError, OverdueError, PluginError, TransientError, reason_of
+from cloudspot.host.left_calls import LeftAloneError, call_within, inside, limits, num_hanging
 
 R = TypeVar("R")
 
@@ -195,37 +191,30 @@ class Guard:
 
         ``passes`` tells of an error that it may be raised as it is, besides a CloudspotError.
         """
-        if _inside.guard is self:
+        if inside.plugin is self:
             return request()
         if math.isinf(rule.seconds) or not self._changes_threads:
             return self._translated(what, rule, request, passes)
-        with _lock:
-            num_hanging = sum(job.left_by is self for job in _left)
-        if num_hanging >= MAX_HANGING:
+        if num_hanging(self) >= MAX_HANGING:
             raise OverdueError(f"{self._told} hangs: {what} was not tried, as {MAX_HANGING} calls hang")
-        job = _Job(lambda: self._translated(what, rule, request, passes))
-        job.begin()
         try:
-            job.done.acquire(timeout=rule.seconds)
-        finally:  # also at Ctrl-C
-            job.leave(self)
-        if job.left_by is not None:
+            return call_within(
+                rule.seconds, lambda: self._translated(what, rule, request, passes), owner=self
+            )
+        except LeftAloneError:
             unknown = "; its outcome is unknown" if rule.is_unknown else ""
             text = f"{self._told} hangs: {what} has not ended within {rule.seconds:.3g} s{unknown}"
             raise OverdueError(text) from self.broken(f"{what} hangs")
-        if job.error is not None:
-            raise job.error
-        return job.result  # type: ignore[no-any-return]
 
     @property
     def _changes_threads(self) -> bool:
         """Whether a call is made in another thread; what it calls there is cut off with it."""
-        return _limits.are_enforced and self._is_cut_off and _inside.guard is None
+        return limits.are_enforced and self._is_cut_off and inside.plugin is None
 
     def _translated(
         self, what: str, rule: Rule, request: Callable[[], R], passes: Callable[[Exception], bool]
     ) -> R:
-        outer, _inside.guard = _inside.guard, self
+        outer, inside.plugin = inside.plugin, self
         try:
             return request()
         except CloudspotError:
@@ -240,7 +229,7 @@ class Guard:
                 raise broken from error
             raise TransientError(f"{broken}; its outcome is unknown") from broken
         finally:
-            _inside.guard = outer
+            inside.plugin = outer
 
     def call(
         self,
@@ -468,121 +457,3 @@ def _name_of(hint: Any) -> str:
 
 def _num_bytes(value: Any) -> int:
     return value if isinstance(value, int) else memoryview(value).nbytes
-
-
-# --- time limits ----------------------------------------------------------------------------------
-
-
-class _Inside(threading.local):
-    """Of each thread: in which plugin's code it is."""
-
-    guard: Guard | None = None
-
-
-@dataclass
-class _Limits:
-    are_enforced: bool = False
-
-
-_inside = _Inside()
-_limits = _Limits()
-_lock = threading.Lock()
-
-
-def is_in_plugin() -> bool:
-    """Return whether this thread is in the code of a plugin."""
-    return _inside.guard is not None
-
-
-@contextmanager
-def enforced_limits() -> Iterator[None]:
-    """Cut off calls of plugins within the block, in all threads."""
-    before, _limits.are_enforced = _limits.are_enforced, True
-    try:
-        yield
-    finally:
-        _limits.are_enforced = before
-
-
-def cut_off_all() -> None:
-    """Cut off all calls that other threads wait for, so that Ctrl-C need not wait for these threads."""
-    with _lock:
-        for job in _waited_for:
-            job.done.release()
-        _waited_for.clear()
-
-
-def is_any_hanging() -> bool:
-    """Return whether a call that was cut off goes on: its threads may hold up the end of the process."""
-    return bool(_left)
-
-
-class _Job:
-    """One call, made in a thread that can be left alone with it."""
-
-    def __init__(self, request: Callable[[], Any]) -> None:
-        self._request = request
-        self._context = contextvars.copy_context()
-        self.done = threading.Lock()
-        """Held until it has ended, or is cut off."""
-        self.done.acquire()
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self._has_ended = False
-        self.left_by: Guard | None = None
-        """Whose call was cut off."""
-
-    def begin(self) -> None:
-        try:
-            worker = _idle.pop()
-        except IndexError:
-            worker = _Worker()
-            worker.start()
-        with _lock:
-            _waited_for.add(self)
-        worker.jobs.put(self)
-
-    def make(self) -> None:
-        try:
-            self.result = self._context.run(self._request)
-        except BaseException as error:  # noqa: BLE001 - it is raised where the call is waited for
-            self.error = error
-
-    def end(self) -> None:
-        with _lock:
-            self._has_ended = True
-            _left.discard(self)
-            if self in _waited_for:
-                _waited_for.discard(self)
-                self.done.release()
-
-    def leave(self, guard: Guard) -> None:
-        """Wait for it no longer."""
-        with _lock:
-            _waited_for.discard(self)
-            if not self._has_ended:
-                self.left_by = guard
-                _left.add(self)
-
-
-class _Worker(threading.Thread):
-    """Makes one call after another; one that hangs holds up nobody, at the end of the process neither."""
-
-    def __init__(self) -> None:
-        super().__init__(name="cloudspot-plugin", daemon=True)
-        self.jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-
-    def run(self) -> None:
-        while True:
-            job = self.jobs.get()
-            job.make()
-            _idle.append(self)  # before the end, so that the next call finds it
-            job.end()
-            del job
-
-
-_waited_for: set[_Job] = set()
-_left: set[_Job] = set()
-"""Those that were cut off and have not ended."""
-_idle: list[_Worker] = []
-os.register_at_fork(after_in_child=_idle.clear)

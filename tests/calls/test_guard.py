@@ -12,26 +12,23 @@ import pytest
 from support.stores.memorystore import InMemoryStore
 from support.worlds.memorycloud import MemoryProvider, MemoryProvisioner
 
-from cloudspot import guard as module
 from cloudspot.calls import CreateRequest, InstancesRequest, InstancesResult, TerminateRequest
-from cloudspot.errors import CapacityError, ObjectMissing, OverdueError, PluginError, TransientError
-from cloudspot.guard import (
+from cloudspot.calls import guard as module
+from cloudspot.calls.guard import (
     CALLS,
     MAX_HANGING,
     Guard,
     Guarded,
     Rule,
-    cut_off_all,
-    enforced_limits,
-    is_any_hanging,
-    is_in_plugin,
 )
+from cloudspot.calls.retrying import retry
+from cloudspot.errors import CapacityError, ObjectMissing, OverdueError, PluginError, TransientError
+from cloudspot.host.left_calls import cut_off_all, enforced_limits, inside, num_hanging
 from cloudspot.interfaces import LogSink, ObjectStore, Provider, Provisioner, Upload
 from cloudspot.jobstore.access.parallel import map_parallel
 from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.market.plugin_policy import PluginPolicy
 from cloudspot.model import LaunchRequest
-from cloudspot.retrying import retry
 
 TOLD = 'provider "acme" of cloudspot-acme 1.2'
 CREATE = CreateRequest(request=LaunchRequest(provider="acme", body={}), token="t")
@@ -84,7 +81,7 @@ def hang(enforced, monkeypatch):
     hanging.release = released.set
     yield hanging
     released.set()
-    while is_any_hanging():
+    while num_hanging():
         time.sleep(0.001)
 
 
@@ -259,7 +256,7 @@ def test_a_call_that_hangs_is_cut_off_and_its_late_answer_ignored(hang):
     with pytest.raises(OverdueError) as caught:
         found.console(None)
     assert str(caught.value) == f"{TOLD} hangs: Provisioner.console() has not ended within 0.02 s"
-    assert is_any_hanging()
+    assert num_hanging()
 
 
 def test_a_plugin_with_many_calls_that_hang_is_not_called_until_one_returns(hang):
@@ -271,7 +268,7 @@ def test_a_plugin_with_many_calls_that_hang_is_not_called_until_one_returns(hang
         found.release("job")
     assert provisioner(release=answer(None)).release("job") is None  # another plugin's
     hang.release()
-    while is_any_hanging():
+    while num_hanging():
         time.sleep(0.001)
     assert found.release("job") is None
 
@@ -369,7 +366,7 @@ def test_a_call_that_was_cut_off_does_not_touch_the_callers_buffer(hang):
     with pytest.raises(OverdueError):
         store(get_range_into=get_range_into).get_range_into("a", 0, buffer)
     hang.release()
-    while is_any_hanging():
+    while num_hanging():
         time.sleep(0.001)
     assert buffer == b"mine"
 
@@ -412,9 +409,9 @@ def test_a_patient_store_passes_an_error_that_a_plugin_means():
 
 
 def test_code_of_a_plugin_is_known_as_such():
-    assert not is_in_plugin()
-    assert provisioner(console=lambda self, one: str(is_in_plugin())).console(None) == "True"
-    assert not is_in_plugin()
+    assert not (inside.plugin is not None)
+    assert provisioner(console=lambda self, one: str(inside.plugin is not None)).console(None) == "True"
+    assert not (inside.plugin is not None)
 
 
 def test_a_log_sink_refuses_what_is_no_streams_name():
