@@ -48,6 +48,10 @@ class PluginError(CloudspotError):
     exit_code = 3
 
 
+class PluginFault(PluginError):
+    """A plugin's call failed as its interface does not allow; its next one may succeed."""
+
+
 class AuthError(CloudspotError):
     """Credentials are missing, have expired or lack a right: stop, since nothing else will work either."""
 

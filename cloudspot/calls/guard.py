@@ -3,7 +3,7 @@
 The registry marks each object that it gets from a plugin (``Guard.enter``), and the guard marks whatever such
 an object makes. A call of a marked object, by the table ``CALLS``,
 
-- raises a CloudspotError, or else a PluginError that names the plugin and the call, or a TransientError where
+- raises a CloudspotError, or else a PluginFault that names the plugin and the call, or a TransientError where
   the call may have bought or written something, so that its outcome is unknown;
 - returns what its interface says;
 - is cut off at its time limit, in a process that enforces limits: it goes on in a daemon thread, and what it
@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Final, TypeVar, Union, get_args, get_origin, g
 import msgspec
 
 from cloudspot.calls import Call
-from cloudspot.errors import CloudspotError, OverdueError, PluginError, TransientError, reason_of
+from cloudspot.errors import CloudspotError, OverdueError, PluginError, PluginFault, TransientError, reason_of
 from cloudspot.host.left_calls import LeftAloneError, call_within, inside, limits, num_hanging
 
 R = TypeVar("R")
@@ -163,9 +163,9 @@ class Guard:
         self._is_cut_off = is_cut_off
         self._hides_text = hides_text
 
-    def broken(self, why: str) -> PluginError:
+    def broken(self, why: str, kind: type[PluginError] = PluginError) -> PluginError:
         """Return the error that tells what is wrong with the plugin."""
-        return PluginError(f"{self._told} is broken: {why}")
+        return kind(f"{self._told} is broken: {why}")
 
     def enter(self, found: R, interface: type[Guarded]) -> R:
         """Mark an object of the plugin, so that its calls are guarded from now on.
@@ -204,7 +204,7 @@ class Guard:
         except LeftAloneError:
             unknown = "; its outcome is unknown" if rule.is_unknown else ""
             text = f"{self._told} hangs: {what} has not ended within {rule.seconds:.3g} s{unknown}"
-            raise OverdueError(text) from self.broken(f"{what} hangs")
+            raise OverdueError(text) from self.broken(f"{what} hangs", PluginFault)
 
     @property
     def _changes_threads(self) -> bool:
@@ -223,7 +223,8 @@ class Guard:
             if isinstance(error, Exception) and passes(error):
                 raise
             raised = f"raised {type(error).__name__ if self._hides_text else reason_of(error)}"
-            broken = self.broken(f"{what} {error if isinstance(error, _WrongAnswer) else raised}")
+            told = str(error) if isinstance(error, _WrongAnswer) else raised
+            broken = self.broken(f"{what} {told}", PluginError if rule is LOAD else PluginFault)
             broken.__cause__ = error
             if not rule.is_unknown:
                 raise broken from error
