@@ -14,7 +14,7 @@ from support.records.made_records import Records
 from support.stores.faultstore import DenyingStore
 
 from cloudspot.agent import main, store_retry
-from cloudspot.errors import SpecError, TransientError
+from cloudspot.errors import PluginFault, SpecError, TransientError
 from cloudspot.jobstore.access import store_clock
 from cloudspot.jobstore.access.store_clock import StoreClock, utc_now
 from cloudspot.jobstore.access.wrapped_store import WrappedStore
