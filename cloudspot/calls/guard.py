@@ -143,7 +143,7 @@ MAX_HANGING: Final = 4
 """A plugin with so many calls that hang is called no more until one of them returns."""
 _BATCH_SECONDS: Final = 0.05
 """What an iterator yields within this time changes threads at once."""
-_MARK: Final = "_guard"
+_MARK: Final = "_cloudspot_guard"
 
 
 class _WrongAnswer(TypeError):
@@ -427,21 +427,34 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, one) for one in get_args(hint))
     if origin is type:
         return isinstance(value, type) and issubclass(value, get_args(hint))
-    if origin is Sequence:
-        (item,) = get_args(hint)
-        is_sequence = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-        return is_sequence and all(_fits(one, item) for one in value)
-    if origin is frozenset:
-        return isinstance(value, frozenset) and all(_fits(one, get_args(hint)[0]) for one in value)
+    if origin in (Sequence, tuple, frozenset):
+        wanted = frozenset if origin is frozenset else Sequence
+        is_one = isinstance(value, wanted) and not isinstance(value, str | bytes)
+        return is_one and all(_fits(one, get_args(hint)[0]) for one in value)
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     plain = origin or hint
-    return not isinstance(plain, type) or isinstance(value, plain)
+    return plain is Any or not isinstance(plain, type) or isinstance(value, plain)
 
 
 def _check_type(value: Any, hint: Any) -> None:
-    if hint is not NoneType and not _fits(value, hint):
+    if hint is NoneType:
+        return
+    if not _fits(value, hint):
         raise _WrongAnswer(f"returned {_kind_of(value)}, not {_name_of(hint)}")
+    if isinstance(value, msgspec.Struct):
+        kind: Any = type(value)
+        for name, wanted in _fields(kind).items():
+            found = getattr(value, name)
+            if not _fits(found, wanted):
+                fault = f"{name} is {_kind_of(found)}, not {_name_of(wanted)}"
+                raise _WrongAnswer(f"returned {_name_of(kind)} whose {fault}")
+
+
+@functools.cache
+def _fields(struct: Any) -> Mapping[str, Any]:
+    hints = get_type_hints(struct)
+    return {name: hints[name] for name in struct.__struct_fields__}
 
 
 def _kind_of(value: Any) -> str:

@@ -6,7 +6,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -37,6 +37,8 @@ TURN_SECONDS = 60.0
 """With more live jobs than ``NUM_BEFORE_TURNS``, each pass begins with another one, by the minute."""
 WAIT_SECONDS = 5.0
 """A pass that others follow waits no longer than this for what comes of the next job."""
+READ_AHEAD = 30
+"""So many jobs are read before the first of them is driven, to know their providers."""
 NOTE_SECONDS = 60.0
 """A driver that keeps running is noted no more often than this."""
 
@@ -95,8 +97,8 @@ class Reconciler:
         """When the store was last told of this driver (monotonic)."""
         self._controllers: dict[str, Controller] = {}
         self._providers: dict[tuple[str, bytes], Provider] = {}
-        self._readers: dict[str, HistoryReader] = {}
-        """Of jobs that have no controller yet."""
+        self._read: dict[str, tuple[HistoryReader, Submission, JobSpec]] = {}
+        """Jobs that were just read and have no controller yet."""
         self._busy: set[str] = set()
         """The providers whose jobs are being driven, each in a thread."""
         self._done: queue.SimpleQueue[Reconciled | None] = queue.SimpleQueue()
@@ -121,7 +123,12 @@ class Reconciler:
         turn = int(self._clock.now().timestamp() // TURN_SECONDS) % max(1, len(driven))
         if len(driven) > NUM_BEFORE_TURNS:
             driven = driven[turn:] + driven[:turn]
-        yield from self._drive_all(driven, wait_seconds=math.inf if is_last else WAIT_SECONDS)
+        passed_over: list[str] = []
+        for at in range(0, len(driven), READ_AHEAD):
+            passed_over += yield from self._drive_some(driven[at : at + READ_AHEAD], WAIT_SECONDS)
+        while is_last and (passed_over or self._busy):
+            yield from self._results(math.inf)
+            passed_over = yield from self._drive_some(passed_over, math.inf)
         live, problems = self._live_machines()
         if job_ids is None:
             seen = {
@@ -147,17 +154,29 @@ class Reconciler:
                 every=self._every,
             )
 
-    def _drive_all(self, job_ids: Sequence[str], *, wait_seconds: float) -> Iterator[Reconciled]:
+    def _drive_some(
+        self, job_ids: Sequence[str], wait_seconds: float
+    ) -> Generator[Reconciled, None, list[str]]:
+        """Drive those jobs, each provider's in a thread; return those whose provider still has to do."""
         groups: dict[str, list[str]] = {}
         for job_id in job_ids:
             groups.setdefault(self._provider_name(job_id), []).append(job_id)
         if len(groups) <= 1 and not self._busy:
             for job_id in job_ids:
                 yield self._drive(job_id)
-            return
-        for name in groups.keys() - self._busy:
+            return []
+        passed_over: list[str] = []
+        for name, some in groups.items():
+            if name in self._busy:
+                passed_over += some
+                continue
             self._busy.add(name)
-            threading.Thread(target=self._drive_group, args=(name, groups[name]), daemon=True).start()
+            threading.Thread(target=self._drive_group, args=(name, some), daemon=True).start()
+        yield from self._results(wait_seconds)
+        return passed_over
+
+    def _results(self, wait_seconds: float) -> Iterator[Reconciled]:
+        """Yield what comes of the jobs that are being driven, until it takes longer than that."""
         while self._busy or not self._done.empty():
             try:
                 done = self._done.get(timeout=None if math.isinf(wait_seconds) else wait_seconds)
@@ -179,10 +198,11 @@ class Reconciler:
         if job_id in self._controllers:
             return self._controllers[job_id].provider_name
         try:
-            return self._readers.setdefault(job_id, HistoryReader(self._store, job_id)).read_job()[0].provider
+            reader = HistoryReader(self._store, job_id)
+            self._read[job_id] = (reader, *reader.read_job())
         except Exception:  # noqa: BLE001 - whatever it is, it is met again where it is reported
-            self._readers.pop(job_id, None)
             return ""
+        return self._read[job_id][1].provider
 
     def _drive(self, job_id: str) -> Reconciled:
         try:
@@ -234,8 +254,10 @@ class Reconciler:
 
     def _controller(self, job_id: str) -> Controller:
         if job_id not in self._controllers:
-            reader = self._readers.pop(job_id, None) or HistoryReader(self._store, job_id)
-            submission, spec = reader.read_job()
+            if job_id not in self._read:
+                reader = HistoryReader(self._store, job_id)
+                self._read[job_id] = (reader, *reader.read_job())
+            reader, submission, spec = self._read.pop(job_id)
             provider = self._open_provider(submission, spec)
             # Options are part of what it lists: a region, say.
             options = msgspec.json.encode(spec.providers.get(submission.provider, {}), order="deterministic")

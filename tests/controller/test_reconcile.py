@@ -686,6 +686,16 @@ def test_a_provider_that_hangs_delays_no_job_of_another(stuck):
     assert (late.job_id, late.error) == ("before", None)
 
 
+def test_jobs_behind_those_of_a_provider_that_hangs_are_driven_before_these_end(stuck, monkeypatch):
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(module, "READ_AHEAD", 2)  # "before" is read with "any"
+    stuck.submit("bereft", provider="stuck")
+    done = stuck.reconciler().run_pass(job_ids=["any", "before", "bereft", "zealous"])
+    assert [next(done).job_id for _ in range(2)] == ["any", "zealous"]
+    stuck.release()
+    assert [one.job_id for one in done] == ["before", "bereft"]
+
+
 def test_passes_that_others_follow_do_not_wait_for_a_provider_that_hangs(stuck, monkeypatch):
     monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
     reconciler = stuck.reconciler()
