@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timezone
 from types import TracebackType
-from typing import Any, ClassVar, Final, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, get_args
 from urllib.parse import quote
 
 import msgspec
@@ -71,6 +71,16 @@ from cloudspot.model import (
     RegistryLogin,
     UnfinishedUpload,
 )
+
+Options = TypeVar("Options", bound=msgspec.Struct)
+"""The type of a provider's options, for classes that are generic in it."""
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as DefaultedTypeVar
+
+    # A plain ``Provider`` is one of any options. typing has defaults from Python 3.13 on.
+    _Options = DefaultedTypeVar("_Options", bound=msgspec.Struct, default=Any)
+else:
+    _Options = Options
 
 Data = bytes | bytearray | memoryview
 
@@ -846,8 +856,10 @@ _LACKS: Final = {
 }
 
 
-class Provider(ABC):
+class Provider(ABC, Generic[_Options]):
     """What a plugin registers: factories of the interfaces. Importing its module imports no SDK.
+
+    It is generic in its options: ``class AcmeProvider(Provider[AcmeOptions])``.
 
     ``node_identity`` is checked before a caller sees it: a number outside the bounds of its field raises
     TransientError.
@@ -873,7 +885,7 @@ class Provider(ABC):
     credentials. A driver takes them from its own note of the job or from its user's config file, never
     because a stored job names them. On a node they have their defaults."""
 
-    def __init__(self, options: msgspec.Struct) -> None:
+    def __init__(self, options: _Options) -> None:
         """Keep the job's options, an ``options_type``; do no I/O."""
         self.options = options
 

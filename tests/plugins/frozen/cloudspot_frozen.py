@@ -174,7 +174,7 @@ class FrozenSource(PreemptionSource):
         return None
 
 
-class FrozenProvider(Provider):
+class FrozenProvider(Provider[FrozenOptions]):
     """What every provider must have, and some of what it may have."""
 
     name: ClassVar[str] = "frozen"
