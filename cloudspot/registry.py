@@ -10,7 +10,9 @@ import difflib
 import importlib
 import inspect
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -28,6 +30,8 @@ from cloudspot.model import Capability
 from cloudspot.plugin.installed import COMMAND_GROUP, Declared, from_distributions, reason_of
 
 R = TypeVar("R")
+
+_opened: Final[weakref.WeakSet[ObjectStore]] = weakref.WeakSet()
 
 _BUILT_IN: Final = {
     hookspecs.PROVIDER_GROUP: {"local": "cloudspot.local.plugin"},
@@ -119,7 +123,15 @@ def open_store(url: str) -> ObjectStore:
         raise PluginError(
             f"store plugin {declared} is broken: for {scheme}:// it returned a {found}, not an ObjectStore"
         )
+    _opened.add(store)
     return store
+
+
+def close_stores() -> None:
+    """Close what ``open_store`` has opened and somebody still has; nothing depends on how that goes."""
+    for store in tuple(_opened):
+        with suppress(CloudspotError):
+            store.close()
 
 
 def open_job_store(url: str, store_id: str | None = None) -> ObjectStore:
@@ -326,6 +338,7 @@ def _provider_class(declared: Declared) -> type[Provider]:
         if capability in class_.capabilities and getattr(class_, method) is getattr(Provider, method):
             fault = f"{class_.__name__} declares {capability.value!r}, and lacks {method}"
             raise PluginError(f"{what} is broken: {fault}")
+    class_.made_by = f"{declared.distribution} {declared.version}".rstrip()
     return class_
 
 

@@ -166,7 +166,9 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
 
     def terminate(self, request: TerminateRequest) -> TerminateResult:
         def end(ids: Sequence[str]) -> None:
-            self._delete([place for one in ids if (place := place_of_id(one)) is not None], "deleting it")
+            self._delete(
+                [place for one in ids if (place := place_of_id(one)) is not None], "deleting machines"
+            )
 
         return end_all(request.instance_ids, end)
 

@@ -257,7 +257,9 @@ class FrozenStore(ObjectStore):
             raise ObjectMissing(f"{self.url}: there is no {key}")
         return found[0]
 
-    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
+    def list_page(
+        self, prefix: str, *, after: str | None = None, limit: int = 1000, cursor: str = ""
+    ) -> ObjectPage:
         if limit < 1:
             raise ValueError(f"limit must be positive: got {limit}")
         with self.table() as table:
