@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timezone
 from types import TracebackType
-from typing import Any, ClassVar, Final, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, get_args
 from urllib.parse import quote
 
 import msgspec
@@ -72,6 +72,16 @@ from cloudspot.model import (
     RegistryLogin,
     UnfinishedUpload,
 )
+
+Options = TypeVar("Options", bound=msgspec.Struct)
+"""The type of a provider's options, for classes that are generic in it."""
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as DefaultedTypeVar
+
+    # A plain ``Provider`` is one of any options. typing has defaults from Python 3.13 on.
+    _Options = DefaultedTypeVar("_Options", bound=msgspec.Struct, default=Any)
+else:
+    _Options = Options
 
 Data = bytes | bytearray | memoryview
 
@@ -430,8 +440,9 @@ class ObjectStore(Guarded, ABC):
     """A flat, strongly consistent map from keys to bytes, with create-if-absent.
 
     A key is ``/``-separated words of 1 to 255 printable ASCII characters, none of them ``.`` or ``..``;
-    every method raises ValueError for anything else. A put is atomic: no reader sees a part of it. Once it
-    returns, every get and listing shows it. No reference to a caller's buffer is kept.
+    every method raises ValueError for anything else. A store escapes what its service does not take in a
+    name, and nobody else hears of it. A put is atomic: no reader sees a part of it. Once it returns, every
+    get and listing shows it. No reference to a caller's buffer is kept.
 
     TransientError means that the outcome is unknown: the caller reads back.
 
@@ -444,7 +455,9 @@ class ObjectStore(Guarded, ABC):
     """What the user wrote, without credentials."""
 
     def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        values = (*args, *kwargs.values())
+        values = [*args, *(value for name, value in kwargs.items() if name != "cursor")]
+        if name == "delete_many":
+            values += args[0]
         return (
             kwargs.get("limit") == 0
             or any(isinstance(one, str) and not is_key(one) for one in values)
@@ -539,8 +552,13 @@ class ObjectStore(Guarded, ABC):
         """
 
     @abstractmethod
-    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
+    def list_page(
+        self, prefix: str, *, after: str | None = None, limit: int = 1000, cursor: str = ""
+    ) -> ObjectPage:
         """Return up to ``limit`` objects whose keys start with ``prefix`` and come after ``after``.
+
+        ``cursor`` is that of the page before, whose ``next_after`` is ``after``; a store that never returns
+        one is never given one.
 
         Keys are in ascending order of their bytes. ``after`` need not be a key. A page may hold fewer than
         ``limit`` objects although more follow. Names that are not valid keys are skipped, and told as
@@ -553,6 +571,14 @@ class ObjectStore(Guarded, ABC):
     @abstractmethod
     def delete(self, key: str) -> None:
         """Remove the object; a missing key is no error."""
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Remove the objects, in any order; missing keys are no error. After an error some may be left.
+
+        The default asks for one after the other; override it where the service takes many at once.
+        """
+        for key in keys:
+            self.delete(key)
 
     @abstractmethod
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
@@ -577,6 +603,13 @@ class ObjectStore(Guarded, ABC):
         """Drop one of those; one that no longer exists is no error."""
         return None
 
+    def close(self) -> None:
+        """Give back what the store holds, such as connections; safe to repeat.
+
+        Called once the command or the agent that opened the store is over, however it ended, unless it was
+        killed. The default does nothing.
+        """
+
     def check(self, request: CheckRequest) -> CheckResults:
         """Find out whether the store can be used, what is missing, and what it costs besides."""
         return CheckResults()
@@ -596,19 +629,26 @@ class ObjectStore(Guarded, ABC):
 
     def list_pages(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectPage]:
         """Yield the pages of that listing."""
+        given: dict[str, Any] = {}
         while True:
-            page = self.list_page(prefix, after=after)
+            page = self.list_page(prefix, after=after, **given)
             yield page
             if page.next_after is None:
                 return
-            after = page.next_after
+            after, given = page.next_after, {"cursor": page.cursor} if page.cursor else {}
 
 
 def _checked_page(list_page: Callable[..., ObjectPage]) -> Callable[..., ObjectPage]:
     @functools.wraps(list_page)
-    def checked(self: ObjectStore, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
-        page = list_page(self, prefix, after=after, limit=limit)
+    def checked(
+        self: ObjectStore, prefix: str, *, after: str | None = None, limit: int = 1000, cursor: str = ""
+    ) -> ObjectPage:
+        given = {"cursor": cursor} if cursor else {}
+        page = list_page(self, prefix, after=after, limit=limit, **given)
         _check_page(self, page, prefix, after)
+        if page.cursor and page.cursor == cursor:
+            where = prefix or "all objects"
+            raise _refused(self, f"the listing of {where} does not move forward: it repeats its cursor")
         return page
 
     return checked
@@ -830,8 +870,10 @@ _LACKS: Final = {
 }
 
 
-class Provider(Guarded, ABC):
+class Provider(Guarded, ABC, Generic[_Options]):
     """What a plugin registers: factories of the interfaces. Importing its module imports no SDK.
+
+    It is generic in its options: ``class AcmeProvider(Provider[AcmeOptions])``.
 
     ``node_identity`` is checked before a caller sees it: a number outside the bounds of its field raises
     TransientError.
@@ -847,12 +889,14 @@ class Provider(Guarded, ABC):
     cut_network_advice: ClassVar[str] = ""
     """What may keep its machines from reaching one another, and what to change, for the message that they do
     not."""
+    made_by: ClassVar[str] = ""
+    """Its plugin's distribution and version; written by whoever imports the plugin."""
     driver_options: ClassVar[frozenset[str]] = frozenset()
     """The options that name something of the computer that drives, such as a profile or a file with
     credentials. A driver takes them from its own note of the job or from its user's config file, never
     because a stored job names them. On a node they have their defaults."""
 
-    def __init__(self, options: msgspec.Struct) -> None:
+    def __init__(self, options: _Options) -> None:
         """Keep the job's options, an ``options_type``; do no I/O."""
         self.options = options
 

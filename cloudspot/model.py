@@ -382,6 +382,9 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     provider: str
     body: dict[str, Any]
     """JSON values only; holds no secret."""
+    made_by: str = ""
+    """The distribution and the version of the plugin that rendered it, such as ``cloudspot-acme 1.2``;
+    written by whoever stores the request."""
     signature: str = ""
     """Where ``create`` obeys only requests of the provider's own making: how it knows them again."""
 
@@ -417,6 +420,9 @@ class ObjectPage(msgspec.Struct, frozen=True, kw_only=True):
     objects: tuple[ObjectMeta, ...]
     next_after: str | None
     """The ``after`` of the next page; None if this was the last."""
+    cursor: str = ""
+    """How the store finds the next page, where its service lists by a token of its own. It is given back
+    beside ``next_after``, to the same store and with the same prefix; empty: ``next_after`` is enough."""
     skipped: tuple[str, ...] = ()
     """Names that were passed over: those that are not valid keys, such as what is not ASCII, and symlinks.
     Some may be told with several pages. What stands for a directory (``folder/``) is not among them."""

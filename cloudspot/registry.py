@@ -12,7 +12,9 @@ import importlib
 import inspect
 import re
 import threading
+import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -32,6 +34,8 @@ from cloudspot.plugin.installed import COMMAND_GROUP, Declared, from_distributio
 
 R = TypeVar("R")
 G = TypeVar("G", bound=Guarded)
+
+_opened: Final[weakref.WeakSet[ObjectStore]] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,15 @@ def open_store(url: str) -> ObjectStore:
     declared = _find(STORE, match[1].lower())
     guard = _guard_of(STORE, declared)
     store = _hooked(STORE, declared, ObjectStore, url=url)  # type: ignore[type-abstract]
-    return guard.enter(store, ObjectStore)
+    _opened.add(guard.enter(store, ObjectStore))
+    return store
+
+
+def close_stores() -> None:
+    """Close what ``open_store`` has opened and somebody still has; nothing depends on how that goes."""
+    for store in tuple(_opened):
+        with suppress(CloudspotError):
+            store.close()
 
 
 def open_job_store(url: str, store_id: str | None = None) -> ObjectStore:
@@ -393,6 +405,7 @@ def _class_of(kind: Kind, declared: Declared, base: type[R]) -> type[R]:
         fault = attribute_fault(class_, base) if issubclass(base, Guarded) else None
         if fault is None and issubclass(class_, Provider):
             fault = _capability_fault(class_)
+            class_.made_by = f"{declared.distribution} {declared.version}".rstrip()
     if fault is not None:
         raise _guard_of(kind, declared).broken(fault)
     return class_

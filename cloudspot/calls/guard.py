@@ -114,10 +114,12 @@ CALLS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "list_page": Rule(120.0),
         "list_pages": Rule(120.0),
         "delete": Rule(60.0, is_unknown=True),
+        "delete_many": Rule(300.0, is_unknown=True),
         "open_upload": Rule(60.0),
         "presign_get": Rule(60.0),
         "unfinished_uploads": Rule(120.0),
         "abort_upload": Rule(60.0, is_unknown=True),
+        "close": Rule(5.0),
         "check": Rule(300.0),
     },
     "LogSink": {

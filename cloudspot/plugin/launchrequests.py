@@ -25,7 +25,8 @@ def decode_request(request: LaunchRequest, type_: type[Body]) -> Body:
         body: Body = convert(request.body, type_)
         return body
     except msgspec.ValidationError as error:
-        message = f"the stored request of provider {request.provider!r} cannot be read here: {error}"
+        by = f" by {request.made_by}" if request.made_by else ""
+        message = f"the stored request of provider {request.provider!r}{by} cannot be read here: {error}"
         raise ProvisionError(message) from error
 
 

@@ -36,6 +36,10 @@ def test_a_request_of_another_form_can_never_work():
         decode_request(LaunchRequest(provider="other", body={"region": "sky-1"}), Body)
     assert type(error.value) is ProvisionError
     assert str(error.value).startswith("the stored request of provider 'other' cannot be read here: ")
+    with pytest.raises(
+        ProvisionError, match=r"of provider 'other' by cloudspot-other 1\.2 cannot be read here: "
+    ):
+        decode_request(LaunchRequest(provider="other", body={}, made_by="cloudspot-other 1.2"), Body)
 
 
 @pytest.mark.parametrize(

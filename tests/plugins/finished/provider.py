@@ -18,7 +18,7 @@ class PaperOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     """``[providers.paper]``."""
 
 
-class PaperProvider(Provider):
+class PaperProvider(Provider[PaperOptions]):
     name = "paper"
     capabilities = frozenset({Capability.PREEMPT})
     options_type = PaperOptions
