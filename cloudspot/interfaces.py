@@ -13,7 +13,8 @@ credentials are missing or lack a right.
 A call that may have to say more one day takes one request and returns one result, both of
 :mod:`cloudspot.calls`: later versions add fields with defaults, which no plugin notices. Each request has a
 ``deadline``. A plugin need not keep it, but whatever it waits for should end by then: nobody takes a later
-result, and a call that was abandoned is made again.
+result, and a call that was abandoned is made again. ``CALLS`` in :mod:`cloudspot.calls.guard` says how long
+each call may take, and docs/plugin-kits.md what becomes of one that takes longer, or fails in another way.
 
 Whatever a plugin that nobody touches would notice raises ``cloudspot.hookspecs.API_VERSION``.
 """

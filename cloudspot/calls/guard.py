@@ -46,96 +46,63 @@ class Rule:
     """Cut off or failed, it may have bought, changed or written something: whoever called calls again."""
 
 
-_MAKES: Final = Rule(60.0)
-"""It makes an object and asks nobody, but may import an SDK."""
+def _within(seconds: float, names: str, **more: Any) -> dict[str, Rule]:
+    return dict.fromkeys(names.split(), Rule(seconds, **more))
 
-CALLS: Final[Mapping[str, Mapping[str, Rule]]] = {
+
+CALLS: Final[Mapping[str, dict[str, Rule]]] = {
     "Provider": {
-        "provisioner": _MAKES,
-        "preemption_source": _MAKES,
-        "function_host": _MAKES,
-        "image_host": _MAKES,
-        "log_sink": _MAKES,
-        "boot_profile": _MAKES,
-        "default_store": _MAKES,
-        "node_identity": Rule(60.0),
-        "pinned_options": Rule(120.0),
-        "registry_login": Rule(60.0),
-        "inventories": Rule(300.0),
-        "check": Rule(300.0),
-        "preempt": Rule(120.0, is_unknown=True),
+        # These make an object and ask nobody, but may import an SDK.
+        **_within(60.0, "provisioner preemption_source function_host image_host log_sink"),
+        **_within(60.0, "boot_profile default_store node_identity registry_login"),
+        **_within(120.0, "pinned_options"),
+        **_within(300.0, "inventories check"),
+        **_within(120.0, "preempt", is_unknown=True),
     },
     "Provisioner": {
-        "render": _MAKES,
-        "create": Rule(300.0, is_unknown=True),
-        "announce": Rule(120.0, is_unknown=True),
-        "instances": Rule(120.0),
-        "terminate": Rule(120.0, is_unknown=True),
-        "console": Rule(60.0),
-        "release": Rule(120.0, is_unknown=True),
-        "offers": Rule(300.0),
-        "current_price": Rule(60.0),
+        **_within(60.0, "render console current_price"),
+        **_within(120.0, "instances"),
+        **_within(300.0, "offers"),
+        **_within(120.0, "announce terminate release", is_unknown=True),
+        **_within(300.0, "create", is_unknown=True),
     },
     "FunctionHost": {
-        "plan": Rule(120.0),
-        "deploy": Rule(1800.0, is_unknown=True),
-        "status": Rule(60.0),
-        "remove": Rule(600.0, is_unknown=True),
+        **_within(120.0, "plan status"),
+        **_within(600.0, "remove", is_unknown=True),
+        **_within(1800.0, "deploy", is_unknown=True),
     },
     "ImageHost": {
-        "find": Rule(120.0),
-        "images": Rule(120.0),
-        "save": Rule(600.0, is_unknown=True),
-        "remove": Rule(300.0, is_unknown=True),
+        **_within(120.0, "find images"),
+        **_within(600.0, "save remove", is_unknown=True),
     },
     "Inventory": {
-        "assets": Rule(600.0),
-        "end": Rule(300.0, is_unknown=True),
+        **_within(600.0, "assets"),
+        **_within(300.0, "end", is_unknown=True),
     },
-    "PreemptionSource": {
-        "poll": Rule(10.0),
-        "is_at_risk": Rule(10.0),
-        "wait": Rule(60.0),
-    },
+    "PreemptionSource": _within(60.0, "poll is_at_risk wait"),
     "Upload": {
-        "write": Rule(600.0, seconds_per_mib=10.0),
-        "commit": Rule(300.0, is_unknown=True),
-        "abort": Rule(60.0),
+        **_within(60.0, "abort"),
+        **_within(600.0, "write", seconds_per_mib=10.0),
+        **_within(300.0, "commit", is_unknown=True),
     },
     "ObjectStore": {
-        "establish": Rule(120.0, is_unknown=True),
-        "find_id": Rule(60.0),
-        "hold_to": _MAKES,
-        "put": Rule(60.0, seconds_per_mib=10.0, is_unknown=True),
-        "get": Rule(300.0),
-        "get_range": Rule(60.0, seconds_per_mib=10.0),
-        "get_range_into": Rule(60.0, seconds_per_mib=10.0),
-        "head": Rule(60.0),
-        "list_page": Rule(120.0),
-        "list_pages": Rule(120.0),
-        "delete": Rule(60.0, is_unknown=True),
-        "delete_many": Rule(300.0, is_unknown=True),
-        "open_upload": Rule(60.0),
-        "presign_get": Rule(60.0),
-        "unfinished_uploads": Rule(120.0),
-        "abort_upload": Rule(60.0, is_unknown=True),
-        "close": Rule(5.0),
-        "check": Rule(300.0),
+        **_within(60.0, "find_id hold_to head open_upload presign_get"),
+        **_within(60.0, "get_range get_range_into", seconds_per_mib=10.0),
+        **_within(60.0, "put", seconds_per_mib=10.0, is_unknown=True),
+        **_within(60.0, "delete abort_upload", is_unknown=True),
+        **_within(120.0, "list_page list_pages unfinished_uploads"),
+        **_within(300.0, "get check"),
+        **_within(300.0, "establish delete_many", is_unknown=True),
+        **_within(5.0, "close"),
     },
     "LogSink": {
-        "write": Rule(300.0, is_unknown=True),
-        "streams": Rule(120.0),
-        "read": Rule(120.0),
-        "read_back": Rule(120.0),
-        "pieces": Rule(600.0),
-        "remove": Rule(600.0, is_unknown=True),
+        **_within(120.0, "streams read read_back"),
+        **_within(600.0, "pieces"),
+        **_within(600.0, "write remove", is_unknown=True),
     },
-    "Notifier": {
-        "holds_credential": Rule(10.0),
-        "send": Rule(20.0),
-    },
+    "Notifier": _within(20.0, "holds_credential send"),
     # Arithmetic alone, and a simulation asks thousands of times.
-    "PluginPolicy": {"choose": Rule(math.inf)},
+    "PluginPolicy": _within(math.inf, "choose"),
 }
 """How long each call of a plugin may take, by interface; an iterator may take it for each step."""
 
