@@ -13,10 +13,12 @@ from support.worlds.simulation import SimStore, World
 from support.worlds.stopped_calls import Stops, until
 
 from cloudspot.calls import TerminateResult
+from cloudspot.calls.guard import Guard
 from cloudspot.controller import reconcile as module
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
 from cloudspot.errors import AuthError, JobNotFound, PluginError, TransientError
+from cloudspot.interfaces import Provider, Provisioner
 from cloudspot.jobstore.jobs.job_lists import list_live, mark_live
 from cloudspot.jobstore.jobs.reader import HistoryReader
 from cloudspot.jobstore.layout import codec, keys
@@ -703,3 +705,50 @@ def test_passes_that_others_follow_do_not_wait_for_a_provider_that_hangs(stuck, 
         assert {one.job_id for one in reconciler.run_pass(is_last=False)} == {"any", "zealous"}
     stuck.release()
     assert {one.job_id for one in reconciler.run_pass()} == {"any", "before", "zealous"}
+
+
+def test_a_plugins_fault_is_told_as_its_own_and_the_other_jobs_are_driven(town):
+    town.submit("one")
+    town.submit("two", provider="sky")
+
+    class Faulty(SimProvider):
+        def boot_profile(self):
+            raise KeyError("image")
+
+    def open_provider(submission, _spec):
+        if submission.provider == "sim":
+            return SimProvider(town.cloud)
+        return Guard('provider "sky" of cloudspot-sky 1.2').enter(Faulty(town.cloud), Provider)
+
+    town.open_provider = open_provider
+    told = {one.job_id: one for one in town.reconciler().run_pass()}
+    assert str(told["two"].error) == (
+        "provider \"sky\" of cloudspot-sky 1.2 is broken: Provider.boot_profile() raised KeyError: 'image'"
+    )
+    assert told["one"].error is None
+    assert [one.job_id for one in town.cloud.machines.values()] == ["one"]
+
+
+@pytest.mark.parametrize("has_bought", [False, True])
+def test_a_create_that_fails_as_none_should_leaves_one_machine_of_one_launch(town, monkeypatch, has_bought):
+    """Whether it bought a machine is not known: another launch might pay for a second one."""
+    town.submit("one")
+    Guard('provider "sky" of cloudspot-sky 1.2').enter(town.cloud, Provisioner)
+    tokens, created = [], town.cloud.created
+
+    def faulty(request, *, token):
+        tokens.append(token)
+        if len(tokens) > 1:
+            return created(request, token=token)
+        if has_bought:
+            created(request, token=token)
+        raise KeyError("tags")
+
+    monkeypatch.setattr(town.cloud, "created", faulty)
+    monkeypatch.setattr(town.world, "chance", lambda share: False)
+    told = drive(town, town.reconciler(), passes=3)
+    problem = "Provisioner.create() raised KeyError: 'tags'; its outcome is unknown"
+    assert told[0].tick.problems == (f'provider "sky" of cloudspot-sky 1.2 is broken: {problem}',)
+    assert (len(town.cloud.machines), len(set(tokens))) == (1, 1)
+    assert has_bought or len(tokens) > 1
+    assert len(HistoryReader(town.store, "one").read().launches) == 1
