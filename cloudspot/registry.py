@@ -388,7 +388,8 @@ _guards: Final[dict[str, Guard]] = {}
 def _guard_of(kind: Kind, declared: Declared) -> Guard:
     """Return what stands before the plugin: always the same, since it counts the calls that hang."""
     told = f"{kind.noun} {declared}"
-    is_cut_off = declared.distribution != "cloudspot"
+    # A sandbox is forked from this process, which must have no other threads then.
+    is_cut_off = declared.distribution != "cloudspot" and kind is not SANDBOX
     return _guards.setdefault(told, Guard(told, is_cut_off=is_cut_off, hides_text=kind.hides_text))
 
 

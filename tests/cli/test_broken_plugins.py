@@ -379,6 +379,31 @@ def test_a_plugin_that_fails_in_use_is_named_in_one_line(site, case):
     assert "hunter2" not in line
 
 
+HOOKS = {
+    "providers": ("cloudspot_provider", "plan {job} --provider sky", "provider"),
+    "stores": ("cloudspot_object_store", "ps --store sky://bucket", "store plugin"),
+    "sandboxes": ("cloudspot_sandbox", "sandbox sky -- true", "sandbox"),
+    "policies": ("cloudspot_market_policy", "simulate --length 1h --policy sky", "market policy"),
+    "notifiers": ("cloudspot_notifier", "run {job} --detach", "notifier"),
+    "commands": ("cloudspot_command", "sky", "command"),
+}
+
+
+@pytest.mark.parametrize("group", HOOKS)
+def test_each_hook_that_raises_is_told_in_one_line(site, group):
+    hook, command, kind = HOOKS[group]
+    about = "url" if group == "stores" else "name"
+    raises = f"@hookimpl\ndef {hook}({about}): raise EOFError('no more')\n"
+    site.install("sky", f"from cloudspot.hookspecs import hookimpl\n{raises}", group=group)
+    job = site.job(notifier="sky" if group == "notifiers" else "apprise")
+    status, out, told = site.run(*(word.format(job=job) for word in command.split()))
+    assert (status, out) == (3, ""), told
+    text = f": {'no more'}" if group != "notifiers" else ""
+    assert (
+        told == f'error: {kind} "sky" of cloudspot-sky 1.2 is broken: its hook {hook} raised EOFError{text}\n'
+    )
+
+
 def test_what_a_plugin_prints_is_no_part_of_an_answer(site):
     print_and = changed("LocalProvisioner\n", "LocalProvisioner\nprint('imported')\n")
     site.install(
