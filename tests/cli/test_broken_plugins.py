@@ -398,7 +398,7 @@ def test_each_hook_that_raises_is_told_in_one_line(site, group):
     job = site.job(notifier="sky" if group == "notifiers" else "apprise")
     status, out, told = site.run(*(word.format(job=job) for word in command.split()))
     assert (status, out) == (3, ""), told
-    text = f": {'no more'}" if group != "notifiers" else ""
+    text = ": no more" if group != "notifiers" else ""
     assert (
         told == f'error: {kind} "sky" of cloudspot-sky 1.2 is broken: its hook {hook} raised EOFError{text}\n'
     )
