@@ -60,8 +60,8 @@ CALLS: Final[Mapping[str, dict[str, Rule]]] = {
         **_within(120.0, "preempt", is_unknown=True),
     },
     "Provisioner": {
-        **_within(60.0, "render console current_price"),
-        **_within(120.0, "instances"),
+        **_within(60.0, "render"),
+        **_within(120.0, "instances console current_price"),
         **_within(300.0, "offers"),
         **_within(120.0, "announce terminate release", is_unknown=True),
         **_within(300.0, "create", is_unknown=True),
@@ -81,16 +81,17 @@ CALLS: Final[Mapping[str, dict[str, Rule]]] = {
     },
     "PreemptionSource": _within(60.0, "poll is_at_risk wait"),
     "Upload": {
-        **_within(60.0, "abort"),
+        **_within(120.0, "abort"),
         **_within(600.0, "write", seconds_per_mib=10.0),
         **_within(300.0, "commit", is_unknown=True),
     },
     "ObjectStore": {
-        **_within(60.0, "find_id hold_to head open_upload presign_get"),
-        **_within(60.0, "get_range get_range_into", seconds_per_mib=10.0),
-        **_within(60.0, "put", seconds_per_mib=10.0, is_unknown=True),
-        **_within(60.0, "delete abort_upload", is_unknown=True),
+        # SDKs give up a request after a minute or so, and try it again.
+        **_within(120.0, "find_id hold_to head open_upload presign_get"),
         **_within(120.0, "list_page list_pages unfinished_uploads"),
+        **_within(120.0, "get_range get_range_into", seconds_per_mib=10.0),
+        **_within(120.0, "put", seconds_per_mib=10.0, is_unknown=True),
+        **_within(120.0, "delete abort_upload", is_unknown=True),
         **_within(300.0, "get check"),
         **_within(300.0, "establish delete_many", is_unknown=True),
         **_within(5.0, "close"),

@@ -370,7 +370,7 @@ def test_more_data_may_take_more_time(enforced, size):
     found = Watched(TOLD).enter(InMemoryStore("acme://bucket"), ObjectStore)
     found.put("a", bytes(size))
     found.get_range("a", 5, size)
-    assert [one.seconds for one in rules] == [60.0 + 10.0 * size / (1 << 20)] * 2
+    assert [one.seconds for one in rules] == [120.0 + 10.0 * size / (1 << 20)] * 2
 
 
 def test_a_call_that_was_cut_off_does_not_touch_the_callers_buffer(hang):
