@@ -15,7 +15,7 @@ from cloudspot.cli.invocation import Invocation, current_invocation
 from cloudspot.cli.screen import output, stdstreams
 from cloudspot.cli.sharedoptions import STORE_HELP, debug_option
 from cloudspot.errors import CloudspotError
-from cloudspot.host.left_calls import enforced_limits, num_hanging
+from cloudspot.host.left_calls import enforced_limits, is_any_under_way
 from cloudspot.plugin.installed import COMMAND_GROUP, Declared, from_distributions
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _commands_of_plugins() -> dict[str, Declared]:
 def _close_stores() -> None:
     """Close the stores that the command has opened; most open none, and have not imported the registry."""
     registry = sys.modules.get("cloudspot.registry")
-    if registry is not None and not num_hanging():
+    if registry is not None and not is_any_under_way():
         registry.close_stores()
 
 
@@ -252,7 +252,7 @@ def main() -> None:
     try:
         program.main(prog_name="cloudspot")
     except SystemExit as end:
-        if num_hanging():
-            # Python would wait for threads that the plugin has started.
+        if is_any_under_way():
+            # A plugin hangs, and Python would wait for threads that it has started.
             stdstreams.end_process(int(end.code or 0))
         raise

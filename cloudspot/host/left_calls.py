@@ -67,10 +67,15 @@ def call_within(seconds: float, request: Callable[[], R], *, owner: object) -> R
     return job.result  # type: ignore[no-any-return]
 
 
-def num_hanging(owner: object = None) -> int:
-    """Return how many calls go on that were left alone, of all owners by default."""
+def num_hanging(owner: object) -> int:
+    """Return how many of the owner's calls go on that were left alone."""
     with _lock:
-        return sum(owner in (None, job.left_by) for job in _left)
+        return sum(job.left_by is owner for job in _left)
+
+
+def is_any_under_way() -> bool:
+    """Return whether any call goes on, waited for or not."""
+    return bool(_left or _waited_for)
 
 
 def cut_off_all() -> None:

@@ -30,7 +30,7 @@ from cloudspot.errors import (
     PluginError,
     TransientError,
 )
-from cloudspot.host.left_calls import cut_off_all, enforced_limits, inside, num_hanging
+from cloudspot.host.left_calls import cut_off_all, enforced_limits, inside, is_any_under_way
 from cloudspot.interfaces import LogSink, ObjectStore, Provider, Provisioner, Upload
 from cloudspot.jobstore.access.parallel import map_parallel
 from cloudspot.jobstore.access.retrying_store import with_retries
@@ -88,7 +88,7 @@ def hang(enforced, monkeypatch):
     hanging.release = released.set
     yield hanging
     released.set()
-    while num_hanging():
+    while is_any_under_way():
         time.sleep(0.001)
 
 
@@ -274,7 +274,7 @@ def test_a_call_that_hangs_is_cut_off_and_its_late_answer_ignored(hang):
     with pytest.raises(OverdueError) as caught:
         found.console(None)
     assert str(caught.value) == f"{TOLD} hangs: Provisioner.console() has not ended within 0.02 s"
-    assert num_hanging()
+    assert is_any_under_way()
 
 
 def test_a_plugin_with_many_calls_that_hang_is_not_called_until_one_returns(hang):
@@ -286,7 +286,7 @@ def test_a_plugin_with_many_calls_that_hang_is_not_called_until_one_returns(hang
         found.release("job")
     assert provisioner(release=answer(None)).release("job") is None  # another plugin's
     hang.release()
-    while num_hanging():
+    while is_any_under_way():
         time.sleep(0.001)
     assert found.release("job") is None
 
@@ -384,7 +384,7 @@ def test_a_call_that_was_cut_off_does_not_touch_the_callers_buffer(hang):
     with pytest.raises(OverdueError):
         store(get_range_into=get_range_into).get_range_into("a", 0, buffer)
     hang.release()
-    while num_hanging():
+    while is_any_under_way():
         time.sleep(0.001)
     assert buffer == b"mine"
 
