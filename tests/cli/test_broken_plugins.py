@@ -10,11 +10,14 @@ import sys
 import textwrap
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 import cloudspot
 from cloudspot import hookspecs
+from cloudspot.jobfile.spec import load_job
+from cloudspot.jobstore.jobs.submission import submit
 from cloudspot.local.filestore import FileStore
 from cloudspot.registry import LISTED_SECONDS
 
@@ -45,6 +48,8 @@ def cloudspot_provider(name):
 """
 STORE = """
 from cloudspot.hookspecs import hookimpl
+from cloudspot.jobfile.spec import load_job
+from cloudspot.jobstore.jobs.submission import submit
 from cloudspot.local.filestore import FileStore
 
 class Sea(FileStore):
@@ -420,17 +425,47 @@ def test_what_a_plugin_prints_is_no_part_of_an_answer(site):
     assert {line for line in told.splitlines() if not line.startswith("warning: ")} == {"imported", "asked"}
 
 
+def wait_until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def test_ctrl_c_ends_a_command_at_once_while_a_plugin_hangs(site):
     code = provisioner(
         "def offers(self, request):\n                open('hangs', 'w').close()\n                __import__('time').sleep(600)"
     )
     site.install("sky", code)
     program = site.start("plan", site.job(), "--provider", "sky")
-    while not (site.path / "hangs").exists():
-        assert program.poll() is None, program.communicate()
-        time.sleep(0.05)
+    wait_until((site.path / "hangs").exists)
     began = time.monotonic()
     program.send_signal(signal.SIGINT)
     program.communicate(timeout=30)
     assert program.returncode == 130
     assert time.monotonic() - began < 10
+
+
+def test_a_pass_drives_the_jobs_of_others_while_a_plugin_hangs(site):
+    listing = "def instances(self, request):\n                open('hangs', 'w').close()\n"
+    site.install("sky", provisioner(f"{listing}                __import__('time').sleep(600)"))
+    store = FileStore(f"file://{site.path}/store")
+    store.establish()
+    for job_id, provider in (("first", "sky"), ("second", "local")):
+        submit(
+            store,
+            spec=load_job(Path(site.job())),
+            provider=provider,
+            workdir=site.path,
+            environ={},
+            job_id=job_id,
+        )
+    program = site.start("reconcile", "--store", store.url)
+    told = program.stderr.readline()
+    # It was submitted by another home than the program's; what counts is that it was its turn.
+    assert told.startswith("error: second: job 'second' in file://"), told
+    wait_until((site.path / "hangs").exists)
+    assert program.poll() is None
+    program.send_signal(signal.SIGINT)
+    program.communicate(timeout=30)
+    assert program.returncode == 130
