@@ -11,7 +11,6 @@ import difflib
 import importlib
 import inspect
 import re
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,6 +25,7 @@ import cloudspot
 from cloudspot import hookspecs
 from cloudspot.calls.guard import LOAD, Guard, Guarded, attribute_fault
 from cloudspot.errors import CloudspotError, PluginError, SpecError
+from cloudspot.host.left_calls import LeftAloneError, call_within
 from cloudspot.interfaces import CAPABILITY_METHODS, Notifier, ObjectStore, Provider
 from cloudspot.jobfile.spec import POLICIES, JobSpec, decode_options
 from cloudspot.jobfile.tables import convert
@@ -279,21 +279,14 @@ def list_providers() -> tuple[ProviderEntry, ...]:
 
 def _fault_of(declared: Declared) -> str | None:
     """Return what is wrong with the provider; None: nothing."""
-    found: list[str] = []
-
-    def judge() -> None:
-        try:
-            _class_of(PROVIDER, declared, Provider)  # type: ignore[type-abstract]
-        except CloudspotError as error:
-            found.append(str(error))
-
-    thread = threading.Thread(target=judge, daemon=True)
-    thread.start()
-    thread.join(LISTED_SECONDS)
-    if thread.is_alive():
-        why = f"importing it takes longer than {LISTED_SECONDS:g} s"
-        return str(_guard_of(PROVIDER, declared).broken(why))
-    return found[0] if found else None
+    guard = _guard_of(PROVIDER, declared)
+    try:
+        call_within(LISTED_SECONDS, lambda: _class_of(PROVIDER, declared, Provider), owner=guard)  # type: ignore[type-abstract]
+    except LeftAloneError:
+        return str(guard.broken(f"importing it takes longer than {LISTED_SECONDS:g} s"))
+    except CloudspotError as error:
+        return str(error)
+    return None
 
 
 def comes_with_cloudspot(name: str) -> bool:
