@@ -274,9 +274,9 @@ def test_a_deviation_is_told_with_its_reason_and_is_no_failure(memory):
         "\n\nclass LavishAccount(MemoryAccount):\n"
         "    def provider(self):\n"
         "        found = super().provider()\n"
-        "        offers = found.provisioner_type.offers\n"
+        "        offers = found.provisioner_type.offered\n"
         "        from cloudspot.model import Resources\n"
-        "        kind = type('Lavish', (found.provisioner_type,), {'offers': lambda s, r: offers(s, Resources())})\n"
+        "        kind = type('Lavish', (found.provisioner_type,), {'offered': lambda s, r: offers(s, Resources())})\n"
         "        found.provisioner_type = kind\n"
         "        return found\n"
     )
