@@ -104,7 +104,7 @@ def test_the_distribution_is_complete(scaffold):
 def test_every_method_that_a_plugin_must_have_is_there_with_its_promise(scaffold, kind):
     text = "\n".join(path.read_text() for path in scaffold.glob("cloudspot_acme_2/*.py"))
     for name in kind.__abstractmethods__:
-        head = re.search(rf"^    def {name}\(.*$", text, re.MULTILINE)
+        head = re.search(rf"^    def {name}\([^)]*\) -> [^:]*:$", text, re.MULTILINE)
         assert head is not None, name
         promise = inspect.getdoc(getattr(kind, name)).partition("\n")[0]
         assert text[head.end() :].lstrip().startswith(f'"""{promise}'), name
