@@ -130,6 +130,8 @@ class HasAStrangeStore(Broken):
 class LogsInAnywhere(Broken):
     """any registry gets the cloud's log-in"""
 
+    capabilities = frozenset({Capability.PREEMPT, Capability.REGISTRY})
+
     def registry_login(self, registry):
         return RegistryLogin(user="me", password="hush", origin="these credentials")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 from typing import ClassVar
 
@@ -78,7 +79,7 @@ class MemoryProvisioner(Provisioner):
             "num_nodes": group.num_nodes,
             "min_nodes": group.min_nodes,
             "store_url": group.store_url,
-            "offer": msgspec.to_builtins(group.offer),
+            "offer": json.loads(msgspec.json.encode(group.offer)),
         }
         return LaunchRequest(provider="memory", body=body)
 
