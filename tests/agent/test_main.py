@@ -147,7 +147,7 @@ def test_a_machine_that_cannot_write_to_its_store_gives_up_after_a_while(given, 
     given.store.put(keys.spec(JOB), submission)
     node = given.node()
     node.submission_sha256 = hash_of(submission)
-    monkeypatch.setattr("cloudspot.retrying.SHORT_WAITS", ())
+    monkeypatch.setattr("cloudspot.calls.retrying.SHORT_WAITS", ())
     monkeypatch.setattr(main, "START_SECONDS", 0.2)
     monkeypatch.setattr(store_retry.time, "sleep", sleep)
     monkeypatch.setattr(store_retry.time, "monotonic", lambda: sum(waited))

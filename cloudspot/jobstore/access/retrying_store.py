@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from cloudspot.calls.retrying import retry
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import Data, ObjectStore
 from cloudspot.jobstore.access.wrapped_store import T, WrappedStore
-from cloudspot.retrying import retry
 
 
 def with_retries(store: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) -> RetryingStore:
