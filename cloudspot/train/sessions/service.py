@@ -86,7 +86,7 @@ class Service:
         self.progress = _map_progress(handoff.progress_path(directory, world.rank), start)
         """The values of ``handoff.Progress``, as the agent sees them."""
         self._figures: Any = None
-        self._has_warned = False
+        self._has_warned = self._has_told_place = False
         if world.rank == 0:
             path = handoff.metrics_path(directory, world.rank)
             self._figures = path.open("a", buffering=1, encoding="utf-8")
@@ -187,8 +187,10 @@ class Service:
         if self._rescue is not None and not self._draws:
             self._note_draws()
         mark = self._marks.newest
-        if self._num_boundaries == 1 and mark is not None and mark.description.is_place_own:
-            self._say_what_a_loss_costs("each rank alone knows its place in the data")
+        own_place = None if mark is None else mark.description.own_place
+        if own_place is not None and not self._has_told_place:
+            self._has_told_place = True
+            self._say_what_a_loss_costs(f"each rank alone knows its place in the data, since {own_place}")
         if self._num_boundaries == FEW_BOUNDARIES and self._marks.num_skipped > FEW_BOUNDARIES // 2:
             self._say_what_a_loss_costs("steps are too short to note where each ends")
         self._num_boundaries += 1
@@ -299,7 +301,7 @@ class Service:
         except Exception as error:  # the main thread changes something at this moment, or a save says it
             return f"since the last boundary, {error}"
         holders = {shard.holders for each in items for shard in each.shards}
-        if mark.description.is_place_own:  # so each rank has to be there
+        if mark.description.own_place is not None:  # so each rank has to be there
             holders |= {(rank,) for rank in range(self._world.world_size)}
         self._standing = {mark.number: mark}
         return Held(

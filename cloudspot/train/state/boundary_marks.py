@@ -33,6 +33,8 @@ USED_SHARE = 0.02
 """The same once it has, for marks that take longer than ``ALWAYS_SECONDS``."""
 ALWAYS_SECONDS = 2e-3
 _TORCHS = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+_READ_ONLY = ("accelerate.", "cloudspot.train.accelerate")
+"""The ``state_dict`` of what is defined there only reads."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,11 @@ class Description:
     rank_state: Mapping[str, Any]
     """This rank's own; values that ``tree.flatten`` takes."""
     loader_state: Callable[[], Any] | None = None
-    """Returns the state of a loader that the script iterates, if nothing was fetched since.
-
-    It is asked for only by a save, since asking may draw random numbers.
-    """
+    """Returns the state of a loader that the script iterates; raises where that is not known any more."""
     draws_unseen: bool = False
     """Whether other processes, a loader's workers, draw random numbers for this rank."""
-    is_place_own: bool = False
-    """Whether only this rank's own state tells which data comes next for it."""
+    own_place: str | None = None
+    """Why only this rank's own state tells which data comes next for it, if so, as a clause."""
 
     def flatten_rank_state(self) -> Json:
         """Return this rank's own state as JSON."""
@@ -98,7 +97,8 @@ class BoundaryMarks:
         self._others = {name: each for name, each in objects.items() if name not in tracked}
         # Their ``state_dict`` may do anything: a script that never checks is not to meet that.
         self._has_scripts_objects = not all(
-            isinstance(each, _TORCHS) for each in self._others.values()
+            isinstance(each, _TORCHS) or type(each).__module__.startswith(_READ_ONLY)
+            for each in self._others.values()
         ) or any(saves_more(module) for each in self._models.values() for module in each.modules())
         self._layout: Layout | None = None
         self._num_listed = -1
