@@ -152,6 +152,13 @@ class Status:
         self.state_changed.set()
 
     @property
+    def draws(self) -> bool | None:
+        """Whether a step of a rank here has drawn random numbers; None: that is not known of all ranks."""
+        handoff = self.handoff
+        said = {None if handoff is None else files.read_draws(handoff, rank) for rank in self.ranks}
+        return True if True in said else False if said == {False} else None
+
+    @property
     def survivors(self) -> Survivors | None:
         """The state that the ranks here hold after others were lost; a heartbeat tells the others at once."""
         return self._survivors

@@ -89,7 +89,9 @@ class RescueVotes:
             told.append(own)
         procs = context.job.spec.procs_per_node
         choice = rescues.choose(
-            (held for each in told for held in each.held), world_size=procs * len(self.generation.members)
+            (held for each in told for held in each.held),
+            world_size=procs * len(self.generation.members),
+            others_draw=context.status.draws is not False or self._others_draw(),
         )
         if isinstance(choice, str):
             standing = self.find_order(attempt)
@@ -127,6 +129,14 @@ class RescueVotes:
 
     def _cause(self) -> Literal["lost", "failed"]:
         return "lost" if any(map(self._peers.is_gone, self._others)) else "failed"
+
+    def _others_draw(self) -> bool:
+        """Return whether a rank of another member may have drawn random numbers, by its last heartbeat."""
+        beats = [self._peers.beats().get(seat) for seat in self._others]
+        return any(
+            beat is None or beat.generation != self.generation.number or beat.draws is not False
+            for beat in beats
+        )
 
     def _reports(self, attempt: int) -> dict[Seat, Survivors]:
         beats = self._peers.beats()

@@ -20,8 +20,10 @@ class Choice:
     """Whether the ranks that do not save had nothing of their own that counts."""
 
 
-def choose(reports: Iterable[HeldState], *, world_size: int) -> Choice | str:
+def choose(reports: Iterable[HeldState], *, world_size: int, others_draw: bool) -> Choice | str:
     """Return where the ranks that have reported save, or why nothing can be saved.
+
+    ``others_draw``: other ranks may have drawn random numbers in their steps.
 
     The newest boundary that any of them holds is a state of the training: a rank that has finished that step
     had the whole sum of the gradients. A part of a sharded state needs a holder among those that save.
@@ -40,7 +42,7 @@ def choose(reports: Iterable[HeldState], *, world_size: int) -> Choice | str:
             continue
         if len({(each.step, each.digest) for each in there}) > 1:
             return "the ranks do not hold the same weights"
-        is_alike = not any(each.draws for each in there)
+        is_alike = not others_draw and not any(each.draws for each in held)
         has_buffers = 0 in ranks or not any(each.differs for each in there)
         is_exact = len(ranks) == world_size or (is_alike and has_buffers)
         return Choice(boundary, there[0].step, tuple(sorted(ranks)), is_exact)

@@ -210,7 +210,9 @@ class Service:
         seeded = randomness.after_seeds(randoms[0]) if is_apart else randoms[:1]
         is_same = any(randomness.is_same(each, randoms[1]) for each in seeded)
         is_same = is_same and not mark.description.draws_unseen
-        self._draws = self._draws is True or not is_same
+        draws, self._draws = self._draws, self._draws is True or not is_same
+        if self._draws != draws:
+            handoff.draws_path(self._directory, self._world.rank).write_text(str(int(self._draws)))
 
     def check(self, *, is_in_loop: bool) -> None:
         """Between two boundaries: leave if a drain stands and all ranks have sealed the last one's state.
@@ -301,7 +303,7 @@ class Service:
         except Exception as error:  # the main thread changes something at this moment, or a save says it
             return f"since the last boundary, {error}"
         holders = {shard.holders for each in items for shard in each.shards}
-        if mark.description.own_place is not None:  # so each rank has to be there
+        if mark.description.is_place_own:  # so each rank has to be there
             holders |= {(rank,) for rank in range(self._world.world_size)}
         self._standing = {mark.number: mark}
         return Held(

@@ -52,6 +52,11 @@ class Description:
     own_place: str | None = None
     """Why only this rank's own state tells which data comes next for it, if so, as a clause."""
 
+    @property
+    def is_place_own(self) -> bool:
+        """Whether only this rank's own state tells which data comes next for it."""
+        return self.own_place is not None
+
     def flatten_rank_state(self) -> Json:
         """Return this rank's own state as JSON."""
         if self.loader_state is None:

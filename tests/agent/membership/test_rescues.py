@@ -20,41 +20,47 @@ def held(rank, boundary=7, *, before=None, step=None, digest="same", draws=False
 
 
 def test_the_newest_boundary_that_any_rank_holds_is_saved_by_those_that_hold_it():
-    assert choose([held(2, 7), held(0, 6), held(3, 7)], world_size=4) == Choice(7, 7, (2, 3), is_exact=True)
+    assert choose([held(2, 7), held(0, 6), held(3, 7)], world_size=4, others_draw=False) == Choice(
+        7, 7, (2, 3), is_exact=True
+    )
 
 
 def test_nothing_is_saved_where_no_rank_holds_anything():
-    assert choose([], world_size=2) == "no rank holds the state of a boundary"
+    assert choose([], world_size=2, others_draw=False) == "no rank holds the state of a boundary"
 
 
 def test_ranks_that_are_further_apart_do_not_meet_in_each_step():
-    assert "more than one apart" in choose([held(0, 5), held(1, 7)], world_size=3)
+    assert "more than one apart" in choose([held(0, 5), held(1, 7)], world_size=3, others_draw=False)
 
 
 def test_of_boundaries_without_a_step_between_the_first_is_held():
     # At the end of an epoch, or where GradScaler has left out a step.
-    assert choose([held(0, 5), held(1, 7, before=5)], world_size=3) == Choice(7, 7, (1,), is_exact=True)
+    assert choose([held(0, 5), held(1, 7, before=5)], world_size=3, others_draw=False) == Choice(
+        7, 7, (1,), is_exact=True
+    )
 
 
 def test_savers_that_hold_different_weights_save_nothing():
-    assert "same weights" in choose([held(0), held(1, digest="other")], world_size=3)
-    assert "same weights" in choose([held(0), held(1, step=9)], world_size=3)
+    assert "same weights" in choose([held(0), held(1, digest="other")], world_size=3, others_draw=False)
+    assert "same weights" in choose([held(0), held(1, step=9)], world_size=3, others_draw=False)
 
 
 def test_each_part_of_a_sharded_state_needs_a_saver():
     groups = ((0, 2), (1, 3))
-    assert choose([held(0, holders=groups), held(3, holders=groups)], world_size=4) == Choice(
-        7, 7, (0, 3), is_exact=True
-    )
+    assert choose(
+        [held(0, holders=groups), held(3, holders=groups)], world_size=4, others_draw=False
+    ) == Choice(7, 7, (0, 3), is_exact=True)
     reason = "only ranks that were lost held a part of the state"
-    assert choose([held(0, holders=groups), held(2, holders=groups)], world_size=4) == reason
-    assert choose([held(0, holders=((0,), (1,)))], world_size=2) == reason
+    assert (
+        choose([held(0, holders=groups), held(2, holders=groups)], world_size=4, others_draw=False) == reason
+    )
+    assert choose([held(0, holders=((0,), (1,)))], world_size=2, others_draw=False) == reason
 
 
 def test_the_boundary_before_is_saved_if_the_newest_lacks_a_part():
     groups = ((0, 2), (1, 3))
     reports = [held(0, 8, holders=groups), held(1, 7, holders=groups), held(2, 7, holders=groups)]
-    assert choose(reports, world_size=4) == Choice(7, 7, (1, 2), is_exact=True)
+    assert choose(reports, world_size=4, others_draw=False) == Choice(7, 7, (1, 2), is_exact=True)
 
 
 @pytest.mark.parametrize(
@@ -62,10 +68,16 @@ def test_the_boundary_before_is_saved_if_the_newest_lacks_a_part():
     [
         ([held(0)], True),
         ([held(0, draws=True)], False),
+        ([held(1, draws=True), held(0, 8, before=7)], False),  # one that does not save
         ([held(0, draws=True), held(1, draws=True)], True),  # nobody is lost
         ([held(1, differs=True)], False),  # rank 0's buffers count
         ([held(0, differs=True)], True),
     ],
 )
 def test_it_is_exact_unless_a_lost_rank_had_something_of_its_own(reports, is_exact):
-    assert choose(reports, world_size=2).is_exact is is_exact
+    assert choose(reports, world_size=2, others_draw=False).is_exact is is_exact
+
+
+def test_it_is_not_exact_if_a_lost_rank_may_have_drawn_random_numbers():
+    assert not choose([held(0)], world_size=2, others_draw=True).is_exact
+    assert choose([held(0), held(1)], world_size=2, others_draw=True).is_exact

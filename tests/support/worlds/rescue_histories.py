@@ -227,6 +227,7 @@ class SimRank:
         history = self.history
         handoff = self.node.handoff
         files.progress_path(handoff, self.rank).write(files.PROGRESS.pack(0, 1000, 0))
+        files.draws_path(handoff, self.rank).write(b"1" if history.draws else b"0")
         self._rescue = ranks_rescue.Rescue(
             handoff, rank=self.rank, rescuable=self, stop_rounds=self._stop_rounds
         )

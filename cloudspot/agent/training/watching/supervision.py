@@ -90,6 +90,8 @@ class Supervisor:
         self._has_loaded = False
         """Whether all ranks here have read what was restored."""
         self._reach_at = time.monotonic() + CONNECT_SECONDS
+        self._draws: bool | None = None
+        """Whether the steps here draw random numbers, as the others know."""
         self._rescue = Rescue(context, membership, trainer)
 
     def follow(self) -> TrainerEnd:
@@ -254,6 +256,9 @@ class Supervisor:
 
     def _note_progress(self, now: float) -> None:
         status = self._context.status
+        if status.draws != self._draws:
+            self._draws = status.draws
+            status.state_changed.set()  # the others have to know it when this node is lost
         step, total = status.progress()
         # What comes before the session, imports and data, is no step, and takes what it takes.
         seen = (status.has_session, step, total)
