@@ -15,6 +15,8 @@ class Training:
     """A job of a script, and the steps that its ranks have made."""
 
     job = "survivors"
+    patience = 90.0
+    """How many seconds a test waits for a step; for the end, 200 at least."""
 
     def __init__(
         self,
@@ -46,7 +48,11 @@ class Training:
 
     def await_step(self, step: int) -> None:
         """Wait until a rank of the first generation has made a step."""
-        wait_for(f"step {step}", lambda: any(step in made for made in self.steps(1).values()))
+        wait_for(
+            f"step {step}",
+            lambda: any(step in made for made in self.steps(1).values()),
+            seconds=self.patience,
+        )
 
     def machine(self, rank: int) -> Path:
         """Return the machine of a rank of the first generation."""
@@ -68,7 +74,7 @@ class Training:
 
     def end(self, *, status: int = 0) -> dict[str, Any]:
         """Wait for the end of the job; return what ``show`` says."""
-        wait_for("the end of the job", lambda: self.cli.poll() is not None, seconds=200)
+        wait_for("the end of the job", lambda: self.cli.poll() is not None, seconds=max(200.0, self.patience))
         assert self.cli.returncode == status, self.user.output(self.cli)[-6000:]
         return self.user.show(self.name, "--verify")
 
