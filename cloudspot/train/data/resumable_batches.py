@@ -427,17 +427,21 @@ class ResumedLoader:
         self.num_uses = 0
         """How often it was iterated, and a batch fetched."""
         self.num_batches = 0
-        """How many batches were fetched."""
         self.own_order = own_order(loader)
         """Why other ranks cannot tell which batches of an epoch come next for this one."""
+        self._per_step = 0.0
         self._place: _Place | None = None
 
     def state_dict(self) -> Any:
         """Return the loader's state now."""
         return self._loader.state_dict()
 
-    def place(self) -> Callable[[], Any]:
-        """Return what returns the loader's state now, also later."""
+    def place(self, num_steps: int) -> Callable[[], Any]:
+        """Return what returns the loader's state now, after so many steps, also later."""
+        if num_steps > 0:
+            self._per_step = self._per_step or self.num_batches / num_steps
+            if self.num_batches != self._per_step * num_steps:
+                self.own_order = "its steps did not fetch equally many batches each"
         if self._place is None:
             self._place = _Place(self)
         return self._place

@@ -112,6 +112,8 @@ class Service:
         """Whether a step has drawn random numbers, or may have; None: it is not known yet."""
         self._noted: Mark | None = None
         self._rescue: Rescue | None = None
+        self._failure: BaseException | None = None
+        """The first error of a backward pass, whatever the script has done about it."""
         if os.environ.get(handoff.RESCUE) == "1":
             self._rescue = Rescue(
                 directory,
@@ -121,7 +123,7 @@ class Service:
             )
             self._closing.enter_context(holding_at_errors(self._hold_for_rescue))
             if world.world_size > 1:
-                noted = failed_backward.noted(self._marks.freeze, succeeded=self._marks.note_backward)
+                noted = failed_backward.noted(self._note_failure, succeeded=self._marks.note_backward)
                 self._closing.enter_context(noted)
                 self._marks.expects_backward = True
             self._rescue.start()
@@ -344,11 +346,18 @@ class Service:
         if self._rescue is not None and os.getpid() == self._pid and not self._has_left:
             self._rescue.hold()
 
+    def _note_failure(self, why: str, error: BaseException) -> None:
+        self._marks.freeze(why)
+        self._failure = self._failure or error
+
     def _wait_for_rescue(self, step: int) -> NoReturn:
-        """At a boundary that is not to be passed: note it, wait until what is held is saved, and leave."""
+        """At a boundary that is not to be passed: note it, wait until what is held is saved, and leave.
+
+        A script that has caught the error of a backward pass meets it again here: it may be of its own making.
+        """
         self._mark(step, is_rare=True)
         self._hold_for_rescue()
-        raise SystemExit(_TOLD)
+        raise self._failure or SystemExit(_TOLD)
 
     def _tell_of_change(self) -> None:
         _log.warning(
@@ -364,6 +373,7 @@ class Service:
     def begin_loop(self) -> None:
         """Tell the agent that the loop has begun: from now on exit status 0 alone is no success."""
         handoff.begun_loop_path(self._directory, self._world.rank).touch()
+        self._failure = None
         self._marks.freeze(None)  # a failed backward pass before the loop has spoilt nothing of it
         shards = (shard for each in checkpoint.take(self._objects).items for shard in each.shards)
         alone = "each rank alone holds a part of the state"
@@ -376,7 +386,7 @@ class Service:
         If they have not, say so and save nothing; the agent takes the process's end for a failure then, as it
         does after SIGTERM, when leaving is not the script's own decision.
         """
-        if os.getpid() != self._pid or self._has_left:
+        if os.getpid() != self._pid or self._has_left or self._marks.is_frozen:
             return
         if sigterm.was_received():
             self._finish_rounds(self.rounds.finish())

@@ -343,11 +343,10 @@ class Session:
             rank_state["is_common"] = own is None
             return Description(shared, rank_state, draws_unseen=True, own_place=own)
         rank_state["loader_generators"] = generator_states(self._tracked_loader)
-        own, loader = self._loader.own_order, self._loader
-        if own is None and loader.num_batches % max(1, self.step - self._start) != 0:
-            own = "the steps did not fetch equally many batches each"
+        place = self._loader.place(self.step - self._start)
+        own = self._loader.own_order
         rank_state["is_common"] = own is None
-        return Description(shared, rank_state, loader.place(), draws_unseen=True, own_place=own)
+        return Description(shared, rank_state, place, draws_unseen=True, own_place=own)
 
     def begin_again(self) -> bool:
         """Let a framework begin a loop in place of one that has failed; return whether that is possible.
