@@ -11,6 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest

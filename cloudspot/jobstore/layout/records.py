@@ -555,8 +555,7 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     survivors: Survivors | None = None
     """The state that the ranks here hold after others were lost, once they were asked."""
     draws: bool | None = None
-    """Whether a step of a rank here has drawn random numbers, so that it has generators of its own; None: that is
-    not known of all ranks."""
+    """Whether a rank here has drawn random numbers in a step; None: that is not known of all."""
     at: datetime
 
 

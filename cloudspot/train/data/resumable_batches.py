@@ -146,7 +146,7 @@ class ResumableBatches:
 
     @property
     def is_common(self) -> bool:
-        """Whether what ``take`` returns of this rank alone can be another rank's, too, but for its randomness."""
+        """Whether what ``take`` returns of this rank alone can be another's, too, but for its randomness."""
         return self._own_order is None
 
     def take(self) -> tuple[dict[str, Any], dict[str, Any]]:

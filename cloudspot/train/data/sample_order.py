@@ -140,7 +140,7 @@ def may_draw(loader: Any) -> bool:
 
 
 def samplers_of(loader: Any) -> list[Any]:
-    """Return a loader's samplers, and those within them: one may divide the batches of another among ranks."""
+    """Return a loader's samplers, and those within them, whose batches they divide among ranks."""
     found: dict[int, Any] = {}
     owners = [loader]
     for owner in owners:  # which grows
@@ -159,7 +159,9 @@ def own_order(loader: Any, *, seeds: Collection[int] = ()) -> str | None:
     """
     if isinstance(getattr(loader, "dataset", None), IterableDataset):
         return "the dataset is iterable"
-    synchronized = getattr(loader, "synchronized_generator", None)  # Accelerate's: rank 0's, in each epoch
+    # Accelerate's: in each epoch, all have that of rank 0.
+    is_synchronized = "generator" in (getattr(loader, "rng_types", None) or ())
+    synchronized = loader.synchronized_generator if is_synchronized else None
     for each in samplers_of(loader):
         name, iterate = type(each).__name__, getattr(type(each), "__iter__", None)
         if not getattr(iterate, "__module__", "").startswith(epoch_state.KNOWN):

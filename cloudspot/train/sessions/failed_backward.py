@@ -16,7 +16,7 @@ import torch
 
 @contextmanager
 def noted(note: Callable[[str, BaseException], None], *, succeeded: Callable[[], None]) -> Iterator[None]:
-    """Call ``note`` with the reason and the error when one fails, and ``succeeded`` after each backward pass."""
+    """Call ``note`` with the reason and the error when one fails; ``succeeded`` after each backward pass."""
     inner, reduce = torch.autograd.backward, torch.distributed.all_reduce  # Tensor.backward looks it up, too
 
     @functools.wraps(inner)

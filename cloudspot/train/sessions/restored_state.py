@@ -55,7 +55,7 @@ class RestoredState:
             )
 
     def _follow(self, objects: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state of this rank, which was lost, by that of a saver, if its place follows from that."""
+        """Return the state of this rank, which was lost, by a saver's, if its place follows from that."""
         saved = self._checkpoint
         found = next(filter(None, map(saved.rank_state, range(saved.world_size))), {})
         saver = rebuild("state of a rank", found)

@@ -353,7 +353,7 @@ class Service:
     def _wait_for_rescue(self, step: int) -> NoReturn:
         """At a boundary that is not to be passed: note it, wait until what is held is saved, and leave.
 
-        A script that has caught the error of a backward pass meets it again here: it may be of its own making.
+        A script that has caught the error of a backward pass meets it again: it may be of its own making.
         """
         self._mark(step, is_rare=True)
         self._hold_for_rescue()

@@ -176,9 +176,7 @@ def test_in_the_middle_of_a_step_a_tracked_loader_is_saved_where_it_stood_at_the
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize("num_batches", [1, 2, 3])
-def test_a_rank_whose_steps_fetch_different_numbers_of_batches_tells_nothing_of_others(
-    rank, num_batches
-):
+def test_a_rank_whose_steps_fetch_different_numbers_of_batches_tells_nothing_of_others(rank, num_batches):
     loader = StatefulDataLoader(torch.arange(12).tolist(), batch_size=1)
     run, step = rank(dataloader=loader)
     batches = iter(run.dataloader)
