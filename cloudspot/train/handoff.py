@@ -25,7 +25,7 @@ A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
     survives-R.json        trainer -> agent  what rank R still holds after others were lost: see ``Survives``
     rescue.json            agent -> trainer  say that; save it; or end, as it is needed no more
     rescued-R.json         trainer -> agent  rank R has sealed its part, or holds nothing any more
-    draws-R                trainer -> agent  1: the steps of rank R draw random numbers; 0: so far they do not
+    likeness-R.json        trainer -> agent  how far rank R is like the others, if it is lost: `RankLikeness`
     imports-R.json         trainer -> agent  what rank R imports slowly, and may be imported once a machine
     started-R              launcher -> agent torchrun has started rank R
     exited-R               launcher -> agent the exit status of rank R, as a shell tells it
@@ -336,9 +336,9 @@ def rescue_path(handoff: Path) -> Path:
     return handoff / "rescue.json"
 
 
-def draws_path(handoff: Path, rank: int) -> Path:
-    """Return the file by which a rank says whether its steps draw random numbers: ``0`` or ``1``."""
-    return handoff / f"draws-{rank}"
+def likeness_path(handoff: Path, rank: int) -> Path:
+    """Return the file by which a rank says how far it is like the others: {"rank", "draws", "digests"}."""
+    return handoff / f"likeness-{rank}.json"
 
 
 def rescued_path(handoff: Path, rank: int) -> Path:
@@ -377,14 +377,6 @@ def read_exited(handoff: Path, rank: int) -> int | None:
     try:
         return int(read_at_most(exited_path(handoff, rank), MAX_NUMBER_BYTES))
     except FileNotFoundError:
-        return None
-
-
-def read_draws(handoff: Path, rank: int) -> bool | None:
-    """Return whether the rank's steps draw random numbers, or None while it does not say."""
-    try:
-        return {b"0": False, b"1": True}.get(read_at_most(draws_path(handoff, rank), MAX_NUMBER_BYTES))
-    except (OSError, ValueError):
         return None
 
 

@@ -64,3 +64,14 @@ def test_a_lost_rank_goes_on_with_the_samples_that_it_would_have_had(
         # The rank that was killed may have made the last step before without noting it.
         assert len(made) >= STEPS - 1
         assert made == [one for one in calm if one[0] in {step for step, _ in made}]
+
+
+def test_of_ranks_that_hold_different_weights_nothing_is_saved_even_if_one_alone_is_left(user: User) -> None:
+    hit = LoopTraining(user, "hit", LOOP="local_sgd")
+    hit.await_step(10)
+    hit.kill_machine(1)
+    hit.end()
+    assert "nothing was saved after the loss: the ranks have not held the same weights" in user.output(
+        hit.cli
+    )
+    assert [(one.step, one.rescue) for one in user.history("hit").commits] == [(STEPS, None)]

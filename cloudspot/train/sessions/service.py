@@ -45,6 +45,8 @@ FEW_BOUNDARIES = 256
 """After so many boundaries it is known whether most of them can be noted."""
 RESCUE_SLOT_SECONDS = 30.0
 """How long a rescue waits for a slot while both are being uploaded."""
+NUM_DIGESTS = 4
+"""The agent knows the weights of so many boundaries: other ranks may not be as far."""
 LAST_PREPARE_STEPS = 64
 """After this many steps the arena is claimed even if an optimizer still has no state."""
 
@@ -111,6 +113,10 @@ class Service:
         self._draws: bool | None = None
         """Whether a step has drawn random numbers, or may have; None: it is not known yet."""
         self._noted: Mark | None = None
+        self._compared: Mark | None = None
+        """The newest mark at which the weights are compared with those of other ranks."""
+        self._likeness: tuple[bool | None, tuple[tuple[int, str], ...]] = (None, ())
+        """Whether the steps draw, and boundaries with digests of the weights, as the agent knows."""
         self._rescue: Rescue | None = None
         self._failure: BaseException | None = None
         """The first error of a backward pass, whatever the script has done about it."""
@@ -189,6 +195,9 @@ class Service:
         if self._rescue is not None and not self._draws:
             self._note_draws()
         mark = self._marks.newest
+        # Ever more seldom; and not at multiples of 2, where local SGD may just have averaged the weights.
+        if mark is not None and mark.number > 1 and (mark.number - 1) & (mark.number - 2) == 0:
+            self._compared = mark
         own_place = None if mark is None else mark.description.own_place
         if own_place is not None and not self._has_told_place:
             self._has_told_place = True
@@ -212,9 +221,7 @@ class Service:
         seeded = randomness.after_seeds(randoms[0]) if is_apart else randoms[:1]
         is_same = any(randomness.is_same(each, randoms[1]) for each in seeded)
         is_same = is_same and not mark.description.draws_unseen
-        draws, self._draws = self._draws, self._draws is True or not is_same
-        if self._draws != draws:
-            handoff.draws_path(self._directory, self._world.rank).write_text(str(int(self._draws)))
+        self._draws = self._draws is True or not is_same
 
     def check(self, *, is_in_loop: bool) -> None:
         """Between two boundaries: leave if a drain stands and all ranks have sealed the last one's state.
@@ -317,6 +324,17 @@ class Service:
             differs=any(each.pinned for each in items),
             holders=tuple(sorted(holders)),
         )
+
+    def tell_likeness(self) -> None:
+        """Tell the agent how far this rank is like the others, in case that it is lost."""
+        mark, digests = self._compared, self._likeness[1]
+        if mark is not None and mark.number not in dict(digests):
+            digests = (*digests, (mark.number, self._marks.digest(mark)))[-NUM_DIGESTS:]
+        if (self._draws, digests) != self._likeness:
+            self._likeness = self._draws, digests
+            value = {"rank": self._world.rank, "draws": self._draws, "digests": digests}
+            with suppress(OSError):
+                handoff.write_json(handoff.likeness_path(self._directory, self._world.rank), value)
 
     def save(self, order: SaveOrder) -> int | None:
         """Save this rank's part of the state at that boundary; return the step, or None."""

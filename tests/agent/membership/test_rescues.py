@@ -2,8 +2,9 @@
 
 import pytest
 
-from cloudspot.agent.membership.rescues import Choice, choose
-from cloudspot.jobstore.layout.records import HeldState
+from cloudspot.agent.membership import rescues
+from cloudspot.agent.membership.rescues import Choice
+from cloudspot.jobstore.layout.records import HeldState, RankLikeness
 
 
 def held(rank, boundary=7, *, before=None, step=None, digest="same", draws=False, differs=False, holders=()):
@@ -19,48 +20,48 @@ def held(rank, boundary=7, *, before=None, step=None, digest="same", draws=False
     )
 
 
+def choose(reports, *, world_size):
+    """Choose where no rank is known to differ from the others."""
+    likeness = [RankLikeness(rank=rank, draws=False, digests=()) for rank in range(world_size)]
+    return rescues.choose(reports, likeness, world_size=world_size)
+
+
 def test_the_newest_boundary_that_any_rank_holds_is_saved_by_those_that_hold_it():
-    assert choose([held(2, 7), held(0, 6), held(3, 7)], world_size=4, others_draw=False) == Choice(
-        7, 7, (2, 3), is_exact=True
-    )
+    assert choose([held(2, 7), held(0, 6), held(3, 7)], world_size=4) == Choice(7, 7, (2, 3), is_exact=True)
 
 
 def test_nothing_is_saved_where_no_rank_holds_anything():
-    assert choose([], world_size=2, others_draw=False) == "no rank holds the state of a boundary"
+    assert choose([], world_size=2) == "no rank holds the state of a boundary"
 
 
 def test_ranks_that_are_further_apart_do_not_meet_in_each_step():
-    assert "more than one apart" in choose([held(0, 5), held(1, 7)], world_size=3, others_draw=False)
+    assert "more than one apart" in choose([held(0, 5), held(1, 7)], world_size=3)
 
 
 def test_of_boundaries_without_a_step_between_the_first_is_held():
     # At the end of an epoch, or where GradScaler has left out a step.
-    assert choose([held(0, 5), held(1, 7, before=5)], world_size=3, others_draw=False) == Choice(
-        7, 7, (1,), is_exact=True
-    )
+    assert choose([held(0, 5), held(1, 7, before=5)], world_size=3) == Choice(7, 7, (1,), is_exact=True)
 
 
 def test_savers_that_hold_different_weights_save_nothing():
-    assert "same weights" in choose([held(0), held(1, digest="other")], world_size=3, others_draw=False)
-    assert "same weights" in choose([held(0), held(1, step=9)], world_size=3, others_draw=False)
+    assert "same weights" in choose([held(0), held(1, digest="other")], world_size=3)
+    assert "same weights" in choose([held(0), held(1, step=9)], world_size=3)
 
 
 def test_each_part_of_a_sharded_state_needs_a_saver():
     groups = ((0, 2), (1, 3))
-    assert choose(
-        [held(0, holders=groups), held(3, holders=groups)], world_size=4, others_draw=False
-    ) == Choice(7, 7, (0, 3), is_exact=True)
-    reason = "only ranks that were lost held a part of the state"
-    assert (
-        choose([held(0, holders=groups), held(2, holders=groups)], world_size=4, others_draw=False) == reason
+    assert choose([held(0, holders=groups), held(3, holders=groups)], world_size=4) == Choice(
+        7, 7, (0, 3), is_exact=True
     )
-    assert choose([held(0, holders=((0,), (1,)))], world_size=2, others_draw=False) == reason
+    reason = "only ranks that were lost held a part of the state"
+    assert choose([held(0, holders=groups), held(2, holders=groups)], world_size=4) == reason
+    assert choose([held(0, holders=((0,), (1,)))], world_size=2) == reason
 
 
 def test_the_boundary_before_is_saved_if_the_newest_lacks_a_part():
     groups = ((0, 2), (1, 3))
     reports = [held(0, 8, holders=groups), held(1, 7, holders=groups), held(2, 7, holders=groups)]
-    assert choose(reports, world_size=4, others_draw=False) == Choice(7, 7, (1, 2), is_exact=True)
+    assert choose(reports, world_size=4) == Choice(7, 7, (1, 2), is_exact=True)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +76,23 @@ def test_the_boundary_before_is_saved_if_the_newest_lacks_a_part():
     ],
 )
 def test_it_is_exact_unless_a_lost_rank_had_something_of_its_own(reports, is_exact):
-    assert choose(reports, world_size=2, others_draw=False).is_exact is is_exact
+    assert choose(reports, world_size=2).is_exact is is_exact
 
 
 def test_it_is_not_exact_if_a_lost_rank_may_have_drawn_random_numbers():
-    assert not choose([held(0)], world_size=2, others_draw=True).is_exact
-    assert choose([held(0), held(1)], world_size=2, others_draw=True).is_exact
+    for draws in (True, None):
+        told = [RankLikeness(rank=0, draws=False, digests=()), RankLikeness(rank=1, draws=draws, digests=())]
+        assert not rescues.choose([held(0)], told, world_size=2).is_exact
+    assert not rescues.choose([held(0)], told[:1], world_size=2).is_exact
+    assert rescues.choose([held(0), held(1)], told, world_size=2).is_exact
+
+
+def test_ranks_that_have_held_different_weights_save_nothing_even_if_one_alone_is_left():
+    """As with local SGD, or where one of them has left out a step."""
+    alike = [RankLikeness(rank=rank, draws=False, digests=((4, "a"), (8, "b"))) for rank in (0, 1)]
+    assert rescues.choose([held(0)], alike, world_size=2).ranks == (0,)
+    behind = RankLikeness(rank=1, draws=False, digests=((2, "c"), (4, "a")))
+    assert rescues.choose([held(0)], [alike[0], behind], world_size=2).ranks == (0,)
+    other = RankLikeness(rank=1, draws=False, digests=((4, "a"), (8, "c")))
+    told = rescues.choose([held(0)], [alike[0], other], world_size=2)
+    assert told == "the ranks have not held the same weights"

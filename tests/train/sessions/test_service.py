@@ -188,3 +188,30 @@ def test_a_rank_whose_steps_fetch_different_numbers_of_batches_tells_nothing_of_
             found = run._service.held()
         step()
     assert found.holders == (() if num_batches == 1 else ((0,),))
+
+
+def test_a_rank_tells_ever_more_seldom_which_weights_it_holds_and_whether_it_draws(rank, courier):
+    run, step = rank()
+    path = handoff.likeness_path(courier.handoff, 0)
+    told = {}
+    for number in run.steps(10):
+        run._service.tell_likeness()
+        told[number] = json.loads(path.read_text()) if path.exists() else None
+        step()
+    assert told[0] is None
+    assert told[1] == {"rank": 0, "draws": False, "digests": []}
+    assert [boundary for boundary, _ in told[9]["digests"]] == [2, 3, 5, 9]
+    assert len({digest for _, digest in told[9]["digests"]}) == 4
+
+
+def test_an_optimizer_that_steps_within_the_backward_pass_leaves_nothing_to_save(rank):
+    run, _ = rank()
+    service, model, optimizer = run._service, run._objects["model"], run._objects["optimizer"]
+    service._marks.expects_backward = True
+    model.bias.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    with failed_backward.noted(service._note_failure, succeeded=service._marks.note_backward):
+        for number in run.steps(3):
+            if number == 2:
+                assert "nothing was noted of it after a whole backward pass" in service.held()
+            model(DATA[0]).sum().backward()
+            optimizer.zero_grad()

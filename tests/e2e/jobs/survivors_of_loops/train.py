@@ -158,6 +158,25 @@ def with_lightning(trace):
     trainer.fit(Module(), DataLoader(Numbered(), batch_size=BATCH_SIZE, shuffle=True))
 
 
+def with_local_sgd(trace):
+    """Average the weights in each fourth step, and nothing in the others."""
+    spot.init_process_group()
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = Numbered()
+    loader = DataLoader(data, batch_size=BATCH_SIZE, sampler=DistributedSampler(data, seed=3))
+    run = spot.session(model=model, optimizer=optimizer)
+    for batch in run.batches(loader, epochs=EPOCHS):
+        optimizer.zero_grad()
+        model(**batch)["loss"].backward()
+        optimizer.step()
+        if run.step % 4 == 3:
+            for each in model.parameters():
+                torch.distributed.all_reduce(each.data)
+                each.data /= WORLD_SIZE
+        trace.note(run.step, model.ids)
+
+
 def main():
     torch.set_num_threads(1)
     torch.manual_seed(7)
