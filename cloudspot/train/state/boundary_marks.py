@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from cloudspot.train.state import checkpoint
 from cloudspot.train.state.noted_state import Layout, ModelCopies, Noted, saves_more
@@ -119,8 +119,8 @@ class BoundaryMarks:
         self.expects_backward = False
         """Whether a step counts only after a backward pass that was told of by ``note_backward``."""
         self._has_backward = False
-        self._is_doubtful = False
-        """Whether an optimizer has stepped without one since the last boundary."""
+        self._num_doubtful = 0
+        """How many steps of optimizers since the last boundary have failed, or have ended before one."""
         self._frozen: str | None = None
         self.num_skipped = 0
         """How many boundaries were not marked."""
@@ -131,7 +131,10 @@ class BoundaryMarks:
         self._num_steps = 0
         self._streams: dict[Any, Any] = {}
         # Before the step, since its writes show only when they are done.
-        self._hook = register_optimizer_step_pre_hook(self._note_step) if self._optimizers else None
+        self._hooks = []
+        if self._optimizers:
+            self._hooks.append(register_optimizer_step_pre_hook(self._note_step))
+            self._hooks.append(register_optimizer_step_post_hook(self._note_end_of_step))
 
     def mark(
         self, number: int, step: int, describe: Callable[[], Description], *, is_rare: bool = False
@@ -144,8 +147,8 @@ class BoundaryMarks:
         if self._num_steps != self._num_steps_there:
             self._num_steps_there, self.before_step = self._num_steps, max(0, self._first_boundary)
             self._first_boundary = number
-        is_doubtful = self._is_doubtful
-        self._has_backward = self._is_doubtful = False
+        is_doubtful = self._num_doubtful > 0
+        self._has_backward, self._num_doubtful = False, 0
         may_mark = self.is_used or not self._has_scripts_objects
         if not may_mark or not (is_rare or self._is_affordable(begun - self._ended_at)):
             self._unmarked = "nothing was noted of it: call run.check() before the loop"
@@ -261,8 +264,8 @@ class BoundaryMarks:
 
     def close(self) -> None:
         """Stop following."""
-        if self._hook is not None:
-            self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     def _is_affordable(self, seconds: float) -> bool:
         cost = min(self._costs)
@@ -336,10 +339,18 @@ class BoundaryMarks:
         return None
 
     def _note_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        tracked = self._optimizers.values()
-        if any(optimizer is each or optimizer.param_groups is each.param_groups for each in tracked):
+        if self._is_tracked(optimizer):
             self._num_steps += 1
-            self._is_doubtful |= self.expects_backward and not self._has_backward
+            self._num_doubtful += 1
+
+    def _note_end_of_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        # Only now, since a closure runs the backward pass within the step, as Lightning's does.
+        if self._is_tracked(optimizer) and (self._has_backward or not self.expects_backward):
+            self._num_doubtful -= 1
+
+    def _is_tracked(self, optimizer: Any) -> bool:
+        tracked = self._optimizers.values()
+        return any(optimizer is each or optimizer.param_groups is each.param_groups for each in tracked)
 
 
 class _MarkedState:

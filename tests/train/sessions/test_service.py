@@ -215,3 +215,20 @@ def test_an_optimizer_that_steps_within_the_backward_pass_leaves_nothing_to_save
                 assert "nothing was noted of it after a whole backward pass" in service.held()
             model(DATA[0]).sum().backward()
             optimizer.zero_grad()
+
+
+def test_an_optimizer_whose_closure_runs_the_backward_pass_leaves_a_boundary_to_save(rank):
+    """As Lightning's do."""
+    run, _ = rank()
+    service, model, optimizer = run._service, run._objects["model"], run._objects["optimizer"]
+    service._marks.expects_backward = True
+
+    def closure():
+        optimizer.zero_grad()
+        model(DATA[0]).sum().backward()
+
+    with failed_backward.noted(service._note_failure, succeeded=service._marks.note_backward):
+        for number in run.steps(3):
+            if number == 2:
+                assert service.held().step == 2
+            optimizer.step(closure)
