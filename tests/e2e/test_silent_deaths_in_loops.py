@@ -11,7 +11,7 @@ from support.jobs.acting_user import User
 from support.jobs.deadly_training import Training, rescue_of
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
-LOOPS = ["steps", "accelerate", "transformers", "lightning"]
+LOOPS = ["steps", "accelerate", "transformers", "lightning", "nccl"]
 STEPS = 60
 """Of two ranks; three epochs of 160 samples in batches of 4 each."""
 
@@ -74,4 +74,15 @@ def test_of_ranks_that_hold_different_weights_nothing_is_saved_even_if_one_alone
     assert "nothing was saved after the loss: the ranks have not held the same weights" in user.output(
         hit.cli
     )
+    assert [(one.step, one.rescue) for one in user.history("hit").commits] == [(STEPS, None)]
+
+
+def test_a_watchdog_that_ends_the_last_survivor_costs_the_steps_since_the_newest_checkpoint(
+    user: User,
+) -> None:
+    """Where the job file asks NCCL for it."""
+    hit = LoopTraining(user, "hit", sets=('run.env.TORCH_NCCL_ASYNC_ERROR_HANDLING="3"',), LOOP="nccl")
+    hit.await_step(10)
+    hit.kill_machine(1)
+    hit.end()
     assert [(one.step, one.rescue) for one in user.history("hit").commits] == [(STEPS, None)]

@@ -328,7 +328,7 @@ class Service:
     def tell_likeness(self) -> None:
         """Tell the agent how far this rank is like the others, in case that it is lost."""
         mark, digests = self._compared, self._likeness[1]
-        if mark is not None and mark.number not in dict(digests):
+        if mark is not None and mark.number not in dict(digests) and mark.is_reached:
             digests = (*digests, (mark.number, self._marks.digest(mark)))[-NUM_DIGESTS:]
         if (self._draws, digests) != self._likeness:
             self._likeness = self._draws, digests

@@ -83,6 +83,11 @@ class Mark:
     events: tuple[Any, ...]
     """CUDA's, one for each device: what was computed before the boundary is done then."""
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether the devices have come to it; behind a collective whose peer is lost they never do."""
+        return all(event.query() for event in self.events)
+
 
 class BoundaryMarks:
     """Marks the boundaries that the main thread passes; any thread may ask which of them still stand."""
@@ -187,6 +192,9 @@ class BoundaryMarks:
         first = self._first
         if first is None or first.number != self._first_boundary:
             self._problem = "nothing was noted of it after a whole backward pass"
+            return None
+        if not first.is_reached:  # whoever waited for it might wait for ever
+            self._problem = "the GPU has not come to it"
             return None
         return next(iter(self._standing_of((first,))), None)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -156,6 +157,42 @@ def with_lightning(trace):
         logger=False,
     )
     trainer.fit(Module(), DataLoader(Numbered(), batch_size=BATCH_SIZE, shuffle=True))
+
+
+def hanging(_state, bucket):
+    """Reduce as NCCL does: where a peer is lost, hang; and let a watchdog end the process, unless it is told not to.
+
+    Source: PyTorch, "ProcessGroupNCCL Environment Variables" (checked 2026-11): 3, the default, ends the process.
+    """
+    reduced = torch.futures.Future()
+
+    def reduce():
+        try:
+            torch.distributed.group.WORLD.allreduce([bucket.buffer()]).wait()
+        except RuntimeError:
+            if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3") != "0":
+                os.abort()
+            return  # and never complete
+        reduced.set_result(bucket.buffer() / WORLD_SIZE)
+
+    threading.Thread(target=reduce, daemon=True).start()
+    return reduced
+
+
+def with_nccl(trace):
+    """Stands in for it: what DDP reduces hangs where gloo would raise."""
+    spot.init_process_group()
+    model = nn.parallel.DistributedDataParallel(Net())
+    model.register_comm_hook(None, hanging)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = Numbered()
+    loader = DataLoader(data, batch_size=BATCH_SIZE, sampler=DistributedSampler(data, seed=3))
+    run = spot.session(model=model, optimizer=optimizer)
+    for batch in run.batches(loader, epochs=EPOCHS):
+        optimizer.zero_grad()
+        model(**batch)["loss"].backward()
+        optimizer.step()
+        trace.note(run.step, model.module.ids)
 
 
 def with_local_sgd(trace):
