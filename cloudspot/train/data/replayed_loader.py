@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -168,9 +169,8 @@ def _randomness_kept() -> Iterator[None]:
 def _synchronize(loader: Any) -> None:
     """Do what Accelerate does next: give all ranks rank 0's generators. So ranks note the same ones."""
     if fetches_ahead(loader) and getattr(loader, "rng_types", None):
-        from accelerate.utils import synchronize_rng_states
-
-        synchronize_rng_states(loader.rng_types, loader.synchronized_generator)
+        accelerates = sys.modules["accelerate.data_loader"]
+        accelerates.synchronize_rng_states(loader.rng_types, loader.synchronized_generator)
 
 
 def owned_generators(loader: Any) -> list[Any]:
