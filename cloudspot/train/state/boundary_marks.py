@@ -346,10 +346,25 @@ class BoundaryMarks:
                 return f"a tensor of {name} was written to or replaced"
         return None
 
-    def _note_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if self._is_tracked(optimizer):
+    def _note_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Note that a step begins; with a closure, as Lightning's, it writes only when that has returned."""
+        if not self._is_tracked(optimizer):
+            return None
+        self._num_doubtful += 1
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._noting(args[1]), *args[2:]), kwargs
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._noting(kwargs["closure"])}
+        self._num_steps += 1
+        return None
+
+    def _noting(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def noting() -> Any:
+            loss = closure()
             self._num_steps += 1
-            self._num_doubtful += 1
+            return loss
+
+        return noting
 
     def _note_end_of_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         # Only now, since a closure runs the backward pass within the step, as Lightning's does.

@@ -224,11 +224,22 @@ def test_an_optimizer_whose_closure_runs_the_backward_pass_leaves_a_boundary_to_
     service._marks.expects_backward = True
 
     def closure():
+        if number == 3:
+            raise RuntimeError("connection closed by peer")
         optimizer.zero_grad()
         model(DATA[0]).sum().backward()
 
     with failed_backward.noted(service._note_failure, succeeded=service._marks.note_backward):
-        for number in run.steps(3):
+        for number in run.steps(4):
             if number == 2:
                 assert service.held().step == 2
-            optimizer.step(closure)
+            if number < 3:
+                optimizer.step(
+                    *([closure] if number < 2 else []), **({"closure": closure} if number == 2 else {})
+                )
+                assert "an optimizer has stepped" in service.held()
+            else:
+                with pytest.raises(RuntimeError):
+                    optimizer.step(closure)
+                assert service.held().step == 3
+                break

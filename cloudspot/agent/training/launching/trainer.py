@@ -248,11 +248,12 @@ class Trainer:
                 signal_process(pid, files.DUMP_SIGNAL)
 
     def vanished(self, ranks: Sequence[int]) -> set[int]:
-        """Return the ranks here that had a session and whose process is gone, of those without a launcher.
+        """Return the ranks here that had a session and whose process is gone, without an exit status.
 
-        Nothing else tells that of the ranks that a command has started.
+        Those that a command has started have no launcher of ours that would tell it.
         """
-        workers = self._workers([r for r in ranks if not files.started_path(self.handoff, r).exists()])
+        untold = [rank for rank in ranks if files.read_exited(self.handoff, rank) is None]
+        workers = self._workers(untold)
         living = processes_of(self.handoff).pids() if workers else set()
         return {rank for rank, pid in workers.items() if pid not in living}
 

@@ -195,7 +195,7 @@ def test_a_rank_that_a_command_has_started_is_known_to_be_gone(tmp_path, wait_un
         assert trainer.vanished((0, 1, 2)) == set()
         os.kill(int(files.worker_pid_path(handoff, 0).read_text()), signal.SIGKILL)
         wait_until(lambda: trainer.vanished((0, 1, 2)) == {0})
-        files.started_path(handoff, 0).touch()  # a launcher tells it
+        files.exited_path(handoff, 0).write_text("137")
         assert trainer.vanished((0, 1, 2)) == set()
     finally:
         trainer.kill()
