@@ -446,7 +446,7 @@ class RankLikeness(msgspec.Struct, frozen=True, kw_only=True):
     rank: Rank
     draws: bool | None
     """Whether its steps draw random numbers; None: it is not known yet."""
-    digests: tuple[tuple[Tally, str], ...]
+    digests: Annotated[tuple[tuple[Tally, KeyWord], ...], msgspec.Meta(max_length=4)]
     """Some of the newest boundaries, and of samples of the weights there: equal where ranks hold the same."""
 
 
