@@ -126,7 +126,9 @@ def test_a_process_group_ends_without_a_warning_of_torch():
     assert (done.stdout, done.stderr) == ("ended\n", "")
 
 
-@pytest.mark.parametrize(("rescue", "given", "found"), [("1", None, "0"), ("1", "3", "3"), ("0", None, None)])
+@pytest.mark.parametrize(
+    ("rescue", "given", "found"), [("1", None, "0"), ("1", "1", "0"), ("1", "3", "3"), ("0", "1", "1")]
+)
 def test_nccl_ends_no_process_whose_state_may_be_saved_unless_it_is_told_to(
     monkeypatch, rescue, given, found
 ):

@@ -162,7 +162,7 @@ def with_lightning(trace):
 def hanging(_state, bucket):
     """Reduce as NCCL does: where a peer is lost, hang; and let a watchdog end the process, unless it is told not to.
 
-    Source: PyTorch, "ProcessGroupNCCL Environment Variables" (checked 2026-11): 3, the default, ends the process.
+    Source: PyTorch, "ProcessGroupNCCL Environment Variables" (checked 2026-11): only 0 leaves the process alone.
     """
     reduced = torch.futures.Future()
 
@@ -196,7 +196,7 @@ def with_nccl(trace):
 
 
 def with_local_sgd(trace):
-    """Average the weights in each fourth step, and nothing in the others."""
+    """Average the weights at the beginning of each fourth step, and nothing in the others."""
     spot.init_process_group()
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -204,13 +204,16 @@ def with_local_sgd(trace):
     loader = DataLoader(data, batch_size=BATCH_SIZE, sampler=DistributedSampler(data, seed=3))
     run = spot.session(model=model, optimizer=optimizer)
     for batch in run.batches(loader, epochs=EPOCHS):
+        if run.step % 4 == 3:
+            sums = [each.detach().clone() for each in model.parameters()]
+            for each in sums:
+                torch.distributed.all_reduce(each)
+            with torch.no_grad():
+                for parameter, each in zip(model.parameters(), sums, strict=True):
+                    parameter.copy_(each / WORLD_SIZE)
         optimizer.zero_grad()
         model(**batch)["loss"].backward()
         optimizer.step()
-        if run.step % 4 == 3:
-            for each in model.parameters():
-                torch.distributed.all_reduce(each.data)
-                each.data /= WORLD_SIZE
         trace.note(run.step, model.ids)
 
 
