@@ -58,8 +58,8 @@ def start_process_group() -> Any:
     """
     tell_of_errors()
     if os.environ.get(handoff.RESCUE) == "1" and os.environ.get(_NCCL_ERRORS, "1") == "1":
-        # With 1, which torchrun sets, its watchdog ends the process when a peer is lost, and with it the state
-        # to save. So the collective hangs, as the agent expects, which ends the training then.
+        # With 1, which torchrun sets, its watchdog ends the process when a peer is lost, and with it the
+        # state to save. So the collective hangs, as the agent expects, which ends the training then.
         # Source: PyTorch, "ProcessGroupNCCL Environment Variables" (checked 2026-11).
         os.environ[_NCCL_ERRORS] = "0"
     if "RANK" not in os.environ or not dist.is_available():
