@@ -15,7 +15,7 @@ import msgspec
 
 from cloudspot.decoding import Seconds, Tally, decode
 from cloudspot.host.bounded_reads import read_at_most
-from cloudspot.jobstore.layout.records import HeldState
+from cloudspot.jobstore.layout.records import HeldState, RankLikeness
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,15 @@ class RankImports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Report = TypeVar(
-    "Report", RankDrained, RankEnded, RankError, RankImports, RankOwnState, RankRescued, RankSurvives
+    "Report",
+    RankDrained,
+    RankEnded,
+    RankError,
+    RankImports,
+    RankLikeness,
+    RankOwnState,
+    RankRescued,
+    RankSurvives,
 )
 
 

@@ -6,6 +6,7 @@ shows whether it was mixed. ``play`` raises ``Violation`` where a rescue breaks 
 """
 
 import io
+import json
 import math
 import random
 import struct
@@ -231,6 +232,8 @@ class SimRank:
         history = self.history
         handoff = self.node.handoff
         files.progress_path(handoff, self.rank).write(files.PROGRESS.pack(0, 1000, 0))
+        likeness = {"rank": self.rank, "draws": history.draws, "digests": []}
+        files.likeness_path(handoff, self.rank).write(json.dumps(likeness).encode())
         self._rescue = ranks_rescue.Rescue(
             handoff, rank=self.rank, rescuable=self, stop_rounds=self._stop_rounds
         )
@@ -355,6 +358,9 @@ class SimRank:
             needs_all=history.needs_all,
             keeps=tuple(self._kept_at(boundary)),
         )
+
+    def tell_likeness(self):
+        """It never changes."""
 
     def save(self, order):
         """Save as ``Service.save`` would."""

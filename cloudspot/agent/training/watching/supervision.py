@@ -26,7 +26,7 @@ from cloudspot.agent.training.watching.drain_schedule import SCRIPT_START_SECOND
 from cloudspot.agent.training.watching.hand_over_watch import HandOverWatch
 from cloudspot.agent.training.watching.rescue import Rescue
 from cloudspot.agent.training.watching.script_notice import ScriptNotice
-from cloudspot.jobstore.layout.records import Failed, FailureKind
+from cloudspot.jobstore.layout.records import Failed, FailureKind, RankLikeness
 from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ class Supervisor:
         self._has_loaded = False
         """Whether all ranks here have read what was restored."""
         self._reach_at = time.monotonic() + CONNECT_SECONDS
+        self._likeness: tuple[RankLikeness, ...] = ()
         self._rescue = Rescue(context, membership, trainer)
         self._hand_over = HandOverWatch(trainer.handoff, context.status)
 
@@ -257,6 +258,9 @@ class Supervisor:
     def _note_progress(self, now: float) -> None:
         status = self._context.status
         self._hand_over.look()
+        if (likeness := status.likeness) != self._likeness:
+            self._likeness = likeness
+            status.state_changed.set()  # the others have to know it when this node is lost
         step, total = status.progress()
         # What comes before the session, imports and data, is no step, and takes what it takes.
         seen = (status.has_session, step, total)
