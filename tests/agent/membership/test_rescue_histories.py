@@ -70,8 +70,8 @@ def change_choice(monkeypatch, change):
     """Let the choice be made from other reports."""
     choose = rescues.choose
 
-    def other(reports, *, world_size):
-        return choose(change([*reports]), world_size=world_size)
+    def other(reports, likeness, *, world_size):
+        return choose(change([*reports]), likeness, world_size=world_size)
 
     monkeypatch.setattr(rescues, "choose", other)
 
@@ -141,8 +141,8 @@ def take_what_no_saver_keeps(monkeypatch):
 def call_it_exact_if_anything_was_kept(monkeypatch):
     choose = rescues.choose
 
-    def other(reports, *, world_size):
-        found = choose(reports, world_size=world_size)
+    def other(reports, likeness, *, world_size):
+        found = choose(reports, likeness, world_size=world_size)
         return replace(found, is_exact=True) if not isinstance(found, str) and found.keepers else found
 
     monkeypatch.setattr(rescues, "choose", other)
