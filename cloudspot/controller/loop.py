@@ -209,6 +209,11 @@ class Controller:
         self._clock_warning = ""
 
     @property
+    def provider_name(self) -> str:
+        """The provider's name."""
+        return self._provider.name
+
+    @property
     def poll_seconds(self) -> float:
         """How long to wait between two looks."""
         num_nodes = 1 if self._spec is None else self._spec.nodes.max

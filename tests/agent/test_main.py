@@ -14,7 +14,7 @@ from support.records.made_records import Records
 from support.stores.faultstore import DenyingStore
 
 from cloudspot.agent import main, store_retry
-from cloudspot.errors import SpecError, TransientError
+from cloudspot.errors import PluginFault, SpecError, TransientError
 from cloudspot.jobstore.access import store_clock
 from cloudspot.jobstore.access.store_clock import StoreClock, utc_now
 from cloudspot.jobstore.access.wrapped_store import WrappedStore
@@ -111,6 +111,24 @@ def test_a_machine_that_may_not_read_its_job_says_so_on_its_console_and_is_no_cr
         "cloudspot: this machine cannot serve its job: access denied: the credentials lack store:get\n"
     )
     assert (node.logs / "agent.log").read_text().count("Traceback") == 0
+
+
+def test_a_fault_of_a_plugins_call_is_an_accident_since_the_next_agent_may_be_luckier(
+    given, monkeypatch, capsys
+):
+    fault = PluginFault(
+        'store plugin "sky" of cloudspot-sky 1.2 is broken: ObjectStore.get() raised KeyError'
+    )
+
+    def get(key):
+        raise fault
+
+    node = given.node()
+    monkeypatch.setattr(given.store, "get", get)
+    monkeypatch.setattr(main, "open_job_store", lambda url, store_id: given.store)
+    monkeypatch.setattr(main.Node, "from_environment", lambda environ: node)
+    assert main.main() == 1
+    assert capsys.readouterr().err == f"cloudspot: {fault}\n"
 
 
 @pytest.mark.full
