@@ -885,8 +885,8 @@ class Provider(Guarded, ABC, Generic[_Options]):
     options_type: ClassVar[type[msgspec.Struct]]
     """The type of that table; a field without a default is required."""
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
-    """What it can do. A method that belongs to one of them is overridden where that is declared, and is not
-    called where it is not."""
+    """What it can do. A method that belongs to one of them is overridden just where that is declared; nobody
+    calls one that is left to the interface, unless it says what it returns there."""
     cut_network_advice: ClassVar[str] = ""
     """What may keep its machines from reaching one another, and what to change, for the message that they do
     not."""
