@@ -20,7 +20,17 @@ from email.message import Message
 from email.parser import HeaderParser
 from pathlib import Path
 
-from distributions import FIRST_PARTY, ROOT, Addresses, ReleaseError, addresses, distributions, misfits, stage, version
+from distributions import (
+    FIRST_PARTY,
+    ROOT,
+    Addresses,
+    ReleaseError,
+    addresses,
+    distributions,
+    misfits,
+    stage,
+    version,
+)
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 DIST = ROOT / "dist"
@@ -52,9 +62,13 @@ def ready(tag: str | None, where: Addresses) -> None:
     faults = list(misfits())
     if tag is not None:
         changes = (ROOT / "CHANGELOG.md").read_text()
-        dirty = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True)
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
         if tag != f"v{version()}":
-            faults.append(f"the tag is {tag}, and the version {version()}; run: python release/set_version.py")
+            faults.append(
+                f"the tag is {tag}, and the version {version()}; run: python release/set_version.py"
+            )
         if re.search(rf"^## \[{re.escape(version())}\] - \d{{4}}-\d\d-\d\d$", changes, re.MULTILINE) is None:
             faults.append(f"CHANGELOG.md has no heading: ## [{version()}] - YYYY-MM-DD")
         if where.are_placeholders:
@@ -86,7 +100,9 @@ def check(out: Path) -> None:
     _run(sys.executable, "-m", "check_wheel_contents", *wheels)
     faults = [f"{wheel.name}: {fault}" for wheel in wheels for fault in faults_of(wheel)]
     if len(wheels) != len(distributions()) or len(sdists) != len(distributions()):
-        faults.append(f"{len(wheels)} wheels and {len(sdists)} sdists of {len(distributions())} distributions")
+        faults.append(
+            f"{len(wheels)} wheels and {len(sdists)} sdists of {len(distributions())} distributions"
+        )
     if faults:
         raise ReleaseError("\n".join(faults))
 
@@ -125,7 +141,9 @@ def faults_of(wheel: Path) -> list[str]:
 
 def _run(*words: object) -> None:
     """Run a command, and show what it says if it fails."""
-    done = subprocess.run([str(word) for word in words], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [str(word) for word in words], check=False, cwd=ROOT, capture_output=True, text=True
+    )
     if done.returncode:
         raise ReleaseError(f"{' '.join(map(str, words))}\n{done.stdout}{done.stderr}")
 

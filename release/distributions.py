@@ -94,13 +94,13 @@ def misfits(root: Path = ROOT) -> tuple[str, ...]:
         if "version" in project and project["version"] != want:
             found.append(f"{file}: version {project['version']} is not that of the core, {want}")
         for line in _requirements(project):
-            name, _, rest = line.partition("==")
-            if FIRST_PARTY.match(line) is None or line.startswith("cloudspot["):
+            own = FIRST_PARTY.match(line)
+            if own is None or line.startswith("cloudspot["):
                 continue
-            if name not in known:
+            if own[0] not in known:
                 found.append(f"{file}: {line} is no distribution of this repository")
-            elif rest != want:
-                found.append(f"{file}: {line} must be {name}=={want}")
+            elif line != f"{own[0]}=={want}":
+                found.append(f"{file}: {line} must be {own[0]}=={want}")
     extras = distributions(root)[0].project()["optional-dependencies"]
     clouds = {one.name.removeprefix("cloudspot-") for one in distributions(root)[1:]}
     lacking = sorted(name for name in clouds if not name.endswith("-sandbox") and name not in extras)
@@ -144,7 +144,7 @@ def stage(one: Distribution, into: Path, where: Addresses) -> Path:
 
 
 def absolute_links(text: str, place: Path, repository: str, ref: str) -> str:
-    """Return Markdown whose links to files lead to the forge; ``place`` is the page's folder in the repository."""
+    """Return Markdown whose links to files lead to the forge; ``place`` is the folder of the page."""
 
     def absolute(found: re.Match[str]) -> str:
         target, _, anchor = found[3].partition("#")

@@ -1,6 +1,6 @@
 """Sets the version of the core and of all plugins: they are released in step.
 
-    python release/set_version.py 0.2.0
+python release/set_version.py 0.2.0
 """
 
 from __future__ import annotations
