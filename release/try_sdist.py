@@ -2,8 +2,9 @@
 
     python release/try_sdist.py
 
-tests/core-only.txt, which is in the sdist, names the tests that need more than the core: the plugins, or files of
-the repository that no sdist has. Whoever packs the core runs the same: pytest @tests/core-only.txt
+tests/core-only.txt, which is in the sdist, names the tests that need more than the core: the plugins, or
+files of the repository that no sdist has. Whoever packs the core runs the same: pytest @tests/core-
+only.txt
 """
 
 from __future__ import annotations

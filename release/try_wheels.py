@@ -4,11 +4,11 @@
     python release/try_wheels.py --python 3.12         # on one
     python release/try_wheels.py --newest              # with the newest releases of everything else
 
-For each Python there is a new environment with nothing but the command line, one for each extra alone, and one
-with all of them, in which jobs run. Where torch is pinned, those are README's first command and its sandbox;
-elsewhere a job without torch, on both. A distribution of ours comes from dist/ alone, whatever an index has under
-its name.
-Needs what `tox -e release` installs, and the sdist for the examples.
+For each Python there is a new environment with nothing but the command line, one for each extra alone,
+and one with all of them, in which jobs run. Where torch is pinned, those are README's first command and
+its sandbox; elsewhere a job without torch, on both. A distribution of ours comes from dist/ alone,
+whatever an index has under its name. Needs what `tox -e release` installs, and the sdist for the
+examples.
 """
 
 from __future__ import annotations

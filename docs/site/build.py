@@ -1,9 +1,10 @@
-"""Builds the site from docs/: each warning is an error, each internal link resolves, and the search finds things.
+"""Builds the site from docs/: no warning, no dead link, and the search finds what newcomers look for.
 
     python docs/site/build.py [FOLDER]     # into build/site; open its index.html
 
-The pages stay where they are, as plain Markdown that a forge shows. They are copied with their links changed: those
-to other pages lead to these, and those to files of the repository to the forge. Needs what `tox -e docs` installs.
+The pages stay where they are, as plain Markdown that a forge shows. They are copied with their links
+changed: those to other pages lead to these, and those to files of the repository to the forge. Needs what
+`tox -e docs` installs.
 """
 
 from __future__ import annotations
