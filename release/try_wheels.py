@@ -101,7 +101,7 @@ class Trial:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=1800,
+            timeout=3000,
         )
         if done.returncode:
             raise ReleaseError(f"Python {self.python}: {line} ended with {done.returncode}\n{done.stdout}")

@@ -247,7 +247,13 @@ def test_a_plugin_of_another_release_is_refused_with_both_versions_and_is_not_im
 @pytest.mark.full
 @pytest.mark.parametrize(
     "line",
-    [f"cloudspot=={cloudspot.__version__}", "cloudspot", "cloudspot>=9.9", "cloudspot-sea==9.9", "mycloudspot==9.9"],
+    [
+        f"cloudspot=={cloudspot.__version__}",
+        "cloudspot",
+        "cloudspot>=9.9",
+        "cloudspot-sea==9.9",
+        "mycloudspot==9.9",
+    ],
 )
 def test_a_plugin_that_pins_this_version_or_none_is_accepted(site, line):
     site.install("cloudspot-sky", metadata=requires(line))
