@@ -41,6 +41,17 @@ def copy(tmp_path):
     return tmp_path
 
 
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_wheels_and_sdists_of_all_are_built_and_checked(tmp_path):
+    command = [sys.executable, "-m", "tox", "-q", "-e", "release-build", "--", "--out", str(tmp_path / "dist")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    built = [path.name for path in (tmp_path / "dist").iterdir()]
+    assert len([name for name in built if name.endswith(".whl")]) == 10
+    assert len([name for name in built if name.endswith(".tar.gz")]) == 10
+
+
 def test_core_and_plugins_are_in_step(scripts):
     assert scripts["distributions"].misfits() == ()
 
