@@ -44,7 +44,17 @@ def copy(tmp_path):
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_wheels_and_sdists_of_all_are_built_and_checked(tmp_path):
-    command = [sys.executable, "-m", "tox", "-q", "-e", "release-build", "--", "--out", str(tmp_path / "dist")]
+    command = [
+        sys.executable,
+        "-m",
+        "tox",
+        "-q",
+        "-e",
+        "release-build",
+        "--",
+        "--out",
+        str(tmp_path / "dist"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     built = [path.name for path in (tmp_path / "dist").iterdir()]
