@@ -87,7 +87,7 @@ class Trial:
         Raises:
             ReleaseError: it fails.
         """
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
         clean |= {"HOME": str(self.folder), "NO_COLOR": "1"}
         if "UV_CACHE_DIR" not in clean:
             clean["UV_CACHE_DIR"] = str(Path.home() / ".cache" / "uv")

@@ -15,6 +15,7 @@ copyright = "2026, the cloudspot authors"  # noqa: A001 - Sphinx's name
 release = version = distributions.version()
 extensions = ["myst_parser", "sphinx_copybutton"]
 nitpicky = True
+smartquotes = False  # or --json becomes a dash and json
 highlight_language = "none"
 
 myst_heading_anchors = 6
