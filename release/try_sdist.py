@@ -38,7 +38,7 @@ def main() -> int:
         source = Path(scratch) / sdist.name.removesuffix(".tar.gz")
         try:
             place = trial.make("environment", "cloudspot[examples,tests,torch]")
-            pytest = (place / "bin" / "python", "-m", "pytest", "-q", "-n", "2")
+            pytest = (place / "bin" / "pytest", "-q", "-n", "2")
             shown = trial.run(*pytest, "@tests/core-only.txt", *arguments.tests, cwd=source)
         except ReleaseError as error:
             print(f"release/try_sdist.py: {error}", file=sys.stderr)
