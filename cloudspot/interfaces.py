@@ -10,7 +10,12 @@ Everything is synchronous and must be thread-safe. A plugin translates its SDK's
 Unless a method says otherwise, it raises TransientError when a service does not answer, and AuthError when
 credentials are missing or lack a right.
 
-The interfaces may still change until one plugin has met its real cloud; the changelog says when they do.
+A call that may have to say more one day takes one request and returns one result, both of
+:mod:`cloudspot.calls`: later versions add fields with defaults, which no plugin notices. Each request has a
+``deadline``. A plugin need not keep it, but whatever it waits for should end by then: nobody takes a later
+result, and a call that was abandoned is made again. ``CALLS`` in :mod:`cloudspot.calls.guard` says how long
+each call may take, and docs/plugin-kits.md what becomes of one that takes longer, or fails in another way.
+
 Whatever a plugin that nobody touches would notice raises ``cloudspot.hookspecs.API_VERSION``.
 """
 
@@ -23,18 +28,33 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timezone
 from types import TracebackType
-from typing import Any, ClassVar, Final, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, get_args
 from urllib.parse import quote
 
 import msgspec
 
+from cloudspot.calls import (
+    CheckRequest,
+    CheckResults,
+    CreateRequest,
+    CreateResult,
+    InstancesRequest,
+    InstancesResult,
+    OffersRequest,
+    OffersResult,
+    PreemptRequest,
+    PreemptResult,
+    TerminateRequest,
+    TerminateResult,
+)
+from cloudspot.calls.guard import Guarded, check_answers
 from cloudspot.decoding import MAX_PRICE, MAX_TALLY, StreamName, fault_of, is_possible_time
-from cloudspot.errors import CloudspotError, StoreRefused, TransientError
+from cloudspot.errors import CloudspotError, ProvisionError, StoreRefused, TransientError
 from cloudspot.host.names import MAX_SEGMENT_BYTES, is_safe_name
 from cloudspot.model import (
     Asset,
     BootProfile,
-    CheckResult,
+    Capability,
     DriverFunction,
     FunctionStatus,
     Instance,
@@ -51,9 +71,18 @@ from cloudspot.model import (
     Offer,
     PreemptionNotice,
     RegistryLogin,
-    Resources,
     UnfinishedUpload,
 )
+
+Options = TypeVar("Options", bound=msgspec.Struct)
+"""The type of a provider's options, for classes that are generic in it."""
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as DefaultedTypeVar
+
+    # A plain ``Provider`` is one of any options. typing has defaults from Python 3.13 on.
+    _Options = DefaultedTypeVar("_Options", bound=msgspec.Struct, default=Any)
+else:
+    _Options = Options
 
 Data = bytes | bytearray | memoryview
 
@@ -82,24 +111,14 @@ def check_stream(stream: str) -> None:
         raise ValueError(f"a stream name must be letters, digits and .-_: got {stream!r}")
 
 
-class Provisioner(ABC):
+class Provisioner(Guarded, ABC):
     """Creates, lists and ends machines. Runs where the controller runs, never on a node.
 
+    ``render`` is never called for an offer on a market that this version of cloudspot does not know.
     What ``instances``, ``offers`` and ``current_price`` return is checked before a caller sees it: a machine
     that is not of the job asked for, or of no job, is never taken for ours, and no number lies outside the
     bounds of its field. Otherwise they raise TransientError, and nothing is known.
     """
-
-    def __init_subclass__(cls) -> None:
-        """Check what the class's own methods return, whoever wrote it."""
-        super().__init_subclass__()
-        _check_answers(
-            cls,
-            Provisioner,
-            instances=_checked_instances,
-            offers=_checked_offers,
-            current_price=_checked_price,
-        )
 
     token_seconds: float
     """For at least this many seconds the provider honours an idempotency token."""
@@ -115,7 +134,7 @@ class Provisioner(ABC):
         """
 
     @abstractmethod
-    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+    def create(self, request: CreateRequest) -> CreateResult:
         """Create the machines of the request: all, or as many as there is room for, or none.
 
         A repeated call with the same token and request creates nothing and returns the same machines, however
@@ -143,28 +162,32 @@ class Provisioner(ABC):
         return None
 
     @abstractmethod
-    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+    def instances(self, request: InstancesRequest) -> InstancesResult:
         """Return the machines that carry cloudspot's tags, from every page and including recently ended ones.
 
-        An ended machine is reported with its reason for as long as the provider knows it. A listing may lag
-        behind ``create``.
+        They are those that the request ``wants``, and no others. An ended machine is reported with its reason
+        for as long as the provider knows it. A listing may lag behind ``create``.
 
         Raises:
             TransientError: the listing failed, or says something impossible; nothing is known.
         """
 
     @abstractmethod
-    def terminate(self, instance_ids: Sequence[str]) -> None:
-        """Ask for the end of the machines and return without waiting.
+    def terminate(self, request: TerminateRequest) -> TerminateResult:
+        """Ask for the end of the machines and return without waiting; say which ones were refused, and why.
 
-        Safe to repeat: unknown or ended ids are no error.
+        All are tried, whatever becomes of the others. Safe to repeat: unknown or ended ids are no error.
+
+        Raises:
+            AuthError: none of the machines could be ended, since a right is missing.
+            TransientError: none of them could be ended; call again.
         """
 
     def console(self, instance: Instance) -> str:
-        """Return what the machine has printed since its boot, as far as the provider has it.
+        """Return what the machine has printed since its boot, as far as the provider has it (CONSOLE).
 
         Drivers ask while a machine that was launched has not come up, to say why. The end may be missing, and
-        the beginning of a long text. The default is for providers that do not keep it.
+        the beginning of a long text.
         """
         return ""
 
@@ -180,8 +203,8 @@ class Provisioner(ABC):
         return None
 
     @abstractmethod
-    def offers(self, resources: Resources) -> Sequence[Offer]:
-        """Return what can be bought for these resources (type x zone x market, with prices), in any order.
+    def offers(self, request: OffersRequest) -> OffersResult:
+        """Return what can be bought for the resources (type x zone x market, with prices).
 
         Empty when nothing fits. ``Offer.billing`` says what time of a machine is charged for (a least time,
         an increment, what is free when a spot machine is taken back); left out, it is each second begun.
@@ -199,7 +222,7 @@ class Provisioner(ABC):
         return None
 
 
-class FunctionHost(ABC):
+class FunctionHost(Guarded, ABC):
     """Where a provider runs a small program now and then, although none of the user's machines is on.
 
     Each method may be cut off at any call and repeated; it then goes on where it stood.
@@ -237,7 +260,7 @@ class FunctionHost(ABC):
         """
 
 
-class ImageHost(ABC):
+class ImageHost(Guarded, ABC):
     """Where a provider keeps images of machines, from which others start with a job's setup done.
 
     It knows those that ``save`` has made, in the region of the options, and no others. ``Provisioner.offers``
@@ -273,7 +296,7 @@ class ImageHost(ABC):
         """Delete the image and what it is billed for; safe to repeat: an unknown one is no error."""
 
 
-class Inventory(ABC):
+class Inventory(Guarded, ABC):
     """What cloudspot has made of one kind, in one place, for ``cloudspot reap``."""
 
     title: str
@@ -321,16 +344,17 @@ class MachineInventory(Inventory):
                 created_at=one.launched_at,
                 detail=", ".join(filter(None, (one.instance_type, one.market and one.market.value))),
             )
-            for one in self._provisioner.instances()
+            for one in self._provisioner.instances(InstancesRequest()).instances
             if one.state is not InstanceState.ENDED
         ]
 
     def end(self, asset: Asset) -> None:
         """Terminate the machine."""
-        self._provisioner.terminate([asset.id])
+        for one in self._provisioner.terminate(TerminateRequest(instance_ids=(asset.id,))).refused:
+            raise CloudspotError(one.reason)
 
 
-class PreemptionSource(ABC):
+class PreemptionSource(Guarded, ABC):
     """Tells a node that it will be taken. Runs on the node, on the standard library alone."""
 
     notice_seconds: float
@@ -370,12 +394,15 @@ class PreemptionSource(ABC):
             time.sleep(min(self.poll_seconds, left))
 
 
-class Upload(ABC):
+class Upload(Guarded, ABC):
     """A streamed put. Nothing is visible under the key until ``commit``, which shows the whole object.
 
     Leaving it as a context manager aborts an upload that was not committed. After either end, ``write`` and
     ``commit`` raise ValueError.
     """
+
+    def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        return name != "abort"
 
     @abstractmethod
     def write(self, data: Data) -> None:
@@ -410,12 +437,13 @@ MAX_LISTED: Final = 10_000_000
 what is listed, so that this bounds their memory too."""
 
 
-class ObjectStore(ABC):
+class ObjectStore(Guarded, ABC):
     """A flat, strongly consistent map from keys to bytes, with create-if-absent.
 
     A key is ``/``-separated words of 1 to 255 printable ASCII characters, none of them ``.`` or ``..``;
-    every method raises ValueError for anything else. A put is atomic: no reader sees a part of it. Once it
-    returns, every get and listing shows it. No reference to a caller's buffer is kept.
+    every method raises ValueError for anything else. A store escapes what its service does not take in a
+    name, and nobody else hears of it. A put is atomic: no reader sees a part of it. Once it returns, every
+    get and listing shows it. No reference to a caller's buffer is kept.
 
     TransientError means that the outcome is unknown: the caller reads back.
 
@@ -427,16 +455,15 @@ class ObjectStore(ABC):
     url: str
     """What the user wrote, without credentials."""
 
-    def __init_subclass__(cls, *, passes_on: bool = False) -> None:
-        """Check what the class's own listings return, whoever wrote it.
-
-        ``passes_on`` is for a wrapper, whose answers are those of a store that is checked already.
-        """
-        super().__init_subclass__()
-        if not passes_on:
-            _check_answers(
-                cls, ObjectStore, list_page=_checked_page, list_pages=_checked_pages, head=_checked_head
-            )
+    def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        values = [*args, *(value for name, value in kwargs.items() if name != "cursor")]
+        if name == "delete_many":
+            values += args[0]
+        return (
+            kwargs.get("limit") == 0
+            or any(isinstance(one, str) and not is_key(one) for one in values)
+            or any(isinstance(one, int) and one < 0 for one in values)
+        )
 
     @property
     def canonical_url(self) -> str:
@@ -462,7 +489,7 @@ class ObjectStore(ABC):
         """Return the id in the mark of the store; None: there is none."""
         return None
 
-    def hold_to(self, store_id: str | None = None) -> None:  # noqa: B027 (few stores can be mounted)
+    def hold_to(self, store_id: str | None = None) -> None:
         """Let each request from now on raise TransientError while the store's place is missing or another's.
 
         ``store_id`` is what ``establish`` returned, perhaps on another computer. With None, the first request
@@ -526,8 +553,13 @@ class ObjectStore(ABC):
         """
 
     @abstractmethod
-    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
+    def list_page(
+        self, prefix: str, *, after: str | None = None, limit: int = 1000, cursor: str = ""
+    ) -> ObjectPage:
         """Return up to ``limit`` objects whose keys start with ``prefix`` and come after ``after``.
+
+        ``cursor`` is that of the page before, whose ``next_after`` is ``after``; a store that never returns
+        one is never given one.
 
         Keys are in ascending order of their bytes. ``after`` need not be a key. A page may hold fewer than
         ``limit`` objects although more follow. Names that are not valid keys are skipped, and told as
@@ -540,6 +572,14 @@ class ObjectStore(ABC):
     @abstractmethod
     def delete(self, key: str) -> None:
         """Remove the object; a missing key is no error."""
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Remove the objects, in any order; missing keys are no error. After an error some may be left.
+
+        The default asks for one after the other; override it where the service takes many at once.
+        """
+        for key in keys:
+            self.delete(key)
 
     @abstractmethod
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
@@ -564,9 +604,16 @@ class ObjectStore(ABC):
         """Drop one of those; one that no longer exists is no error."""
         return None
 
-    def check(self) -> Sequence[CheckResult]:
+    def close(self) -> None:
+        """Give back what the store holds, such as connections; safe to repeat.
+
+        Called once the command or the agent that opened the store is over, however it ended, unless it was
+        killed. The default does nothing.
+        """
+
+    def check(self, request: CheckRequest) -> CheckResults:
         """Find out whether the store can be used, what is missing, and what it costs besides."""
-        return ()
+        return CheckResults()
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
         """Yield every object under ``prefix`` whose key comes after ``after``, in ascending order of keys.
@@ -583,27 +630,26 @@ class ObjectStore(ABC):
 
     def list_pages(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectPage]:
         """Yield the pages of that listing."""
+        given: dict[str, Any] = {}
         while True:
-            page = self.list_page(prefix, after=after)
+            page = self.list_page(prefix, after=after, **given)
             yield page
             if page.next_after is None:
                 return
-            after = page.next_after
-
-
-def _check_answers(cls: type, interface: type, **checks: Callable[[Any], Any]) -> None:
-    """Put a check around each of these methods that the class does not have from another implementation."""
-    for name, check in checks.items():
-        origin = next(one for one in cls.__mro__ if name in one.__dict__)
-        if origin is cls or not issubclass(origin, interface):
-            setattr(cls, name, check(origin.__dict__[name]))
+            after, given = page.next_after, {"cursor": page.cursor} if page.cursor else {}
 
 
 def _checked_page(list_page: Callable[..., ObjectPage]) -> Callable[..., ObjectPage]:
     @functools.wraps(list_page)
-    def checked(self: ObjectStore, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
-        page = list_page(self, prefix, after=after, limit=limit)
+    def checked(
+        self: ObjectStore, prefix: str, *, after: str | None = None, limit: int = 1000, cursor: str = ""
+    ) -> ObjectPage:
+        given = {"cursor": cursor} if cursor else {}
+        page = list_page(self, prefix, after=after, limit=limit, **given)
         _check_page(self, page, prefix, after)
+        if page.cursor and page.cursor == cursor:
+            where = prefix or "all objects"
+            raise _refused(self, f"the listing of {where} does not move forward: it repeats its cursor")
         return page
 
     return checked
@@ -632,42 +678,50 @@ def _checked_head(head: Callable[..., ObjectMeta]) -> Callable[..., ObjectMeta]:
     return checked
 
 
-def _checked_instances(instances: Callable[..., Sequence[Instance]]) -> Callable[..., Sequence[Instance]]:
+def _checked_render(render: Callable[..., LaunchRequest]) -> Callable[..., LaunchRequest]:
+    @functools.wraps(render)
+    def checked(self: Provisioner, group: InstanceGroup) -> LaunchRequest:
+        market = group.offer.market
+        if not market.is_known:
+            raise ProvisionError(f"nothing is bought on the market {market.value!r}: upgrade cloudspot")
+        return render(self, group)
+
+    return checked
+
+
+def _checked_instances(instances: Callable[..., InstancesResult]) -> Callable[..., InstancesResult]:
     @functools.wraps(instances)
-    def checked(self: Provisioner, *, job_id: str | None = None, **options: object) -> Sequence[Instance]:
-        found = _sequence(instances.__get__(self)(job_id=job_id, **options))
-        for one in found:
-            if (fault := _machine_fault(one, job_id)) is not None:
+    def checked(self: Provisioner, request: InstancesRequest) -> InstancesResult:
+        found = instances(self, request)
+        for one in found.instances:
+            if (fault := _machine_fault(one, request)) is not None:
                 raise TransientError(f"the list of machines has {one.id[:200]!r} {fault}: nothing is known")
         return found
 
     return checked
 
 
-def _sequence(found: Any) -> Sequence[Any]:
-    """Return what was found, also of a generator, which can be read only once."""
-    return found if isinstance(found, Sequence) else tuple(found)
-
-
-def _machine_fault(machine: Instance, job_id: str | None) -> str | None:
+def _machine_fault(machine: Instance, request: InstancesRequest) -> str | None:
     """Return what a provider cannot say of a machine of cloudspot's; None: it is all possible."""
     if (fault := fault_of(machine)) is not None:
         return f"with an impossible field ({fault})"
     if len(quote(machine.id, safe="", errors="surrogatepass")) > MAX_SEGMENT_BYTES:
         return "which cannot be an id"
-    if not machine.job_id or job_id not in {None, machine.job_id}:
-        return f"of job {machine.job_id[:200]!r}" + ("" if job_id is None else f", not {job_id!r}")
+    if not machine.job_id or request.job_id not in {None, machine.job_id}:
+        return f"of job {machine.job_id[:200]!r}" + (f", not {request.job_id!r}" if request.job_id else "")
+    if not request.wants(machine):
+        return f"of store {machine.store_url[:200]!r}, not {request.store_url!r}"
     moments = (machine.launched_at, machine.ended_at)
     if any(moment is not None and not is_possible_time(moment) for moment in moments):
         return f"that ran from {machine.launched_at} to {machine.ended_at}"
     return None
 
 
-def _checked_offers(offers: Callable[..., Sequence[Offer]]) -> Callable[..., Sequence[Offer]]:
+def _checked_offers(offers: Callable[..., OffersResult]) -> Callable[..., OffersResult]:
     @functools.wraps(offers)
-    def checked(self: Provisioner, resources: Resources, **options: object) -> Sequence[Offer]:
-        found = _sequence(offers.__get__(self)(resources, **options))
-        for one in found:
+    def checked(self: Provisioner, request: OffersRequest) -> OffersResult:
+        found = offers(self, request)
+        for one in found.offers:
             if (fault := fault_of(one)) is not None:
                 raise TransientError(f"the offer {one.key[:200]} is impossible ({fault}): nothing is known")
         return found
@@ -735,11 +789,14 @@ def _refused(store: ObjectStore, fault: str) -> StoreRefused:
     return StoreRefused(f"{store.url}: {fault}; remove the proxy in between, or use another store")
 
 
-class LogSink(ABC):
+class LogSink(Guarded, ABC):
     """Where a job's log lines go, and where they can be read after the machines are gone."""
 
     is_in_store: ClassVar[bool] = False
     """Its pieces lie in the job's object store and are removed with the job."""
+
+    def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        return name == "write" and any(not is_stream(one.stream) for one in args[0])
 
     @abstractmethod
     def write(self, records: Sequence[LogRecord]) -> None:
@@ -797,41 +854,59 @@ class LogSink(ABC):
         )
 
 
-class Provider(ABC):
+CAPABILITY_METHODS: Final = {
+    Capability.LOGS: "log_sink",
+    Capability.REGISTRY: "registry_login",
+    Capability.IMAGES: "image_host",
+    Capability.FUNCTIONS: "function_host",
+    Capability.PREEMPT: "preempt",
+}
+"""The methods of Provider that belong to one capability."""
+_LACKS: Final = {
+    Capability.IMAGES: (
+        "makes no images of machines; run.image can name a container that has what the job needs"
+    ),
+    Capability.FUNCTIONS: "runs no functions; cloudspot reconcile drives jobs too, from cron, say",
+    Capability.PREEMPT: "cannot reclaim a machine on demand",
+}
+
+
+class Provider(Guarded, ABC, Generic[_Options]):
     """What a plugin registers: factories of the interfaces. Importing its module imports no SDK.
+
+    It is generic in its options: ``class AcmeProvider(Provider[AcmeOptions])``.
 
     ``node_identity`` is checked before a caller sees it: a number outside the bounds of its field raises
     TransientError.
     """
 
-    def __init_subclass__(cls) -> None:
-        """Check what the class's own method returns, whoever wrote it."""
-        super().__init_subclass__()
-        _check_answers(cls, Provider, node_identity=_checked_identity)
-
     name: ClassVar[str]
     """The entry point's name, and that of the job file's table ``[providers.NAME]``."""
     options_type: ClassVar[type[msgspec.Struct]]
     """The type of that table; a field without a default is required."""
-    can_run_containers: ClassVar[bool] = True
-    """Whether docker or podman can run on its machines, so that a job may have ``run.image``."""
-    has_images: ClassVar[bool] = False
-    """Whether ``image_host`` returns one."""
-    is_this_computer: ClassVar[bool] = False
-    """Its machines are processes of the computer that drives them, and end when that is switched off. A job
-    of it is driven only where it was submitted, or adopted: else whoever can write to a store would choose
-    what runs there."""
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+    """What it can do. A method that belongs to one of them is overridden where that is declared, and is not
+    called where it is not."""
     cut_network_advice: ClassVar[str] = ""
     """What may keep its machines from reaching one another, and what to change, for the message that they do
     not."""
+    made_by: ClassVar[str] = ""
+    """Its plugin's distribution and version; written by whoever imports the plugin."""
     driver_options: ClassVar[frozenset[str]] = frozenset()
     """The options that name something of the computer that drives, such as a profile or a file with
     credentials. A driver takes them from its own note of the job or from its user's config file, never
     because a stored job names them. On a node they have their defaults."""
 
-    def __init__(self, options: msgspec.Struct) -> None:
+    def __init__(self, options: _Options) -> None:
         """Keep the job's options, an ``options_type``; do no I/O."""
         self.options = options
+
+    @classmethod
+    def require(cls, capability: Capability) -> None:
+        """Raise CloudspotError, with what to do instead, unless the provider has declared the capability."""
+        if capability not in cls.capabilities:
+            lack = _LACKS.get(capability, f"does not declare {capability.value!r}")
+            raise CloudspotError(f"provider {cls.name!r} {lack}")
 
     @abstractmethod
     def provisioner(self) -> Provisioner:
@@ -866,28 +941,15 @@ class Provider(ABC):
         return {}
 
     def function_host(self) -> FunctionHost:
-        """Return where a driver can run as a function, for jobs that nobody is awake to drive.
-
-        Raises:
-            CloudspotError: the provider runs no functions.
-        """
-        raise CloudspotError(
-            f"provider {self.name!r} runs no functions; cloudspot reconcile drives jobs too, from cron, say"
-        )
+        """Return where a driver can run as a function, for jobs that nobody is awake to drive (FUNCTIONS)."""
+        raise NotImplementedError
 
     def image_host(self) -> ImageHost:
-        """Return where images of machines are kept. Its options then have a field ``setup_key``.
-
-        Raises:
-            CloudspotError: the provider keeps none.
-        """
-        raise CloudspotError(
-            f"provider {self.name!r} makes no images of machines; run.image can name a container that has "
-            "what the job needs"
-        )
+        """Return where images of machines are kept (IMAGES). Its options then have a field ``setup_key``."""
+        raise NotImplementedError
 
     def registry_login(self, registry: str) -> RegistryLogin | None:
-        """Return a new log-in for a registry of container images of this provider's; None: it is not one.
+        """Return a new log-in for a registry of container images of this provider's (REGISTRY), or None.
 
         ``registry`` is the host in an image's name. Asked where a job is submitted and, before each pull, on
         its nodes: with the credentials and the rights that each has.
@@ -910,28 +972,23 @@ class Provider(ABC):
         return None
 
     def log_sink(self, store: ObjectStore, job_id: str) -> LogSink | None:
-        """Return the sink for the job's logs; None keeps them in the object store."""
+        """Return the sink for the job's logs (LOGS); None keeps them in the object store."""
         return None
 
-    def check(self, *, resources: Resources | None = None) -> Sequence[CheckResult]:
-        """Try what a job needs (credentials, rights, network), and return what works and what is missing.
+    def check(self, request: CheckRequest) -> CheckResults:
+        """Try what a job needs (credentials, rights, network), and return what works and what is missing."""
+        return CheckResults()
 
-        ``resources`` is what one node of the job must have; None: no job is known.
-        """
-        return ()
-
-    def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
-        """Reclaim a machine on purpose, for drills.
-
-        ``notice_seconds`` of 0 takes it without notice; None uses the provider's usual notice.
+    def preempt(self, request: PreemptRequest) -> PreemptResult:
+        """Reclaim a machine on purpose, for drills (PREEMPT).
 
         Raises:
-            CloudspotError: the provider cannot.
+            CloudspotError: the provider cannot take this one, or not with this notice.
         """
-        raise CloudspotError(f"provider {self.name!r} cannot reclaim a machine on demand")
+        raise NotImplementedError
 
 
-class Notifier(ABC):
+class Notifier(Guarded, ABC):
     """What sends a job's messages; no error of its may show a URL, nor a part of one.
 
     Messages are sent from a process of their own, several at once, which is killed after some seconds. The
@@ -958,3 +1015,14 @@ class Notifier(ABC):
         Raises:
             CloudspotError: it was not; the message says why, as in ``answered 500``.
         """
+
+
+check_answers(
+    Provisioner,
+    render=_checked_render,
+    instances=_checked_instances,
+    offers=_checked_offers,
+    current_price=_checked_price,
+)
+check_answers(ObjectStore, list_page=_checked_page, list_pages=_checked_pages, head=_checked_head)
+check_answers(Provider, node_identity=_checked_identity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import textwrap
 from importlib import metadata
@@ -14,6 +15,7 @@ from cloudspot.errors import PluginError, SpecError
 from cloudspot.jobfile.spec import load_job
 from cloudspot.registry import (
     ProviderEntry,
+    close_stores,
     list_providers,
     open_provider,
     open_store,
@@ -237,10 +239,12 @@ def test_a_plugin_of_another_release_is_refused_with_both_versions_and_is_not_im
     misfit = f"it fits cloudspot 9.9 only, and this is cloudspot {found}; install both in the same version"
     with pytest.raises(PluginError) as error:
         provider_class("sky")
-    assert str(error.value) == f'plugin "sky" of cloudspot-sky 1.2: {misfit}'
+    assert str(error.value) == f'provider "sky" of cloudspot-sky 1.2: {misfit}'
     with pytest.raises(PluginError) as error:
         open_store("sky://bucket")
-    assert str(error.value) == f'plugin "sky" of cloudspot-sky 1.2: {misfit}'
+    assert re.fullmatch(
+        rf'store( plugin)? "sky" of cloudspot-sky 1\.2: {re.escape(misfit)}', str(error.value)
+    )
     assert others() == [ProviderEntry("sky", "cloudspot-sky", "1.2", misfit)]
 
 
@@ -267,27 +271,39 @@ def test_a_plugin_that_pins_this_version_or_none_is_accepted(site, line):
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("import no_such_sdk", "ModuleNotFoundError: No module named 'no_such_sdk'"),
+        ("import no_such_sdk", "its module raised ModuleNotFoundError: No module named 'no_such_sdk'"),
         ("x = (", "SyntaxError: "),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
         ("from cloudspot.errors import AuthError; raise AuthError('no key')", "no key"),
-        ("", "its hook cloudspot_provider returned None, not a subclass of Provider"),
-        (GOOD.replace("return Sky if", "return 3 if"), "returned 3, not a subclass of Provider"),
+        ("", "the hook cloudspot_provider in its module broken_sky is missing"),
+        (
+            "def cloudspot_provider(name): ...",
+            "the hook cloudspot_provider in its module broken_sky is not marked with @hookimpl",
+        ),
+        (GOOD.replace("return Sky if", "return None if"), 'returned None for "sky"'),
+        (GOOD.replace("return Sky if", "return 3 if"), "returned an instance of int, not the class itself"),
+        (GOOD.replace("return Sky if", "return Sky(Options()) if"), "returned an instance of Sky, not the"),
+        (GOOD.replace("return Sky if", "return Store if"), "Store is not a subclass of Provider"),
         (GOOD.replace("return Sky if", "return 1 / 0 if"), "ZeroDivisionError: division by zero"),
         (GOOD.replace("def node_identity(self): ...", ""), "Sky lacks node_identity"),
-        (GOOD.replace('name = "sky"', 'name = "sea"'), "Sky.name is 'sea', not \"sky\""),
+        (GOOD.replace('name = "sky"', 'name = "sea"'), "Sky.name is 'sea', not \"sky\", as its entry"),
         (
             GOOD.replace("options_type = Options", "options_type = dict"),
-            "Sky.options_type is not a msgspec.Struct",
+            "Sky.options_type is the class dict, not type[Struct]",
+        ),
+        (GOOD.replace("options_type = Options", ""), "Sky has no options_type"),
+        (
+            GOOD.replace("def provisioner", "driver_options = ['profile']\n        def provisioner"),
+            "Sky.driver_options is list[str], not frozenset[str]",
         ),
         (
             GOOD.replace("def cloudspot_provider(name)", "def cloudspot_provdier(name)"),
-            "PluginValidationError: ",
+            "it has no hook cloudspot_provdier; did you mean cloudspot_provider?",
         ),
         (
             GOOD.replace("def cloudspot_provider(name)", "def cloudspot_provider(nmae)"),
-            "PluginValidationError: ",
+            "its hooks take other arguments: Argument(s) {'nmae'} are declared in the hookimpl",
         ),
     ],
 )
@@ -316,6 +332,25 @@ def test_an_entry_point_to_nothing_is_a_broken_plugin(site):
     assert others()[0].error is not None
 
 
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        ("cloudspot_ocean", "its entry point names the module cloudspot_ocean, which is not there"),
+        ("cloudspot_sky.ocean", "its entry point names the module cloudspot_sky.ocean, which is not there"),
+        (
+            "cloudspot_sky:Sky",
+            "its entry point names cloudspot_sky:Sky; it must name the module alone: cloudspot_sky",
+        ),
+        ("cloudspot_sky:sky", "its module raised AttributeError: "),
+    ],
+)
+def test_an_entry_point_that_names_no_module_is_told_apart(site, named, reason):
+    site.install("cloudspot-sky", entry_points=only("sky") + named)
+    with pytest.raises(PluginError) as error:
+        provider_class("sky")
+    assert reason in str(error.value)
+
+
 def test_unreadable_entry_points_hide_no_other(site):
     site.install("cloudspot-odd", entry_points="[cloudspot.providers]\nno equals sign\n")
     site.install("cloudspot-sky")
@@ -329,13 +364,18 @@ def test_a_provider_whose_constructor_fails_is_a_broken_plugin(site):
         'name = "sky"', 'name = "sky"\n        def __init__(self, options): raise KeyError("x")'
     )
     site.install("cloudspot-sky", code=code)
-    with pytest.raises(PluginError, match=r"""^provider "sky" is broken: KeyError: 'x'$"""):
+    with pytest.raises(
+        PluginError,
+        match=r"""^provider "sky" of cloudspot-sky 1.2 is broken: making it raised KeyError: 'x'$""",
+    ):
         open_provider("sky", None)
 
 
 def test_a_store_that_is_none_is_a_broken_plugin(site):
     site.install("cloudspot-sky", code=GOOD.replace("return Store(url) if", "return dict() if"))
-    with pytest.raises(PluginError, match=r"for sky:// it returned a dict, not an ObjectStore$"):
+    with pytest.raises(
+        PluginError, match=r"cloudspot_object_store returned dict, not an instance of ObjectStore$"
+    ):
         open_store("sky://user:hunter2@bucket")
 
 
@@ -346,11 +386,24 @@ def test_an_error_that_a_plugin_means_passes_as_it_is(site):
         open_store("sky://")
 
 
+@pytest.mark.full
+def test_what_was_opened_is_closed_at_the_end_and_the_provider_knows_what_it_came_from(site):
+    close = "def close(self): import pathlib; pathlib.Path(self.url[6:]).write_text('closed')"
+    code = GOOD.replace("def delete(self, key): ...", f"def delete(self, key): ...\n        {close}")
+    site.install("cloudspot-sky", code=code)
+    assert provider_class("sky").made_by == "cloudspot-sky 1.2"
+    path = site.path / "log"
+    store = open_store(f"sky://{path}")
+    close_stores()
+    assert path.read_text() == "closed"
+    assert store.url == f"sky://{path}", "it is still there"
+
+
 # --- which interfaces it was written for --------------------------------------------------------
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("line", ["", "    cloudspot_api_version = 1"])
+@pytest.mark.parametrize("line", ["", "    cloudspot_api_version = 2"])
 def test_a_plugin_of_this_version_of_the_interfaces_or_of_none_is_accepted(site, line):
     site.install("cloudspot-sky", code=GOOD + line)
     assert provider_class("sky").name == "sky"
@@ -358,12 +411,13 @@ def test_a_plugin_of_this_version_of_the_interfaces_or_of_none_is_accepted(site,
 
 
 @pytest.mark.full
-def test_a_plugin_of_a_later_version_is_refused_whatever_hooks_it_has(site):
+@pytest.mark.parametrize(("version", "advice"), [(1, "upgrade cloudspot-sky"), (3, "upgrade cloudspot")])
+def test_a_plugin_of_another_version_is_refused_whatever_hooks_it_has(site, version, advice):
     code = GOOD.replace("def cloudspot_provider(name)", "def cloudspot_unheard_of(name)")
-    site.install("cloudspot-sky", code=code + "    cloudspot_api_version = 2")
+    site.install("cloudspot-sky", code=code + f"    cloudspot_api_version = {version}")
     refusal = (
-        'plugin "sky" of cloudspot-sky 1.2 is written for version 2 of cloudspot\'s interfaces, '
-        f"and cloudspot {cloudspot.__version__} has version 1; upgrade cloudspot"
+        f'plugin "sky" of cloudspot-sky 1.2 is written for version {version} of cloudspot\'s interfaces, '
+        f"and cloudspot {cloudspot.__version__} has version 2; {advice}"
     )
     for use in (lambda: provider_class("sky"), lambda: open_store("sky://bucket")):
         with pytest.raises(PluginError) as error:
@@ -445,12 +499,12 @@ SANDBOX = """
     ("answer", "message"),
     [
         ("return Sky", None),
-        ("return Sky()", "not a subclass of EmulatedCloud"),
-        ("return None", "returned None, not a subclass"),
+        ("return Sky()", "returned an instance of Sky, not the class itself"),
+        ("return None", "returned None for"),
         ("return EmulatedCloud", "EmulatedCloud lacks environment, machine_environment, start, stop"),
         ("return type('Ground', (Sky,), {'name': 'ground'})", r'Ground.name is \'ground\', not "sky"'),
         ("raise PluginError('run: pip install x')", "^run: pip install x$"),
-        ("import no_such_module", "is broken: ModuleNotFoundError"),
+        ("import no_such_module", "is broken: its hook cloudspot_sandbox raised ModuleNotFoundError"),
     ],
 )
 def test_a_sandbox_is_judged_like_a_provider(site, answer, message):

@@ -15,6 +15,7 @@ from cloudspot.cli.invocation import Invocation, current_invocation
 from cloudspot.cli.screen import output, stdstreams
 from cloudspot.cli.sharedoptions import STORE_HELP, debug_option
 from cloudspot.errors import CloudspotError
+from cloudspot.host.left_calls import enforced_limits, is_any_under_way
 from cloudspot.plugin.installed import COMMAND_GROUP, Declared, from_distributions
 
 if TYPE_CHECKING:
@@ -147,7 +148,11 @@ class Program(click.Group):
         stdstreams.prepare()
         extra |= {"standalone_mode": False, "obj": invocation}
         try:
-            code = super().main(*args, **extra)
+            with enforced_limits():
+                try:
+                    code = super().main(*args, **extra)
+                finally:
+                    _close_stores()
             sys.stdout.flush()
         except _NO_ARGUMENTS as error:
             # Someone who types a group alone wants its help.
@@ -179,6 +184,13 @@ def _commands_of_plugins() -> dict[str, Declared]:
     """Return what plugins declare as commands, by name, without importing them; none hides one of ours."""
     found = {one.name: one for one in from_distributions(COMMAND_GROUP) if one.error is None}
     return {name: found[name] for name in sorted(found.keys() - SHORT_HELPS.keys())}
+
+
+def _close_stores() -> None:
+    """Close the stores that the command has opened; most open none, and have not imported the registry."""
+    registry = sys.modules.get("cloudspot.registry")
+    if registry is not None and not is_any_under_way():
+        registry.close_stores()
 
 
 def _brought_by(declared: Declared) -> str:
@@ -237,4 +249,10 @@ def program() -> None:
 
 def main() -> None:
     """Run ``cloudspot`` with the arguments of the process."""
-    program.main(prog_name="cloudspot")
+    try:
+        program.main(prog_name="cloudspot")
+    except SystemExit as end:
+        if is_any_under_way():
+            # A plugin hangs, and Python would wait for threads that it has started.
+            stdstreams.end_process(int(end.code or 0))
+        raise

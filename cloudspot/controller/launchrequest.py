@@ -7,8 +7,11 @@ import uuid
 from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
+
 from cloudspot import __version__
 from cloudspot.boot.script import BootPlan, Install, render_boot_script
+from cloudspot.calls import OffersRequest
 from cloudspot.controller.actions import OpenLaunch
 from cloudspot.controller.assess.limits import check_affordable, new_budget
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
@@ -88,9 +91,10 @@ def allowed_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
             currency than ``limits.max_cost``.
     """
     provisioner, resources = provider.provisioner(), spec.resources.to_model()
-    offers = in_order(spec, provisioner.offers(resources))
+    offers = in_order(spec, provisioner.offers(OffersRequest(resources=resources)).offers)
     name = resources.accelerator
-    if not offers and name and not provisioner.offers(Resources(accelerator=name, accelerator_count=1)):
+    one = OffersRequest(resources=Resources(accelerator=name, accelerator_count=1))
+    if not offers and name and not provisioner.offers(one).offers:
         raise SpecError(
             f"resources.accelerator: provider {provider.name!r} has no machine with {name!r} that cloudspot "
             "buys; name another accelerator"
@@ -156,7 +160,7 @@ def render_launch(
         labels=spec.labels,
         drives=spec.nodes.drive,
     )
-    return provider.provisioner().render(group)
+    return msgspec.structs.replace(provider.provisioner().render(group), made_by=provider.made_by)
 
 
 def _install(submission: Submission) -> Install | None:

@@ -11,6 +11,8 @@ from datetime import datetime
 
 import msgspec
 
+from cloudspot.calls import InstancesRequest, OffersRequest
+from cloudspot.calls.retrying import doubled
 from cloudspot.controller.act import Actor
 from cloudspot.controller.actions import (
     Action,
@@ -45,8 +47,7 @@ from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Summary
 from cloudspot.jobstore.nodes.settled_launches import settled_launches, write_settled
 from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
-from cloudspot.model import Instance, InstanceState, Market, Offer
-from cloudspot.retrying import doubled
+from cloudspot.model import Capability, Instance, InstanceState, Market, Offer
 from cloudspot.story.events import Event, EventKind, diff
 from cloudspot.story.market_seen import market_seen
 from cloudspot.story.report import summarise
@@ -180,7 +181,8 @@ class Controller:
         self._submission_sha256 = opened_for
         """Of the submission by which the provider was opened; None: of the one that is read first."""
         self._memory = Memory()
-        self._consoles = Consoles(self._provisioner)
+        has_consoles = Capability.CONSOLE in provider.capabilities
+        self._consoles = Consoles(self._provisioner, has_consoles=has_consoles)
         self._actor = Actor(
             self._store, self._reader.journal, job_id, provider, memory=self._memory, clock=clock
         )
@@ -205,6 +207,11 @@ class Controller:
         """How many settled launches were copied last, and when (monotonic)."""
         self._warned: frozenset[str] = frozenset()
         self._clock_warning = ""
+
+    @property
+    def provider_name(self) -> str:
+        """The provider's name."""
+        return self._provider.name
 
     @property
     def poll_seconds(self) -> float:
@@ -402,8 +409,9 @@ class Controller:
     def _list_instances(self, problems: list[str]) -> _Listing:
         asked = self._clock.monotonic()
         try:
-            found = tuple(self._provisioner.instances(job_id=self._job_id))
-            return _Listing(asked, self._clock.monotonic(), found)
+            # Of all stores: a machine that has claimed a rank in the records is ours, whatever its label.
+            found = self._provisioner.instances(InstancesRequest(job_id=self._job_id))
+            return _Listing(asked, self._clock.monotonic(), found.instances)
         except TransientError as error:
             problems.append(str(error))
             return _Listing(asked, asked, None)
@@ -512,7 +520,7 @@ class Controller:
     def _fetch_offers(self, spec: JobSpec, problems: list[str]) -> tuple[Offer, ...] | None:
         self._offers_at = self._clock.monotonic()
         try:
-            return tuple(self._provisioner.offers(spec.resources.to_model()))
+            return self._provisioner.offers(OffersRequest(resources=spec.resources.to_model())).offers
         except TransientError as error:
             problems.append(str(error))
             return None

@@ -7,9 +7,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
 from typing import ClassVar
 
+from cloudspot.calls import CheckRequest, CheckResults, PreemptRequest, PreemptResult
 from cloudspot.errors import SpecError, TransientError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
 from cloudspot.jobstore.jobs.state_home import HOME, state_home
@@ -17,15 +17,17 @@ from cloudspot.local.metadata import LocalPreemptionSource, fetch_json
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.local.supervisor_start import node_python_path
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
+from cloudspot.model import BootProfile, Capability, CheckResult, NodeIdentity
 from cloudspot.plugin.optionchecks import data_cache_variable
 
 
-class LocalProvider(Provider):
+class LocalProvider(Provider[LocalOptions]):
     """Machines as process trees on this host: the same boot script, agent and trainer as in a cloud."""
 
     name: ClassVar[str] = "local"
-    is_this_computer: ClassVar[bool] = True
+    capabilities = frozenset(
+        {Capability.CONTAINERS, Capability.CONSOLE, Capability.PREEMPT, Capability.THIS_COMPUTER}
+    )
     options_type = LocalOptions
 
     def __init__(self, options: LocalOptions | None = None) -> None:
@@ -34,13 +36,12 @@ class LocalProvider(Provider):
         unknown = set(options.capacity) - set(options.zones)
         if unknown:
             raise SpecError(f"providers.local.capacity: no zone {min(unknown)!r} in providers.local.zones")
-        self._options = options
 
     def provisioner(self) -> Provisioner:
-        return LocalProvisioner(self._options)
+        return LocalProvisioner(self.options)
 
     def preemption_source(self) -> PreemptionSource:
-        return LocalPreemptionSource(notice_seconds=self._options.longest_notice_seconds)
+        return LocalPreemptionSource(notice_seconds=self.options.longest_notice_seconds)
 
     def node_identity(self) -> NodeIdentity:
         identity = fetch_json("/identity", NodeIdentity)
@@ -56,12 +57,12 @@ class LocalProvider(Provider):
             train_python=sys.executable,
             environment={
                 **({} if path is None else {"PYTHONPATH": path}),
-                **data_cache_variable(self.name, self._options.data_cache),
+                **data_cache_variable(self.name, self.options.data_cache),
             },
             has_cloudspot=True,
         )
 
-    def check(self, *, resources: Resources | None = None) -> Sequence[CheckResult]:
+    def check(self, request: CheckRequest) -> CheckResults:
         """Check for bash, torch, a place to keep machines, and memory for checkpoints."""
         bash, has_torch = shutil.which("bash"), importlib.util.find_spec("torch") is not None
         home, is_home_usable = str(state_home()), True
@@ -84,15 +85,19 @@ class LocalProvider(Provider):
             detail = f"{memory}{', where checkpoints are handed over' if is_usable else ' cannot be written'}"
             remedy = f"mount a tmpfs at {memory}, or make it writable; in a container: --shm-size=2g"
             checks.append(("memory", is_usable, detail, remedy))
-        return tuple(
-            CheckResult(name=name, ok=ok, detail=detail, remedy="" if ok else remedy)
-            for name, ok, detail, remedy in checks
+        return CheckResults(
+            results=tuple(
+                CheckResult(name=name, ok=ok, detail=detail, remedy="" if ok else remedy)
+                for name, ok, detail, remedy in checks
+            )
         )
 
     def default_store(self) -> str | None:
         """Return a directory beside the machines."""
         return f"file://{state_home()}/store"
 
-    def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
+    def preempt(self, request: PreemptRequest) -> PreemptResult:
         """Reclaim a machine; by default with the notice of its job's options."""
-        LocalProvisioner(self._options).reclaim(instance_id, notice_seconds=notice_seconds)
+        provisioner = LocalProvisioner(self.options)
+        provisioner.reclaim(request.instance_id, notice_seconds=request.notice_seconds)
+        return PreemptResult()

@@ -7,8 +7,11 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, ClassVar, Final
 
+from cloudspot.calls import CheckRequest, CheckResults
+from cloudspot.calls.retrying import retry
 from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing, StoreRefused, TransientError
 from cloudspot.interfaces import MAX_GET_BYTES, Data, ObjectStore, Upload, is_key
 from cloudspot.model import CheckResult, ObjectMeta, ObjectPage, UnfinishedUpload
@@ -22,7 +25,6 @@ from cloudspot.plugin.multipart import (
     UploadGone,
     settle,
 )
-from cloudspot.retrying import retry
 
 MAX_PAGE: Final = 1000
 MAX_EMPTY_PAGES: Final = 10_000
@@ -133,7 +135,9 @@ class BucketStore(ObjectStore):
         found = self.bucket.ask("read", key, lambda client: self.bucket.head(client, name))
         return ObjectMeta(key=key, size=found.size, modified_at=found.modified_at, etag=found.etag)
 
-    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
+    def list_page(
+        self, prefix: str, *, after: str | None = None, limit: int = 1000, cursor: str = ""
+    ) -> ObjectPage:
         """Return a page of objects, at most 1000; see ObjectStore.
 
         Skips what others keep in the bucket under names that are not keys, such as ``folder/``.
@@ -178,6 +182,23 @@ class BucketStore(ObjectStore):
         except ObjectMissing:
             return
 
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Remove the objects, a thousand with each request where the cloud takes them; see ObjectStore."""
+        if not self.bucket.deletes_many:
+            super().delete_many(keys)
+            return
+        names = [self.bucket.full(key) for key in keys]
+        for start in range(0, len(names), MAX_PAGE):
+            part = names[start : start + MAX_PAGE]
+            self.bucket.ask("delete", f"{len(part)} objects", partial(self._delete_names, names=part))
+
+    def _delete_names(self, client: Any, names: Sequence[str]) -> None:
+        self.bucket.delete_names(client, names)
+
+    def close(self) -> None:
+        """Give the connections back; see ObjectStore."""
+        self.bucket.close()
+
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
         """Start a streamed put; see ObjectStore. Holds a part for each thread in memory, and one more."""
         return PartedUpload(
@@ -216,13 +237,14 @@ class BucketStore(ObjectStore):
             "sign for", key, lambda client: self.bucket.sign_get(client, name, math.ceil(seconds))
         )
 
-    def check(self) -> Sequence[CheckResult]:
+    def check(self, request: CheckRequest) -> CheckResults:
         """Try whether the bucket exists and can be listed, and say what it keeps that is billed."""
         try:
             self.list_page("", limit=1)
         except CloudspotError as error:
-            return (CheckResult(name="bucket", ok=False, detail=str(error)),)
-        return (CheckResult(name="bucket", ok=True, detail=self.url), *self.bucket.check_settings())
+            return CheckResults(results=(CheckResult(name="bucket", ok=False, detail=str(error)),))
+        bucket = CheckResult(name="bucket", ok=True, detail=self.url)
+        return CheckResults(results=(bucket, *self.bucket.check_settings()))
 
     def _names(
         self, prefix: str, start: str | None, token: str | None, *, limit: int

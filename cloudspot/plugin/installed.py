@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import cloudspot
+from cloudspot.errors import reason_of
 
 COMMAND_GROUP: Final = "cloudspot.commands"
 """The other groups are in :mod:`cloudspot.hookspecs`, which ``--help`` does without."""
@@ -23,6 +24,8 @@ class Declared:
     name: str
     distribution: str
     version: str
+    module: str
+    """As its entry point names it."""
     load: Callable[[], object]
     error: str | None = None
     """Why it cannot be used; None: nothing speaks against it so far."""
@@ -50,10 +53,10 @@ def from_distributions(group: str) -> Iterator[Declared]:
             misfit = _misfit(distribution.requires or ())
         except Exception as error:  # noqa: BLE001 - whatever a stranger's metadata provokes
             reason = f"its entry points cannot be read: {reason_of(error)}"
-            yield Declared(name, name, version, object, reason)  # with an error, nobody loads it
+            yield Declared(name, name, version, "", object, reason)  # with an error, nobody loads it
             continue
         for point in points:
-            yield Declared(point.name, name, version, point.load, misfit)
+            yield Declared(point.name, name, version, point.value, point.load, misfit)
 
 
 def _misfit(requirements: Iterable[str]) -> str | None:
@@ -65,8 +68,3 @@ def _misfit(requirements: Iterable[str]) -> str | None:
         f"it fits cloudspot {pins[0]} only, and this is cloudspot {cloudspot.__version__}; "
         "install both in the same version"
     )
-
-
-def reason_of(error: BaseException) -> str:
-    """Return the error on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

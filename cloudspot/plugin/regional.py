@@ -9,10 +9,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from cloudspot.calls import (
+    CreateRequest,
+    CreateResult,
+    InstancesRequest,
+    InstancesResult,
+    OffersRequest,
+    OffersResult,
+    TerminateRequest,
+    TerminateResult,
+)
 from cloudspot.errors import CloudspotError, ProvisionError, SpecError, TransientError
 from cloudspot.interfaces import ImageHost, Inventory, Provisioner
 from cloudspot.model import CheckResult, Instance, InstanceGroup, LaunchRequest, Offer, Resources
 from cloudspot.plugin.cloudprovider import Clients, CloudProvider, Options
+from cloudspot.plugin.terminating import result_of
 
 
 class RegionalProvider(CloudProvider[Options, Clients]):
@@ -20,44 +31,43 @@ class RegionalProvider(CloudProvider[Options, Clients]):
 
     @property
     @abstractmethod
-    def _regions(self) -> Sequence[str]:
+    def regions(self) -> Sequence[str]:
         """Return what the option names."""
 
     @abstractmethod
-    def _in_region(self, region: str) -> tuple[Options, Clients]:
+    def in_region(self, region: str) -> tuple[Options, Clients]:
         """Return the options as they are meant in one of the regions, and clients for it; no I/O."""
 
     @abstractmethod
-    def _transfer_price(self, offer: Offer) -> float:
+    def transfer_price(self, offer: Offer) -> float:
         """Return ``Offer.transfer_price_per_gib`` of an offer in one of the regions."""
 
     @abstractmethod
-    def _make_provisioner_of(self, options: Options, clients: Clients) -> Provisioner:
+    def make_provisioner_of(self, options: Options, clients: Clients) -> Provisioner:
         """Return the provisioner of the clients' region."""
 
     @abstractmethod
-    def _check_region(
-        self, options: Options, clients: Clients, resources: Resources
-    ) -> Sequence[CheckResult]: ...
+    def check_region(self, options: Options, clients: Clients, resources: Resources) -> Sequence[CheckResult]:
+        """Return the lines of ``check`` for the clients' region."""
 
-    def _image_host_of(self, options: Options, clients: Clients) -> ImageHost:
+    def image_host_of(self, options: Options, clients: Clients) -> ImageHost:
         """Return where images of the clients' region are kept; by default, nowhere."""
         return super().image_host()
 
     @abstractmethod
-    def _account_regions(self) -> Sequence[str]:
+    def account_regions(self) -> Sequence[str]:
         """Return all regions that the account can use."""
 
     @abstractmethod
-    def _inventories_of(self, options: Options, clients: Clients) -> Sequence[Inventory]:
+    def inventories_of(self, options: Options, clients: Clients) -> Sequence[Inventory]:
         """Return what ``inventories`` has of the clients' region."""
 
     def inventories(self, *, all_regions: bool) -> Sequence[Inventory]:
         """Return the inventories of the options' regions, or of all; see Provider."""
-        regions = self._account_regions() if all_regions else self._regions
+        regions = self.account_regions() if all_regions else self.regions
         if not regions:
-            return self._inventories_of(self._options, self.clients)
-        return [one for region in regions for one in self._inventories_of(*self._in_region(region))]
+            return self.inventories_of(self.options, self.clients)
+        return [one for region in regions for one in self.inventories_of(*self.in_region(region))]
 
     def image_host(self) -> ImageHost:
         """Return where images are kept; a region has its own.
@@ -65,34 +75,36 @@ class RegionalProvider(CloudProvider[Options, Clients]):
         Raises:
             SpecError: the options name several regions.
         """
-        if self._regions:
-            option = f"providers.{self.name}.region={self._regions[0]}"
+        if self.regions:
+            option = f"providers.{self.name}.region={self.regions[0]}"
             raise SpecError(
                 f"providers.{self.name}.regions: each region has its own images; choose one, as with "
                 f"--set providers.{self.name}.regions=[] --set {option}"
             )
-        return self._image_host_of(self._options, self.clients)
+        return self.image_host_of(self.options, self.clients)
 
-    def _make_provisioner(self, clients: Clients) -> Provisioner:
-        if not self._regions:
-            return self._make_provisioner_of(self._options, clients)
-        each = {region: self._make_provisioner_of(*self._in_region(region)) for region in self._regions}
-        return RegionalProvisioner(each, self._transfer_price)
+    def make_provisioner(self, clients: Clients) -> Provisioner:
+        """Return the provisioner of the only region, or of all of the options'."""
+        if not self.regions:
+            return self.make_provisioner_of(self.options, clients)
+        each = {region: self.make_provisioner_of(*self.in_region(region)) for region in self.regions}
+        return RegionalProvisioner(each, self.transfer_price)
 
-    def _check(self, clients: Clients, resources: Resources) -> Sequence[CheckResult]:
-        if not self._regions:
-            return self._check_region(self._options, clients, resources)
+    def run_checks(self, clients: Clients, resources: Resources) -> Sequence[CheckResult]:
+        """Return the lines of each region, with its name before them."""
+        if not self.regions:
+            return self.check_region(self.options, clients, resources)
         return [
             msgspec.structs.replace(one, name=f"{region}: {one.name}")
-            for region in self._regions
-            for one in self._check_region(*self._in_region(region), resources)
+            for region in self.regions
+            for one in self.check_region(*self.in_region(region), resources)
         ]
 
 
 class RegionalProvisioner(Provisioner):
     """The machines of several regions. Thread-safe.
 
-    Each region's offers have ``region`` in their details, and its requests have it in their bodies.
+    Each region's offers name their ``region``, and its requests have it in their bodies.
     """
 
     def __init__(
@@ -111,12 +123,14 @@ class RegionalProvisioner(Provisioner):
         """Return the request for the region of the group's offer."""
         return self._of(group.offer).render(group)
 
-    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+    def create(self, request: CreateRequest) -> CreateResult:
         """Create the machines in the region that the request names."""
-        region = str(request.body.get("region"))
+        region = str(request.request.body.get("region"))
         if region not in self._each:
             raise ProvisionError(f"the launch is for {region}, and the job's regions are {self._names}")
-        return self._note(region, self._each[region].create(request, token=token))
+        created = self._each[region].create(request)
+        self._note(region, created.instances)
+        return created
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
         """Publish the facts to the machines of each region, even if that fails in another one."""
@@ -125,27 +139,37 @@ class RegionalProvisioner(Provisioner):
             groups[self._found(one.id)].append(one)
         _each_of(groups, lambda region: self._each[region].announce(groups[region], facts))
 
-    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+    def instances(self, request: InstancesRequest) -> InstancesResult:
         """Return the machines of all regions.
 
         Raises:
             TransientError: one of the regions did not answer: absence from the others proves nothing.
         """
-        return [
-            machine
-            for region, one in self._each.items()
-            for machine in self._note(region, one.instances(job_id=job_id))
-        ]
+        found: list[Instance] = []
+        for region, one in self._each.items():
+            machines = one.instances(request).instances
+            self._note(region, machines)
+            found += machines
+        return InstancesResult(instances=tuple(found))
 
-    def terminate(self, instance_ids: Sequence[str]) -> None:
+    def terminate(self, request: TerminateRequest) -> TerminateResult:
         """End the machines, each in its region, or wherever it is; one region's failure spares no other."""
         groups: dict[str, list[str]] = defaultdict(list)
         with self._lock:
-            for instance_id in instance_ids:
+            for instance_id in request.instance_ids:
                 seen_in = self._seen_in.get(instance_id)
                 for region in self._each if seen_in is None else (seen_in,):
                     groups[region].append(instance_id)
-        _each_of(groups, lambda region: self._each[region].terminate(groups[region]))
+        errors: dict[str, CloudspotError] = {}
+        for region, ids in groups.items():
+            own = msgspec.structs.replace(request, instance_ids=tuple(ids))
+            try:
+                refused = self._each[region].terminate(own).refused
+            except CloudspotError as error:
+                errors |= dict.fromkeys(ids, error)
+            else:
+                errors |= {one.instance_id: CloudspotError(one.reason) for one in refused}
+        return result_of(errors, len(set(request.instance_ids)))
 
     def console(self, instance: Instance) -> str:
         """Return what the machine has printed; raise TransientError if no region lists it."""
@@ -155,17 +179,20 @@ class RegionalProvisioner(Provisioner):
         """Remove what was made for the job in any of the regions."""
         _each_of(self._each, lambda region: self._each[region].release(job_id, store_url=store_url))
 
-    def offers(self, resources: Resources) -> Sequence[Offer]:
+    def offers(self, request: OffersRequest) -> OffersResult:
         """Return the offers of all regions, with what moving checkpoints to and from each costs.
 
         Raises:
             SpecError: what an option names does not exist in one of them.
             TransientError: one did not answer: without its offers a job might be given up as without any.
         """
-        found = [offer for one in self._each.values() for offer in one.offers(resources)]
-        return [
-            msgspec.structs.replace(one, transfer_price_per_gib=self._transfer_price(one)) for one in found
-        ]
+        found = [offer for one in self._each.values() for offer in one.offers(request).offers]
+        return OffersResult(
+            offers=tuple(
+                msgspec.structs.replace(one, transfer_price_per_gib=self._transfer_price(one))
+                for one in found
+            )
+        )
 
     def current_price(self, offer: Offer) -> float | None:
         """Return what a node of the offer costs an hour now, in its region."""
@@ -176,7 +203,7 @@ class RegionalProvisioner(Provisioner):
         with self._lock:
             region = self._seen_in.get(instance_id)
         if region is None:
-            self.instances()
+            self.instances(InstancesRequest())
             with self._lock:
                 region = self._seen_in.get(instance_id)
         return region
@@ -188,15 +215,13 @@ class RegionalProvisioner(Provisioner):
         return region
 
     def _of(self, offer: Offer) -> Provisioner:
-        region = offer.details.get("region", "")
-        if region not in self._each:
+        if offer.region not in self._each:
             raise ProvisionError(f"{offer.key} is in none of the job's regions, {self._names}")
-        return self._each[region]
+        return self._each[offer.region]
 
-    def _note(self, region: str, machines: Sequence[Instance]) -> Sequence[Instance]:
+    def _note(self, region: str, machines: Sequence[Instance]) -> None:
         with self._lock:
             self._seen_in.update((one.id, region) for one in machines)
-        return machines
 
     @property
     def _names(self) -> str:

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 
 from cloudspot.interfaces import Provider
 from cloudspot.model import Instance, InstanceGroup, InstanceState
+from cloudspot.testing import plaincalls
 
 
 class Call(str, enum.Enum):
@@ -78,7 +79,7 @@ class Account(ABC):
 
     def reclaim(self, instance_id: str) -> None:
         """Take a spot machine back without notice."""
-        self.provider().preempt(instance_id, notice_seconds=0)
+        plaincalls.preempt(self.provider(), instance_id, notice_seconds=0)
 
     def running(self) -> set[str]:
         """Return the ids of all machines that may run and bill.
@@ -89,5 +90,5 @@ class Account(ABC):
 
     def listed(self) -> list[Instance]:
         """Return the machines of this test that its provisioner lists, ended ones included."""
-        found = self.provider().provisioner().instances()
+        found = plaincalls.instances(self.provider().provisioner())
         return [one for one in found if one.job_id.startswith(self.prefix)]

@@ -25,9 +25,10 @@ import pytest
 
 from cloudspot import registry
 from cloudspot.errors import CloudspotError
-from cloudspot.interfaces import Provider, Provisioner
+from cloudspot.interfaces import CAPABILITY_METHODS, FunctionHost, ImageHost, Provider, Provisioner
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.model import BootProfile
+from cloudspot.model import BootProfile, Capability
+from cloudspot.testing import plaincalls
 from cloudspot.testing.kit import Kit, no_network
 
 NUM_IMPORTS = 5
@@ -102,7 +103,7 @@ class ProviderTests(Kit):
         assert not profile.fetch_code or "def fetch(" in profile.fetch_code
 
     def test_each_check_is_one_line_and_says_what_to_do(self, provider: Provider) -> None:
-        for result in provider.check():
+        for result in plaincalls.check(provider):
             assert result.name
             assert "\n" not in result.name + result.detail + result.remedy
             assert result.ok or result.remedy or result.detail, f"{result.name}: what is to be done?"
@@ -117,8 +118,27 @@ class ProviderTests(Kit):
             assert provider.registry_login(host) is None
 
     def test_a_machine_that_is_not_there_cannot_be_reclaimed(self, provider: Provider) -> None:
-        with pytest.raises(CloudspotError):
-            provider.preempt("kit-none")
+        if Capability.PREEMPT in provider.capabilities:
+            with pytest.raises(CloudspotError):
+                plaincalls.preempt(provider, "kit-none")
+
+    def test_what_is_declared_is_there_and_nothing_else(self, provider: Provider) -> None:
+        kinds = {Capability.IMAGES: ImageHost, Capability.FUNCTIONS: FunctionHost}
+        methods = {one: getattr(type(provider), name) for one, name in CAPABILITY_METHODS.items()}
+        provisioner = provider.provisioner()
+        if isinstance(provisioner, Provisioner):
+            methods[Capability.CONSOLE] = type(provisioner).console
+        for capability, method in methods.items():
+            if capability not in provider.capabilities:
+                # What is inherited from the interface, or from what plugins build on, is nobody's own.
+                is_own = not method.__module__.startswith(("cloudspot.interfaces", "cloudspot.plugin."))
+                assert not is_own, f"{method.__qualname__} is there: declare {capability.value!r}"
+                with pytest.raises(CloudspotError):
+                    provider.require(capability)
+            elif capability in kinds:
+                assert isinstance(method(provider), kinds[capability]), capability.value
+            else:
+                assert method.__module__ != "cloudspot.interfaces", f"{capability.value!r} is declared alone"
 
     def test_its_inventories_have_titles(self, provider: Provider) -> None:
         inventories = provider.inventories(all_regions=False)

@@ -47,6 +47,7 @@ from cloudspot.model import (
     Offer,
     Resources,
 )
+from cloudspot.testing import plaincalls
 from cloudspot.testing.account import Account, Call, Fault
 from cloudspot.testing.kit import Kit, no_network, wait_until
 
@@ -68,7 +69,7 @@ class ProvisionerTests(Kit):
     # --- offers -----------------------------------------------------------------------------------
 
     def test_each_offer_has_a_name_of_its_own_and_a_price(self, account: Account) -> None:
-        offers = account.provider().provisioner().offers(self.resources)
+        offers = plaincalls.offers(account.provider().provisioner(), self.resources)
         assert offers, f"nothing is offered for {self.resources}"
         assert len({offer.key for offer in offers}) == len(offers)
         for offer in offers:
@@ -80,7 +81,7 @@ class ProvisionerTests(Kit):
 
     def test_what_nobody_sells_is_not_offered(self, account: Account) -> None:
         wish = Resources(accelerator="kit-does-not-exist", accelerator_count=8)
-        assert list(account.provider().provisioner().offers(wish)) == []
+        assert list(plaincalls.offers(account.provider().provisioner(), wish)) == []
 
     def test_what_an_offer_costs_now_is_a_price_or_unknown(self, account: Account) -> None:
         offer = self._offer(account)
@@ -155,9 +156,11 @@ class ProvisionerTests(Kit):
 
     def test_many_at_once_with_one_token_make_one_set_of_machines(self, account: Account) -> None:
         request = self._request(account, num_nodes=2)
-        create, token = account.provider().provisioner().create, f"{account.prefix}1"
+        provisioner, token = account.provider().provisioner(), f"{account.prefix}1"
         with ThreadPoolExecutor(NUM_WRITERS) as pool:
-            made = list(pool.map(lambda _: create(request, token=token), range(NUM_WRITERS)))
+            made = list(
+                pool.map(lambda _: plaincalls.create(provisioner, request, token=token), range(NUM_WRITERS))
+            )
         assert len({tuple(_ids(each)) for each in made}) == 1
         assert account.running() == set(_ids(made[0]))
 
@@ -166,8 +169,8 @@ class ProvisionerTests(Kit):
         requests = [self._request(account, job_id=f"{account.prefix}{number}") for number in range(4)]
 
         def launch(number: int) -> Instance:
-            (made,) = provisioner.create(requests[number], token=f"{account.prefix}{number}")
-            provisioner.instances(job_id=made.job_id)
+            (made,) = plaincalls.create(provisioner, requests[number], token=f"{account.prefix}{number}")
+            plaincalls.instances(provisioner, job_id=made.job_id)
             return made
 
         with ThreadPoolExecutor(len(requests)) as pool:
@@ -247,7 +250,7 @@ class ProvisionerTests(Kit):
     def test_a_token_whose_machines_have_ended_makes_no_others(self, account: Account) -> None:
         request = self._request(account)
         made = self._create(account, request)
-        account.provider().provisioner().terminate(_ids(made))
+        plaincalls.terminate(account.provider().provisioner(), _ids(made))
         _wait_for_end(account)
         try:
             again = self._create(account, request)
@@ -263,9 +266,9 @@ class ProvisionerTests(Kit):
         (other,) = self._create(account, self._request(account, job_id=f"{account.prefix}2"), token="2")
         listed = account.provider().provisioner()
         _wait(account, lambda: len(_alive(account)) == 2, "both machines are listed")
-        assert _ids(listed.instances(job_id=f"{account.prefix}1")) == [one.id]
-        assert _ids(listed.instances(job_id=f"{account.prefix}2")) == [other.id]
-        assert list(listed.instances(job_id=f"{account.prefix}none")) == []
+        assert _ids(plaincalls.instances(listed, job_id=f"{account.prefix}1")) == [one.id]
+        assert _ids(plaincalls.instances(listed, job_id=f"{account.prefix}2")) == [other.id]
+        assert list(plaincalls.instances(listed, job_id=f"{account.prefix}none")) == []
 
     def test_machines_of_two_stores_jobs_of_one_name_are_told_apart(self, account: Account) -> None:
         made = {
@@ -278,6 +281,9 @@ class ProvisionerTests(Kit):
             lambda: {one.store_url: one.id for one in _alive(account)} == made,
             "the listing tells of which store each machine is",
         )
+        for store, machine in made.items():
+            found = plaincalls.instances(account.provider().provisioner(), store_url=store)
+            assert [one.id for one in found if one.job_id.startswith(account.prefix)] == [machine]
 
     def test_a_new_machine_that_no_listing_shows_yet_is_found_by_its_token(self, account: Account) -> None:
         request = self._request(account)
@@ -290,7 +296,7 @@ class ProvisionerTests(Kit):
     def test_a_terminated_machine_is_listed_with_its_reason_or_no_more(self, account: Account) -> None:
         made = self._create(account, self._request(account))
         _wait(account, lambda: _alive(account), "the machine is listed")
-        account.provider().provisioner().terminate(_ids(made))
+        plaincalls.terminate(account.provider().provisioner(), _ids(made))
         _wait_for_end(account)
         for one in account.listed():
             assert (one.id, one.end_reason) == (made[0].id, EndReason.TERMINATED)
@@ -300,7 +306,7 @@ class ProvisionerTests(Kit):
         _wait(account, lambda: _alive(account), "the machine is listed")
         account.reclaim(made.id)
         _wait_for_end(account)
-        found = account.provider().provisioner().instances(job_id=f"{account.prefix}1")
+        found = plaincalls.instances(account.provider().provisioner(), job_id=f"{account.prefix}1")
         told = [(one.id, one.state, one.end_reason) for one in found]
         assert told == [(made.id, InstanceState.ENDED, EndReason.RECLAIMED)]
 
@@ -315,7 +321,7 @@ class ProvisionerTests(Kit):
         self._create(account, self._request(account))
         account.inject(Call.LIST, fault)
         with pytest.raises(kind) as caught:
-            account.provider().provisioner().instances()
+            plaincalls.instances(account.provider().provisioner())
         assert type(caught.value) is kind
         account.heal()
         _wait(account, lambda: len(_alive(account)) == 1, "the machine is listed again")
@@ -331,12 +337,12 @@ class ProvisionerTests(Kit):
         first, second, third = self._create(account, self._request(account, num_nodes=3))
         provisioner = account.provider().provisioner()
         for _ in range(2):
-            provisioner.terminate([*account.unknown_ids, first.id, second.id])
+            plaincalls.terminate(provisioner, [*account.unknown_ids, first.id, second.id])
             _wait(account, lambda: account.running() == {third.id}, "only the third machine runs")
 
     def test_terminating_nothing_is_no_error(self, account: Account) -> None:
         (made,) = self._create(account, self._request(account))
-        account.provider().provisioner().terminate([])
+        plaincalls.terminate(account.provider().provisioner(), [])
         assert account.running() == {made.id}
 
     def test_announcing_is_safe_to_repeat_and_says_if_it_has_to_be(self, account: Account) -> None:
@@ -346,10 +352,23 @@ class ProvisionerTests(Kit):
         facts = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
         for _ in range(2):
             provisioner.announce(made, facts)
-        provisioner.terminate(_ids(made))
+        plaincalls.terminate(provisioner, _ids(made))
         _wait_for_end(account)
         with suppress(TransientError):
             provisioner.announce(made, facts)
+
+    def test_what_a_later_version_adds_is_passed_on_and_not_bought(self, account: Account) -> None:
+        (made,) = self._create(account, self._request(account))
+        provisioner = account.provider().provisioner()
+        odd = msgspec.structs.replace(made, state=InstanceState("kit-unknown"), market=Market("kit-unknown"))
+        assert isinstance(provisioner.console(odd), str)
+        with suppress(TransientError):
+            provisioner.announce([odd], {"MASTER_ADDR": "10.0.0.1"})
+        group = self._group(account, launch=2)
+        offer = msgspec.structs.replace(group.offer, market=Market("kit-unknown"))
+        with pytest.raises(ProvisionError):
+            provisioner.render(msgspec.structs.replace(group, offer=offer))
+        assert account.running() == {made.id}
 
     def test_a_release_is_safe_to_repeat_and_harms_no_other_stores_job(self, account: Account) -> None:
         made = [
@@ -357,7 +376,7 @@ class ProvisionerTests(Kit):
             for number, store in enumerate(self.stores)
         ]
         provisioner = account.provider().provisioner()
-        provisioner.terminate(_ids(made[0]))
+        plaincalls.terminate(provisioner, _ids(made[0]))
         _wait(account, lambda: account.running() == set(_ids(made[1])), "the machines of the first job end")
         for _ in range(2):
             provisioner.release(f"{account.prefix}1", store_url=self.stores[0])
@@ -409,10 +428,10 @@ class ProvisionerTests(Kit):
         """Return an offer, which is looked up once in each test."""
         offers = self.__dict__.setdefault("_offers", {})
         if market not in offers:
-            found = account.provider().provisioner().offers(self.resources)
-            found = sorted((one for one in found if one.market is market), key=lambda one: one.key)
-            assert found, f"nothing is offered on the {market.value} market for {self.resources}"
-            offers[market] = found[0]
+            found = plaincalls.offers(account.provider().provisioner(), self.resources)
+            ours = sorted((one for one in found if one.market is market), key=lambda one: one.key)
+            assert ours, f"nothing is offered on the {market.value} market for {self.resources}"
+            offers[market] = ours[0]
         offer: Offer = offers[market]
         return offer
 
@@ -422,7 +441,7 @@ class ProvisionerTests(Kit):
     @staticmethod
     def _create(account: Account, request: LaunchRequest, *, token: str = "1") -> Sequence[Instance]:
         """Create by a provisioner that has seen nothing, as another process would."""
-        return account.provider().provisioner().create(request, token=account.prefix + token)
+        return plaincalls.create(account.provider().provisioner(), request, token=account.prefix + token)
 
 
 def _stored(value: msgspec.Struct, kind: type[T]) -> T:

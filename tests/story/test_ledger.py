@@ -56,6 +56,14 @@ def test_a_listing_tells_when_the_machines_really_started_and_ended(records):
     assert (line.started, line.ended, line.seconds) == (records.at(0), records.at(1800), 1800.0)
 
 
+def test_a_machine_in_an_unknown_state_is_billed_until_its_end_is_known(records):
+    history = records.history(records.launch(outcome="left", ended=1800.0))
+    history = records.history(records.change(history.launches[0], certificates={}))
+    listed = records.instance(state="hibernating", launched=0.0)
+    (line,) = bill(history, records.at(3600.0), instances=(listed,)).lines
+    assert (line.started, line.ended, line.seconds) == (records.at(0), None, 3600.0)
+
+
 def test_a_machine_that_nobody_lists_and_nobody_hears_is_billed_until_its_last_heartbeat(records):
     """It died while no driver ran, and its cloud forgot it: the bill went on until the first look."""
     beating = records.launch(heartbeats={0: records.heartbeat(at=1805.0)})
@@ -191,7 +199,7 @@ def test_who_says_nothing_charges_each_second_that_has_begun(records):
 
 
 def test_a_spot_machine_that_is_taken_back_while_that_is_free_costs_only_what_is_billed_beside_it(records):
-    line = ran(records, 3599.0, end_reason="reclaimed", price=1.0, details={"extras_per_hour": "0.5"})
+    line = ran(records, 3599.0, end_reason="reclaimed", price=1.0, extras_per_hour=0.5)
     assert (line.charged_seconds, line.spent, line.on_demand_equivalent) == (0.0, 0.5, 3.0)
     assert ran(records, 3599.0, end_reason="reclaimed").spent == 0.0
 

@@ -13,6 +13,8 @@ from typing import Any
 import click
 import msgspec
 
+from cloudspot.calls import InstancesRequest
+from cloudspot.calls.retrying import retry
 from cloudspot.cli.config import open_configured
 from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job
@@ -36,8 +38,7 @@ from cloudspot.jobstore.access.stored_records import find_record
 from cloudspot.jobstore.jobs.submission import request_stop
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import SetupReady
-from cloudspot.model import Instance, InstanceState, MachineImage
-from cloudspot.retrying import retry
+from cloudspot.model import Capability, Instance, InstanceState, MachineImage
 
 MAX_RUNTIME_SECONDS = 6 * 3600.0
 """How long the machine may run on which an image is made, unless the job file says less."""
@@ -78,6 +79,7 @@ def bake(
     machine and makes no image.
     """
     prepared = prepare_job(job_file, provider_name, overrides, store_url)
+    prepared.provider.require(Capability.IMAGES)
     host = prepared.provider.image_host()
     table = prepared.spec.providers[provider_name]
     image = host.find(key := str(table["setup_key"]))
@@ -169,7 +171,9 @@ def _host(provider_name: str, overrides: Sequence[str]) -> ImageHost:
     raw: dict[str, Any] = {"name": "image", "run": {"command": ["true"]}}
     for one in overrides:
         apply_override(raw, one, JobSpec)
-    return open_configured(provider_name, spec_from_json(raw)).image_host()
+    provider = open_configured(provider_name, spec_from_json(raw))
+    provider.require(Capability.IMAGES)
+    return provider.image_host()
 
 
 class _Baking:
@@ -247,7 +251,7 @@ class _Baking:
 
     def _machine(self, ready: SetupReady) -> Instance | None:
         """Return the machine on which the setup is done, if it runs."""
-        found = self._provisioner.instances(job_id=self._job.id)
+        found = self._provisioner.instances(InstancesRequest(job_id=self._job.id)).instances
         running = (one for one in found if one.state is InstanceState.RUNNING)
         return next((one for one in running if one.id == ready.instance_id), None)
 

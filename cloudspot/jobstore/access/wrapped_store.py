@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, TypeVar
 
 from cloudspot.interfaces import Data, ObjectStore, Upload
 from cloudspot.jobstore.layout import keys
@@ -12,11 +12,13 @@ from cloudspot.model import ObjectMeta, ObjectPage, UnfinishedUpload
 T = TypeVar("T")
 
 
-class WrappedStore(ObjectStore, passes_on=True):
+class WrappedStore(ObjectStore):
     """Passes every call on; those that make a request go through ``_call``, which subclasses override.
 
     ``presign_get`` makes none.
     """
+
+    _is_checked: ClassVar[bool] = False  # the inner one is
 
     def __init__(self, inner: ObjectStore) -> None:
         self.url = inner.url
@@ -50,11 +52,23 @@ class WrappedStore(ObjectStore, passes_on=True):
     def head(self, key: str) -> ObjectMeta:
         return self._call("head", key, lambda: self.inner.head(key))
 
-    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
-        return self._call("list_page", prefix, lambda: self.inner.list_page(prefix, after=after, limit=limit))
+    def list_page(
+        self, prefix: str, *, after: str | None = None, limit: int = 1000, cursor: str = ""
+    ) -> ObjectPage:
+        given = {"cursor": cursor} if cursor else {}
+        return self._call(
+            "list_page", prefix, lambda: self.inner.list_page(prefix, after=after, limit=limit, **given)
+        )
 
     def delete(self, key: str) -> None:
         self._call("delete", key, lambda: self.inner.delete(key))
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        if keys:
+            self._call("delete_many", keys[0], lambda: self.inner.delete_many(keys))
+
+    def close(self) -> None:
+        self.inner.close()
 
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
         return self._call("open_upload", key, lambda: self.inner.open_upload(key, if_absent=if_absent))

@@ -103,7 +103,7 @@ class SaveId(msgspec.Struct, frozen=True, order=True):
 
 # --- submission ---------------------------------------------------------------------------------
 
-FORMAT = 4
+FORMAT = 5
 """The format of a job's records; it grows when a cloudspot can no longer drive what another has submitted."""
 
 

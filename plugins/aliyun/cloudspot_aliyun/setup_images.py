@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
+from cloudspot.calls.retrying import doubling, retry
 from cloudspot.decoding import MAX_TALLY
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.model import Instance, MachineImage
 from cloudspot.plugin import setupimages
 from cloudspot.plugin.answers import number, readable
 from cloudspot.plugin.sdkerrors import Codes
-from cloudspot.retrying import doubling, retry
 from cloudspot_aliyun import tags
 from cloudspot_aliyun.api import items, read, read_numbered_pages
 from cloudspot_aliyun.clients import AliyunClients
@@ -66,7 +66,7 @@ class AliyunImageHost(setupimages.TaggedImageHost):
         )
         self._options, self._clients = options, clients
 
-    def _begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
+    def begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
         # No client token: ECS would answer a later call with an image that was removed since.
         wanted: dict[str, Any] = {
             "InstanceId": instance.id,
@@ -110,7 +110,7 @@ class AliyunImageHost(setupimages.TaggedImageHost):
 
         retry(once, sleep=time.sleep, waits=doubling(1.0, num=SNAPSHOT_TRIES - 1))
 
-    def _listed(self, wanted: Mapping[str, str]) -> list[MachineImage]:
+    def listed(self, wanted: Mapping[str, str]) -> list[MachineImage]:
         filters = tags.to_list(wanted) or [{"Key": setupimages.SETUP}]
         what = "looking for images that hold a setup (ecs:DescribeImages)"
         asked = {"ImageOwnerAlias": "self", "Status": _ANY_STATUS, "Tag": filters}

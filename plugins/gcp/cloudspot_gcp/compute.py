@@ -11,12 +11,21 @@ from typing import Any, Final
 from google.api_core import exceptions as api
 from google.protobuf.json_format import ParseError
 
+from cloudspot.calls import (
+    CreateRequest,
+    CreateResult,
+    InstancesRequest,
+    InstancesResult,
+    TerminateRequest,
+    TerminateResult,
+)
 from cloudspot.errors import CloudspotError, ProvisionError, TransientError
 from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest
 from cloudspot.plugin import machinetags
 from cloudspot.plugin.answers import readable
 from cloudspot.plugin.cloudprovider import CloudProvisioner
 from cloudspot.plugin.launchrequests import decode_request
+from cloudspot.plugin.terminating import end_all
 from cloudspot_gcp import attributes, placement
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.errors import ERRORS
@@ -79,20 +88,20 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         """Nobody was told yet that Compute Engine gives no notice."""
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
-        return render_request(self._options, group)
+        return render_request(self.options, group)
 
-    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+    def create(self, request: CreateRequest) -> CreateResult:
         """Create the machines of the request by one bulk insert, or none.
 
         This waits for its operation: only that tells whether there is capacity. A launch that is refused for
         the notice that it asks for is sent again without, under an id that follows from the token, too.
         """
-        body = decode_request(request, ComputeRequest)
+        body, token = decode_request(request.request, ComputeRequest), request.token
         self._learn_store(body.store_url)
         if body.made_placement_policy is not None:
-            placement.make(self._clients, body)
+            placement.make(self.clients, body)
         try:
-            return self._create(body, token)
+            return self._create(body, token, request.deadline)
         except NoticeRefusedError as error:
             with self._lock:
                 is_new, self._has_notice = self._has_notice, False
@@ -102,11 +111,11 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
                     "(providers.gcp.preemption_notice = 0 avoids the refused request)",
                     error,
                 )
-            return self._create(without_notice(body), f"{token} without notice")
+            return self._create(without_notice(body), f"{token} without notice", request.deadline)
 
-    def _create(self, body: ComputeRequest, token: str) -> tuple[Instance, ...]:
+    def _create(self, body: ComputeRequest, token: str, deadline: float) -> CreateResult:
         operation = self._bulk_insert(body, token)
-        operation = wait_for_region(self._clients, body.region, operation, launching(body))
+        operation = wait_for_region(self.clients, body.region, operation, launching(body), deadline=deadline)
         causes = causes_of(operation)
         group = self._group(operation, body)
         made = [place for one in group if not causes_of(one) and (place := target_of(one)) is not None]
@@ -115,7 +124,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
             if any(cause.code == MIN_COUNT for cause in causes):
                 causes += [cause for one in group for cause in causes_of(one)]
             raise failure(causes, body)
-        return self._made(body, made)
+        return CreateResult(instances=self._made(body, made))
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
         """Correct the attributes where they differ from the facts; safe to repeat.
@@ -129,13 +138,14 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
             if place is not None and one.state is not InstanceState.ENDED:
                 self._tell(place, None if first is None or first.zone != place.zone else first.name, facts)
 
-    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+    def instances(self, request: InstancesRequest) -> InstancesResult:
         """Return the machines, and for two weeks those that are gone; see Provisioner.
 
-        Without ``job_id``, machines that are gone are left out if their job's id is too long for their names.
+        Without a job, machines that are gone are left out if their job's id is too long for their names.
         """
         with readable("listing the machines"):
-            return self._listed(job_id)
+            listed = self._listed(request.job_id)
+        return InstancesResult(instances=tuple(filter(request.wants, listed)))
 
     def _listed(self, job_id: str | None) -> tuple[Instance, ...]:
         wanted = f"labels.{machinetags.JOB}:*" if job_id is None else f'labels.{machinetags.JOB} = "{job_id}"'
@@ -154,9 +164,13 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
                     by_id[key] = gone
         return tuple(by_id.values())
 
-    def terminate(self, instance_ids: Sequence[str]) -> None:
-        targets = [place for one in dict.fromkeys(instance_ids) if (place := place_of_id(one)) is not None]
-        self._delete(targets, "deleting machines")
+    def terminate(self, request: TerminateRequest) -> TerminateResult:
+        def end(ids: Sequence[str]) -> None:
+            self._delete(
+                [place for one in ids if (place := place_of_id(one)) is not None], "deleting machines"
+            )
+
+        return end_all(request.instance_ids, end)
 
     def console(self, instance: Instance) -> str:
         """Return the end of what the machine has written to its first serial port; see Provisioner.
@@ -186,8 +200,8 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
             and digest in {None, attributes.digest_in(one.name)}
         ]
         self._delete(stopped, "deleting stopped machines")
-        if self._options.placement_policy == "auto":
-            placement.remove(self._clients, self._options, job_id, store_url=store_url)
+        if self.options.placement_policy == "auto":
+            placement.remove(self.clients, self.options, job_id, store_url=store_url)
 
     # --- the bulk insert --------------------------------------------------------------------------
 
@@ -210,10 +224,10 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         }
         try:
             return ERRORS.unless_throttled(
-                lambda: self._clients.call("RegionInstancesClient", "bulk_insert_unary", asked)
+                lambda: self.clients.call("RegionInstancesClient", "bulk_insert_unary", asked)
             )
         except ERRORS.raised as error:
-            raise self._unless_new(refusal(error, body)) from error
+            raise self.unless_new(refusal(error, body)) from error
 
     def _group(self, operation: Any, body: ComputeRequest) -> list[Any]:
         """Return the operations that insert the launch's machines, one each.
@@ -247,7 +261,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         job_id = body.labels[machinetags.JOB]
         if not made:
             raise TransientError(f"{launching(body)}: no machine shows yet; asking again")
-        listed = {one.id: one for one in self.instances(job_id=job_id)}
+        listed = {one.id: one for one in self.instances(InstancesRequest(job_id=job_id)).instances}
         instances = []
         for place in made:
             launch, rank = attributes.launch_and_rank(place.name) or (0, None)
@@ -280,8 +294,8 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         Raises:
             TransientError: one of the job's own does not answer: its machines run on, unlisted.
         """
-        request = {"project": self._clients.project, "filter": expression, "max_results": PAGE}
-        pages = ask(what, lambda: list(self._clients.call(kind, "aggregated_list", request).pages))
+        request = {"project": self.clients.project, "filter": expression, "max_results": PAGE}
+        pages = ask(what, lambda: list(self.clients.call(kind, "aggregated_list", request).pages))
         silent = {last_part(one) for page in pages for one in page.unreachables}
         silent |= {
             last_part(name)
@@ -289,7 +303,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
             for name, scope in page.items.items()
             if scope.warning.code == UNREACHABLE
         }
-        regions = wanted_regions(self._options)  # Stored with the job, which has no machines elsewhere.
+        regions = wanted_regions(self.options)  # Stored with the job, which has no machines elsewhere.
         ours = sorted(one for one in silent if {one, region_of(one)} & {"global", *regions})
         if ours:
             raise TransientError(f"{what}: {', '.join(ours)} cannot be reached, so not all are known")
@@ -345,7 +359,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
             raise first
 
     def _ask_about(self, place: Place, method: str, **more: Any) -> Any:
-        where = {"project": self._clients.project, "zone": place.zone, "instance": place.instance}
+        where = {"project": self.clients.project, "zone": place.zone, "instance": place.instance}
         return ERRORS.unless_throttled(
-            lambda: self._clients.call("InstancesClient", method, {**where, **more})
+            lambda: self.clients.call("InstancesClient", method, {**where, **more})
         )

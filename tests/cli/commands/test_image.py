@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from support.records.made_records import Records
 
+from cloudspot.calls import InstancesResult
 from cloudspot.cli.commands import image as image_module
 from cloudspot.cli.preparing.prospects import setup_text
 from cloudspot.errors import AuthError, TransientError
@@ -15,8 +16,7 @@ from cloudspot.interfaces import ImageHost
 from cloudspot.jobstore.access.stored_records import find_bytes
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import SetupReady
-from cloudspot.model import Instance, InstanceState, MachineImage
-from cloudspot.plugin.setupimages import SETUP
+from cloudspot.model import Capability, Instance, InstanceState, MachineImage
 from cloudspot.registry import open_provider
 
 
@@ -59,6 +59,7 @@ def host(monkeypatch):
     def opened(name, spec):
         provider = open_provider(name, spec)
         monkeypatch.setattr(type(provider), "image_host", lambda _self: host)
+        monkeypatch.setattr(type(provider), "capabilities", frozenset({Capability.IMAGES}))
         return provider
 
     monkeypatch.setattr(image_module, "open_configured", opened)
@@ -100,10 +101,10 @@ def test_a_provider_without_images_says_what_else_there_is(jobs, words):
 
 
 def test_who_plans_is_told_from_which_images_machines_start():
-    def offer(zone, **details):
-        return Records.offer(zone, details={"image": f"projects/p/{zone}", **details})
+    def offer(zone, **fields):
+        return Records.offer(zone, image=f"projects/p/{zone}", **fields)
 
-    holding, plain = offer("moon-1a", **{SETUP: KEY}), offer("moon-1b")
+    holding, plain = offer("moon-1a", has_setup=True), offer("moon-1b")
     assert list(setup_text([plain])) == []
     assert list(setup_text([holding])) == ["machines start from moon-1a, with the setup done"]
     assert list(setup_text([holding, plain])) == [
@@ -161,12 +162,14 @@ class Machines:
     def __init__(self):
         self.running = []
 
-    def instances(self, *, job_id):
-        assert job_id == "digits-image-1"
-        return [
-            Instance(id=one, job_id=job_id, launch=1, state=InstanceState.RUNNING, store_url="")
-            for one in self.running
-        ]
+    def instances(self, request):
+        assert request.job_id == "digits-image-1"
+        return InstancesResult(
+            instances=tuple(
+                Instance(id=one, job_id=request.job_id, launch=1, state=InstanceState.RUNNING, store_url="")
+                for one in self.running
+            )
+        )
 
 
 KEY = "0" * 40

@@ -3,6 +3,7 @@
 import pytest
 from support.records.jobclock import at
 
+from cloudspot.calls import OffersResult
 from cloudspot.controller.supply.experience import leave_experience
 from cloudspot.jobstore.jobs.reader import HistoryReader, write_summary
 from cloudspot.jobstore.layout import keys
@@ -80,9 +81,13 @@ def test_only_the_markets_of_the_policy_are_shown(jobs):
 
 def test_a_price_holds_all_that_a_machine_costs(jobs, monkeypatch):
     find = LocalProvisioner.offers
-    monkeypatch.setattr(
-        LocalProvisioner, "offers", lambda self, resources: [with_extras(one, {"disk": 0.1}) for one in find(self, resources)]
-    )  # fmt: skip
+
+    def offers(self, request):
+        return OffersResult(
+            offers=tuple(with_extras(one, {"disk": 0.1}) for one in find(self, request).offers)
+        )
+
+    monkeypatch.setattr(LocalProvisioner, "offers", offers)
     found = jobs.run_json("offers", str(jobs.job_file))["offers"][0]
     assert (found["price_per_hour"], found["on_demand_price_per_hour"]) == (
         pytest.approx(0.4),
@@ -92,5 +97,5 @@ def test_a_price_holds_all_that_a_machine_costs(jobs, monkeypatch):
 
 
 def test_a_job_that_no_offer_fits_is_refused_as_by_plan(jobs, monkeypatch):
-    monkeypatch.setattr(LocalProvisioner, "offers", lambda self, resources: ())
+    monkeypatch.setattr(LocalProvisioner, "offers", lambda *_: OffersResult(offers=()))
     assert "has no offer that fits" in jobs.run("offers", str(jobs.job_file), status=2).stderr

@@ -7,6 +7,7 @@ import pytest
 from support.stores.memorystore import InMemoryStore
 
 from cloudspot.boot.functionarchive import FunctionArchive
+from cloudspot.calls import InstancesResult, TerminateResult
 from cloudspot.cli import function
 from cloudspot.cli.commands import driver as driver_module
 from cloudspot.cli.commands import reap as reap_module
@@ -18,7 +19,7 @@ from cloudspot.jobstore.jobs.reader import HistoryReader
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.provider import LocalProvider
 from cloudspot.local.provisioner import LocalProvisioner
-from cloudspot.model import REAP_EVENT, Asset, Instance, InstanceState
+from cloudspot.model import REAP_EVENT, Asset, Capability, Instance, InstanceState
 
 
 @pytest.fixture
@@ -26,10 +27,11 @@ def machines(monkeypatch):
     """The machines that the provider lists; what is ended leaves them."""
     found = []
 
-    def terminate(_provisioner, ids):
-        found[:] = [one for one in found if one.id not in ids]
+    def terminate(_provisioner, request):
+        found[:] = [one for one in found if one.id not in request.instance_ids]
+        return TerminateResult()
 
-    monkeypatch.setattr(LocalProvisioner, "instances", lambda *_: tuple(found))
+    monkeypatch.setattr(LocalProvisioner, "instances", lambda *_: InstancesResult(instances=tuple(found)))
     monkeypatch.setattr(LocalProvisioner, "terminate", terminate)
     return found
 
@@ -250,6 +252,7 @@ def test_driver_deploy_tells_the_function_to_reap_only_if_it_is_asked_to(jobs, m
     archive = FunctionArchive(data=b"zip", unpacked_bytes=1, needs_glibc=(0, 0))
     monkeypatch.setattr(driver_module, "make_function_archive", lambda _: archive)
     monkeypatch.setattr(LocalProvider, "function_host", lambda _: Host())
+    monkeypatch.setattr(LocalProvider, "capabilities", frozenset({Capability.FUNCTIONS}))
     for arguments in ([], ["--reap"]):
         jobs.run("driver", "deploy", "--yes", *arguments)
     assert [one.reaps for one in deployed] == [False, True]

@@ -27,7 +27,7 @@ from cloudspot.jobstore.layout.records import (
     StopRequest,
     Suspended,
 )
-from cloudspot.model import EndReason, LogRecord
+from cloudspot.model import EndReason, LogRecord, Offer, OpenEnum
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 
@@ -123,7 +123,7 @@ LINE = LogRecord(stream="1-0", seq=0, time=AT, text="")
         (PROOF, "launch", 10**9),
         (PROOF, "rank", -1),
         (PROOF, "rank", 10**4),
-        (PROOF, "end_reason", "won"),
+        (PROOF, "end_reason", "won\nand more"),
         (PROOF, "ended_at", "2026-11-20T06:30:00"),
         (INTENT, "num_nodes", 0),
         (INTENT, "num_nodes", 10**5),
@@ -207,6 +207,8 @@ def test_no_number_and_no_truth_of_any_record_is_read_out_of_a_string(struct):
         kinds = getattr(field.type, "types", (field.type,))
         if any(isinstance(one, (inspect.AnyType, inspect.BytesType, inspect.StrType)) for one in kinds):
             continue
+        if any(isinstance(one, inspect.EnumType) and issubclass(one.cls, OpenEnum) for one in kinds):
+            continue  # a later version may write any text there
         place = ALL_STRUCTS[struct].fields.index(field)
         for text in ("7", "0.5", "nan", "true", "null"):
             value = [1] * place + [text] if struct is Seat else {field.encode_name: text}
@@ -226,3 +228,11 @@ def test_every_number_of_every_record_has_bounds_and_every_moment_is_checked(str
     if any(is_of(field.type, inspect.DateTimeType) for field in fields):
         assert issubclass(struct, Dated)
     assert issubclass(struct, msgspec.Struct) or struct is Seat
+
+
+def test_a_reason_and_a_market_that_a_later_version_has_written_are_read_and_written_as_they_are():
+    """Such a record was malformed, and with it the whole job."""
+    proof = msgspec.structs.replace(PROOF, end_reason=EndReason("evicted-for-maintenance"))
+    assert decode(encode(proof), Certificate) == proof
+    offer = Records.offer(market="capacity-block")
+    assert decode(encode(offer), Offer) == offer

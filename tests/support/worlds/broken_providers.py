@@ -12,10 +12,11 @@ from contextlib import suppress
 from support.worlds.broken_machines import breaks
 from support.worlds.memorycloud import MemoryProvider
 
+from cloudspot.calls import CheckResults, PreemptResult
 from cloudspot.errors import CloudspotError
 from cloudspot.hookspecs import hookimpl
 from cloudspot.interfaces import Inventory
-from cloudspot.model import BootProfile, CheckResult, RegistryLogin
+from cloudspot.model import BootProfile, Capability, CheckResult, RegistryLogin
 
 SLOW_SECONDS = 0.5
 
@@ -39,8 +40,8 @@ class Sound(MemoryProvider):
     def inventories(self, *, all_regions):
         return (Machines(),)
 
-    def preempt(self, instance_id, *, notice_seconds=None):
-        raise CloudspotError(f"there is no machine {instance_id}")
+    def preempt(self, request):
+        raise CloudspotError(f"there is no machine {request.instance_id}")
 
 
 class Broken(Sound):
@@ -105,16 +106,16 @@ class CannotFetch(Broken):
 class ChecksWithoutAdvice(Broken):
     """a check fails and says nothing"""
 
-    def check(self, *, resources=None):
-        return (CheckResult(name="credentials", ok=False),)
+    def check(self, request):
+        return CheckResults(results=(CheckResult(name="credentials", ok=False),))
 
 
 @breaks("each_check_is_one_line_and_says_what_to_do")
 class ChecksInLines(Broken):
     """a check's finding breaks the line"""
 
-    def check(self, *, resources=None):
-        return (CheckResult(name="credentials", ok=True, detail="found\nsomewhere"),)
+    def check(self, request):
+        return CheckResults(results=(CheckResult(name="credentials", ok=True, detail="found\nsomewhere"),))
 
 
 @breaks("the_default_store_can_be_opened")
@@ -129,6 +130,8 @@ class HasAStrangeStore(Broken):
 class LogsInAnywhere(Broken):
     """any registry gets the cloud's log-in"""
 
+    capabilities = frozenset({Capability.PREEMPT, Capability.REGISTRY})
+
     def registry_login(self, registry):
         return RegistryLogin(user="me", password="hush", origin="these credentials")
 
@@ -137,8 +140,32 @@ class LogsInAnywhere(Broken):
 class ReclaimsInSilence(Broken):
     """reclaiming a machine that is not there succeeds"""
 
-    def preempt(self, instance_id, *, notice_seconds=None):
+    def preempt(self, request):
+        return PreemptResult()
+
+
+@breaks("what_is_declared_is_there_and_nothing_else")
+class DeclaresNothing(Broken):
+    """it reclaims machines, and does not declare it"""
+
+    capabilities = frozenset()
+
+
+@breaks("what_is_declared_is_there_and_nothing_else")
+class HasNoImageHost(Broken):
+    """images are declared, and nothing keeps them"""
+
+    capabilities = frozenset({Capability.PREEMPT, Capability.IMAGES})
+
+    def image_host(self):
         return None
+
+
+@breaks("what_is_declared_is_there_and_nothing_else")
+class DeclaresConsoles(Broken):
+    """consoles are declared, and nothing tells them"""
+
+    capabilities = frozenset({Capability.PREEMPT, Capability.CONSOLE})
 
 
 @breaks("its_inventories_have_titles")

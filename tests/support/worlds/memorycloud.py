@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 from typing import ClassVar
 
 import msgspec
 
+from cloudspot.calls import CreateResult, InstancesResult, OffersResult, PreemptResult, TerminateResult
 from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, TransientError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
 from cloudspot.model import (
     BootProfile,
+    Capability,
     EndReason,
     Instance,
     InstanceState,
@@ -76,11 +79,14 @@ class MemoryProvisioner(Provisioner):
             "num_nodes": group.num_nodes,
             "min_nodes": group.min_nodes,
             "store_url": group.store_url,
-            "offer": msgspec.to_builtins(group.offer),
+            "offer": json.loads(msgspec.json.encode(group.offer)),
         }
         return LaunchRequest(provider="memory", body=body)
 
-    def create(self, request, *, token):
+    def create(self, request):
+        return CreateResult(instances=tuple(self.created(request.request, token=request.token)))
+
+    def created(self, request, *, token):
         if request.provider != "memory":
             raise ProvisionError("the request is not one of provider 'memory'")
         body, cloud = request.body, self.cloud
@@ -121,7 +127,12 @@ class MemoryProvisioner(Provisioner):
         self.cloud.shown_at[one.id] = self.cloud.now + self.cloud.lag
         return one
 
-    def instances(self, *, job_id=None):
+    def instances(self, request):
+        listed = self.listed(job_id=request.job_id)
+        ours = (one for one in listed if request.store_url in {"", one.store_url} or not one.store_url)
+        return InstancesResult(instances=tuple(ours))
+
+    def listed(self, *, job_id=None):
         with self.cloud.lock:
             self.cloud.check(Call.LIST)
             return tuple(
@@ -130,12 +141,19 @@ class MemoryProvisioner(Provisioner):
                 if job_id in {None, one.job_id} and self.cloud.shown_at[one.id] <= self.cloud.now
             )
 
-    def terminate(self, instance_ids):
+    def terminate(self, request):
+        self.ended(request.instance_ids)
+        return TerminateResult()
+
+    def ended(self, instance_ids):
         with self.cloud.lock:
             for one in instance_ids:
                 self.cloud.end(one, EndReason.TERMINATED)
 
-    def offers(self, resources):
+    def offers(self, request):
+        return OffersResult(offers=tuple(self.offered(request.resources)))
+
+    def offered(self, resources):
         if resources.accelerator is not None:
             return ()
         return tuple(
@@ -166,6 +184,7 @@ class MemorySource(PreemptionSource):
 
 class MemoryProvider(Provider):
     name: ClassVar[str] = "memory"
+    capabilities = frozenset({Capability.PREEMPT})
     options_type = msgspec.defstruct("MemoryOptions", [], kw_only=True, frozen=True)
     provisioner_type = MemoryProvisioner
     source_type = MemorySource
@@ -199,9 +218,10 @@ class MemoryProvider(Provider):
     def boot_profile(self):
         return BootProfile()
 
-    def preempt(self, instance_id, *, notice_seconds=None):
+    def preempt(self, request):
         with self.cloud.lock:
-            self.cloud.end(instance_id, EndReason.RECLAIMED)
+            self.cloud.end(request.instance_id, EndReason.RECLAIMED)
+        return PreemptResult()
 
 
 class MemoryAccount(Account):

@@ -3,6 +3,7 @@
 import json
 import socket
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import crcmod
 import oss2
@@ -18,6 +19,7 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.model import LogRecord
+from cloudspot.testing import plaincalls
 from cloudspot_aliyun import clients
 from cloudspot_aliyun.clients import AliyunClients, oss_endpoint
 from cloudspot_aliyun.credentials import Credentials, CredentialsSource
@@ -43,7 +45,7 @@ def test_a_bucket_with_versions_is_refused_with_one_line(oss, state):
         assert f"has versioning {state}" in str(caught.value)
         assert "use a bucket that never had versioning" in str(caught.value)
     assert oss.faults.count("PutObject") == 0
-    (found,) = store.check()
+    (found,) = plaincalls.check(store)
     assert not found.ok
 
 
@@ -156,7 +158,7 @@ def test_a_key_that_has_ended_by_the_clock_is_renewed_at_first_use_too(oss, buck
 
 
 def test_check_tells_the_bucket_its_versions_and_what_stays_and_is_billed(oss, bucket):
-    found = {each.name: each for each in quick(bucket).check()}
+    found = {each.name: each for each in plaincalls.check(quick(bucket))}
     assert [each.ok for each in found.values()] == [True, True, True]
     assert found["bucket versioning"].detail == "off"
     assert "add a rule with AbortMultipartUpload" in found["bucket lifecycle"].detail
@@ -164,14 +166,14 @@ def test_check_tells_the_bucket_its_versions_and_what_stays_and_is_billed(oss, b
         b"<LifecycleConfiguration><Rule><ID>1</ID><Prefix></Prefix><Status>Enabled</Status>"
         b"<AbortMultipartUpload><Days>3</Days></AbortMultipartUpload></Rule></LifecycleConfiguration>"
     )
-    found = {each.name: each for each in quick(bucket).check()}
+    found = {each.name: each for each in plaincalls.check(quick(bucket))}
     assert found["bucket lifecycle"].detail == "unfinished uploads are removed"
     oss.faults.denied.update({"oss:GetBucketLifecycle", "oss:GetBucketInfo"})
-    found = {each.name: each for each in quick(bucket).check()}
+    found = {each.name: each for each in plaincalls.check(quick(bucket))}
     assert found["bucket lifecycle"].detail == "the right to ask is missing"
     assert found["bucket versioning"].detail == "the right to ask is missing"
     oss.faults.denied.add("oss:ListObjects")
-    (only,) = quick(bucket).check()
+    (only,) = plaincalls.check(quick(bucket))
     assert not only.ok
 
 
@@ -371,3 +373,18 @@ def test_no_sum_is_computed_by_crcmod_which_may_be_in_pure_python(oss, bucket, m
     for seq in range(2):
         sink.write([LogRecord(stream="1-0", seq=seq, time=datetime.now(timezone.utc), text="x")])
     assert [record.seq for record in sink.read("1-0")] == [0, 1]
+
+
+def test_many_objects_go_with_one_request_and_one_that_is_not_told_may_be_left(bucket, monkeypatch):
+    store, asked = quick(bucket), []
+    for key in ("a", "b", "c~&<>"):
+        store.put(key, b"")
+    client = store.bucket._client
+    delete = client.batch_delete_objects
+    monkeypatch.setattr(client, "batch_delete_objects", lambda names: asked.append(names) or delete(names))
+    store.delete_many(["a", "c~&<>", "none"])
+    assert asked == [["a", "c~&<>", "none"]]
+    assert [one.key for one in store.list_objects("")] == ["b"]
+    monkeypatch.setattr(client, "batch_delete_objects", lambda _: SimpleNamespace(deleted_keys=["a"]))
+    with pytest.raises(TransientError, match="it lacks an object that was to be deleted"):
+        store.delete_many(["a", "b"])

@@ -7,6 +7,7 @@ from cloudspot.errors import AuthError, SpecError, TransientError
 from cloudspot.model import Billing, Market, Offer, Resources
 from cloudspot.plugin.answercache import FACTS_SECONDS
 from cloudspot.plugin.cloudprovider import FAILURE_SECONDS
+from cloudspot.testing import plaincalls
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.offers import SPOT_PRICE_SECONDS, AwsOfferFinder
 from cloudspot_aws.options import AwsOptions
@@ -21,7 +22,7 @@ ADDRESS = 0.005
 
 
 def offers(cloud, resources=None, **options):
-    return cloud.provider(**options).provisioner().offers(resources or Resources())
+    return plaincalls.offers(cloud.provider(**options).provisioner(), resources or Resources())
 
 
 def test_a_type_is_offered_in_each_zone_that_has_it_on_both_markets_with_its_prices(cloud):
@@ -39,10 +40,10 @@ def test_a_type_is_offered_in_each_zone_that_has_it_on_both_markets_with_its_pri
 
 def test_what_rendering_needs_comes_with_the_offer_and_survives_the_journal(cloud):
     offer = offers(cloud, instance_types=("m5.large",))[0]
-    assert offer.details["region"] == "us-east-1"
-    assert offer.details["image"] == "ami-0c10d5b07ca5e0001"
+    assert offer.region == "us-east-1"
+    assert offer.image == "ami-0c10d5b07ca5e0001"
     assert offer.details["root_device"] == "/dev/sda1"
-    assert offer.details["image_gib"] == "15"
+    assert offer.image_gib == 15
     subnets = cloud.client().describe_subnets(SubnetIds=[offer.details["subnet"]])["Subnets"]
     assert [one["AvailabilityZone"] for one in subnets] == [offer.zone]
     assert msgspec.json.decode(msgspec.json.encode(offer), type=Offer) == offer
@@ -53,7 +54,7 @@ def parts_of(cloud, resources=None, **options):
     options = {"instance_types": ("m5.large",), **options}
     found = [one for one in offers(cloud, resources, **options) if one.market is Market.ON_DEMAND]
     assert {one.price_per_hour == one.on_demand_price_per_hour for one in found} == {True}
-    ((parts, price),) = {(one.price_parts, one.price_per_hour) for one in found}
+    ((parts, price),) = {(one.price_text, one.price_per_hour) for one in found}
     counted = [part.rpartition(" ")[2] for part in parts.split(", ")]
     assert price == pytest.approx(sum(float(each) for each in counted if each != "counted"), abs=1e-6)
     return parts
@@ -109,7 +110,7 @@ def test_a_disk_whose_price_cannot_be_learned_is_left_out_and_asked_for_after_a_
     finder = AwsOfferFinder(options, ec2_clients, monotonic=lambda: now)
 
     def parts():
-        return {one.price_parts for one in finder.offers(Resources()) if one.market is Market.ON_DEMAND}
+        return {one.price_text for one in finder.offers(Resources()) if one.market is Market.ON_DEMAND}
 
     cloud.faults.inject("GetProducts", "InternalErrorException", times=3)
     assert parts() == {"machine 0.096, disk not counted"}
@@ -196,7 +197,7 @@ def test_burstable_and_xen_types_are_bought_only_by_their_names(cloud):
 
 def test_a_burstable_type_gets_no_credits_that_cost_extra(cloud):
     named = cloud.provider(instance_types=("t3.large", "m7i-flex.large")).provisioner()
-    for offer in named.offers(Resources()):
+    for offer in plaincalls.offers(named, Resources()):
         group = group_of(offer, store_url="s3://bucket", max_seconds=3600.0)
         body = named.render(group).body["run_instances"]
         expected = {"CpuCredits": "standard"} if offer.instance_type == "t3.large" else None
@@ -287,7 +288,7 @@ def test_the_price_list_is_asked_where_it_is(region, endpoint):
 
 def test_the_price_list_of_another_region_is_asked_elsewhere(cloud):
     provider = AwsProvider(AwsOptions(region="eu-west-1", instance_types=("m5.large",)))
-    found = provider.provisioner().offers(Resources())
+    found = plaincalls.offers(provider.provisioner(), Resources())
     assert {one.zone for one in found} == {"eu-west-1a", "eu-west-1b", "eu-west-1c"}
     assert [call.region for call in cloud.faults.calls if call.action == "GetProducts"] == [
         "eu-central-1"
@@ -326,8 +327,8 @@ def test_a_failure_is_not_kept(cloud):
     provisioner = cloud.provider(instance_types=("m5.large",)).provisioner()
     cloud.faults.inject("DescribeSubnets", "InternalError", times=3)
     with pytest.raises(TransientError, match="looking up the default subnets"):
-        provisioner.offers(Resources())
-    assert provisioner.offers(Resources())
+        plaincalls.offers(provisioner, Resources())
+    assert plaincalls.offers(provisioner, Resources())
 
 
 @pytest.mark.parametrize(
@@ -450,12 +451,12 @@ def test_without_credentials_one_line_says_what_to_do(cloud, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(AuthError, match="no AWS credentials found; run `aws configure`"):
-        AwsProvider(AwsOptions(region="us-east-1")).provisioner().offers(Resources())
+        plaincalls.offers(AwsProvider(AwsOptions(region="us-east-1")).provisioner(), Resources())
 
 
 def test_without_a_region_one_line_says_what_to_set(cloud):
     with pytest.raises(SpecError) as error:
-        AwsProvider().provisioner().offers(Resources())
+        plaincalls.offers(AwsProvider().provisioner(), Resources())
     assert str(error.value) == (
         "no AWS region: set providers.aws.region, AWS_REGION or the profile's region (aws configure)"
     )
