@@ -1,7 +1,10 @@
 """What a mark of a boundary notes: the state there, although much has changed since."""
 
+import contextlib
+import dataclasses
 import gc
 import weakref
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -183,19 +186,21 @@ def test_an_optimizer_that_is_not_tracked_may_step(make):
     assert len(marks.standing()) == 1
 
 
-def test_a_step_that_has_only_begun_is_seen(make):
+def test_a_step_begins_to_write_once_its_closure_has_returned(make):
     model = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
     marks = make({"model": model, "optimizer": optimizer})
     seen = []
 
     def closure():
-        seen.append((marks.standing(), model.weight._version))
-        return model(torch.ones(1, 4)).sum()
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 4)).square().sum()
+        loss.backward()
+        seen.append(len(marks.standing()))
+        return loss
 
-    version = model.weight._version
     optimizer.step(closure)
-    assert seen == [((), version)]
+    assert seen[:2] == [1, 0]
 
 
 @pytest.mark.full
@@ -582,3 +587,20 @@ def test_one_mark_that_takes_long_keeps_no_other_from_being_made(make, monkeypat
         now[0] += 0.01
         marks.mark(number, number, describe)
         assert marks._marks[-1].number == number
+
+
+def test_a_boundary_that_a_device_has_not_come_to_does_not_stand(make, monkeypatch):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    marks = make({"model": model, "optimizer": optimizer})
+    train(model, optimizer)
+    marks.mark(1, 1, lambda: DESCRIPTION)
+    has_come = False
+    event = mock.Mock(query=lambda: has_come)
+    behind = dataclasses.replace(marks.newest, events=(event,))
+    marks._first = behind
+    monkeypatch.setattr(marks, "after", lambda _mark: contextlib.nullcontext())
+    assert marks.first_since_step() is None
+    assert marks.problem == "the GPU has not come to it"
+    has_come = True
+    assert marks.first_since_step() is behind
