@@ -24,7 +24,9 @@ from cloudspot.jobfile.toml import read_toml
 ROOT = Path(__file__).parents[1]
 GENERATE = ROOT / "docs" / "generate.py"
 PAGES = sorted(
-    path for pattern in ("*.md", "docs/*.md", "examples/*/README.md") for path in ROOT.glob(pattern)
+    path
+    for pattern in ("*.md", "docs/*.md", "docs/site/*.md", "examples/*/README.md")
+    for path in ROOT.glob(pattern)
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import textwrap
 from importlib import metadata
@@ -221,6 +222,46 @@ def test_a_missing_scheme_is_named():
 def test_a_store_that_is_no_url_is_refused():
     with pytest.raises(SpecError, match=r'^store "/data" is not a URL'):
         open_store("/data")
+
+
+# --- versions that do not fit -------------------------------------------------------------------
+
+
+def requires(line):
+    return f"Requires-Dist: boto3\nRequires-Dist: {line}\n"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("line", ["cloudspot==9.9", "cloudspot (==9.9)", "CloudSpot == 9.9"])
+def test_a_plugin_of_another_release_is_refused_with_both_versions_and_is_not_imported(site, line):
+    site.install("cloudspot-sky", code="raise SystemExit('imported')", metadata=requires(line))
+    found = cloudspot.__version__
+    misfit = f"it fits cloudspot 9.9 only, and this is cloudspot {found}; install both in the same version"
+    with pytest.raises(PluginError) as error:
+        provider_class("sky")
+    assert str(error.value) == f'provider "sky" of cloudspot-sky 1.2: {misfit}'
+    with pytest.raises(PluginError) as error:
+        open_store("sky://bucket")
+    assert re.fullmatch(
+        rf'store( plugin)? "sky" of cloudspot-sky 1\.2: {re.escape(misfit)}', str(error.value)
+    )
+    assert others() == [ProviderEntry("sky", "cloudspot-sky", "1.2", misfit)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"cloudspot=={cloudspot.__version__}",
+        "cloudspot",
+        "cloudspot>=9.9",
+        "cloudspot-sea==9.9",
+        "mycloudspot==9.9",
+    ],
+)
+def test_a_plugin_that_pins_this_version_or_none_is_accepted(site, line):
+    site.install("cloudspot-sky", metadata=requires(line))
+    assert others() == [ProviderEntry("sky", "cloudspot-sky", "1.2", None)]
 
 
 # --- what is broken -----------------------------------------------------------------------------

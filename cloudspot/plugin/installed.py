@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import cloudspot
 from cloudspot.errors import reason_of
 
 COMMAND_GROUP: Final = "cloudspot.commands"
 """The other groups are in :mod:`cloudspot.hookspecs`, which ``--help`` does without."""
+
+_PINNED: Final = re.compile(r"cloudspot\s*\(?\s*==\s*([\w.!+]+)\s*\)?$", re.IGNORECASE)
+"""A requirement of the core in one version, as the plugins have that are released in step with it."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +50,21 @@ def from_distributions(group: str) -> Iterator[Declared]:
         version = str(distribution.metadata["Version"])
         try:
             points = [point for point in distribution.entry_points if point.group == group]
+            misfit = _misfit(distribution.requires or ())
         except Exception as error:  # noqa: BLE001 - whatever a stranger's metadata provokes
             reason = f"its entry points cannot be read: {reason_of(error)}"
             yield Declared(name, name, version, "", object, reason)  # with an error, nobody loads it
             continue
         for point in points:
-            yield Declared(point.name, name, version, point.value, point.load)
+            yield Declared(point.name, name, version, point.value, point.load, misfit)
+
+
+def _misfit(requirements: Iterable[str]) -> str | None:
+    """Return that a plugin is pinned to another version of the core than this one, if it is."""
+    pins = [pin[1] for line in requirements if (pin := _PINNED.match(line))]
+    if not pins or pins[0] == cloudspot.__version__:
+        return None
+    return (
+        f"it fits cloudspot {pins[0]} only, and this is cloudspot {cloudspot.__version__}; "
+        "install both in the same version"
+    )

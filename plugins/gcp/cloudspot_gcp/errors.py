@@ -94,7 +94,7 @@ class _GoogleErrors(SdkErrors):
             if isinstance(one, Mapping) and one.get("reason"):
                 return str(one["reason"])
         status = getattr(error.grpc_status_code, "name", None)
-        return str(status or error.code or "")
+        return str(status or int(error.code or 0) or "")  # before Python 3.11 an HTTPStatus is no digits
 
     def status_of(self, error: BaseException) -> int:
         return int(error.code or 0) if isinstance(error, api.GoogleAPICallError) else 0
