@@ -30,9 +30,10 @@ from cloudspot.interfaces import Notifier, ObjectStore, Provider
 if TYPE_CHECKING:
     import click
 
-API_VERSION = 1
-"""The version of the interfaces and hooks that this cloudspot has. A plugin's module may say which one it was
-written for, as ``cloudspot_api_version = 1``; a newer one than this is refused, and none means 1."""
+API_VERSION = 2
+"""The version of the interfaces and hooks that this cloudspot has; version 1 was never released. A plugin's
+module may say which one it was written for, as ``cloudspot_api_version = 2``. Another one is refused; none
+means 2."""
 
 PROJECT_NAME = "cloudspot"
 PROVIDER_GROUP = "cloudspot.providers"

@@ -10,7 +10,11 @@ Everything is synchronous and must be thread-safe. A plugin translates its SDK's
 Unless a method says otherwise, it raises TransientError when a service does not answer, and AuthError when
 credentials are missing or lack a right.
 
-The interfaces may still change until one plugin has met its real cloud; the changelog says when they do.
+A call that may have to say more one day takes one request and returns one result, both of
+:mod:`cloudspot.calls`: later versions add fields with defaults, which no plugin notices. Each request has a
+``deadline``. A plugin need not keep it, but whatever it waits for should end by then: nobody takes a later
+result, and a call that was abandoned is made again.
+
 Whatever a plugin that nobody touches would notice raises ``cloudspot.hookspecs.API_VERSION``.
 """
 
@@ -28,13 +32,26 @@ from urllib.parse import quote
 
 import msgspec
 
+from cloudspot.calls import (
+    CheckRequest,
+    CheckResults,
+    CreateRequest,
+    CreateResult,
+    InstancesRequest,
+    InstancesResult,
+    OffersRequest,
+    OffersResult,
+    PreemptRequest,
+    PreemptResult,
+    TerminateRequest,
+    TerminateResult,
+)
 from cloudspot.decoding import MAX_PRICE, MAX_TALLY, StreamName, fault_of, is_possible_time
-from cloudspot.errors import CloudspotError, StoreRefused, TransientError
+from cloudspot.errors import CloudspotError, ProvisionError, StoreRefused, TransientError
 from cloudspot.host.names import MAX_SEGMENT_BYTES, is_safe_name
 from cloudspot.model import (
     Asset,
     BootProfile,
-    CheckResult,
     DriverFunction,
     FunctionStatus,
     Instance,
@@ -51,7 +68,6 @@ from cloudspot.model import (
     Offer,
     PreemptionNotice,
     RegistryLogin,
-    Resources,
     UnfinishedUpload,
 )
 
@@ -85,6 +101,7 @@ def check_stream(stream: str) -> None:
 class Provisioner(ABC):
     """Creates, lists and ends machines. Runs where the controller runs, never on a node.
 
+    ``render`` is never called for an offer on a market that this version of cloudspot does not know.
     What ``instances``, ``offers`` and ``current_price`` return is checked before a caller sees it: a machine
     that is not of the job asked for, or of no job, is never taken for ours, and no number lies outside the
     bounds of its field. Otherwise they raise TransientError, and nothing is known.
@@ -96,6 +113,7 @@ class Provisioner(ABC):
         _check_answers(
             cls,
             Provisioner,
+            render=_checked_render,
             instances=_checked_instances,
             offers=_checked_offers,
             current_price=_checked_price,
@@ -115,7 +133,7 @@ class Provisioner(ABC):
         """
 
     @abstractmethod
-    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+    def create(self, request: CreateRequest) -> CreateResult:
         """Create the machines of the request: all, or as many as there is room for, or none.
 
         A repeated call with the same token and request creates nothing and returns the same machines, however
@@ -143,21 +161,25 @@ class Provisioner(ABC):
         return None
 
     @abstractmethod
-    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+    def instances(self, request: InstancesRequest) -> InstancesResult:
         """Return the machines that carry cloudspot's tags, from every page and including recently ended ones.
 
-        An ended machine is reported with its reason for as long as the provider knows it. A listing may lag
-        behind ``create``.
+        They are those that the request ``wants``, and no others. An ended machine is reported with its reason
+        for as long as the provider knows it. A listing may lag behind ``create``.
 
         Raises:
             TransientError: the listing failed, or says something impossible; nothing is known.
         """
 
     @abstractmethod
-    def terminate(self, instance_ids: Sequence[str]) -> None:
-        """Ask for the end of the machines and return without waiting.
+    def terminate(self, request: TerminateRequest) -> TerminateResult:
+        """Ask for the end of the machines and return without waiting; say which ones were refused, and why.
 
-        Safe to repeat: unknown or ended ids are no error.
+        All are tried, whatever becomes of the others. Safe to repeat: unknown or ended ids are no error.
+
+        Raises:
+            AuthError: none of the machines could be ended, since a right is missing.
+            TransientError: none of them could be ended; call again.
         """
 
     def console(self, instance: Instance) -> str:
@@ -180,8 +202,8 @@ class Provisioner(ABC):
         return None
 
     @abstractmethod
-    def offers(self, resources: Resources) -> Sequence[Offer]:
-        """Return what can be bought for these resources (type x zone x market, with prices), in any order.
+    def offers(self, request: OffersRequest) -> OffersResult:
+        """Return what can be bought for the resources (type x zone x market, with prices).
 
         Empty when nothing fits. ``Offer.billing`` says what time of a machine is charged for (a least time,
         an increment, what is free when a spot machine is taken back); left out, it is each second begun.
@@ -321,13 +343,14 @@ class MachineInventory(Inventory):
                 created_at=one.launched_at,
                 detail=", ".join(filter(None, (one.instance_type, one.market and one.market.value))),
             )
-            for one in self._provisioner.instances()
+            for one in self._provisioner.instances(InstancesRequest()).instances
             if one.state is not InstanceState.ENDED
         ]
 
     def end(self, asset: Asset) -> None:
         """Terminate the machine."""
-        self._provisioner.terminate([asset.id])
+        for one in self._provisioner.terminate(TerminateRequest(instance_ids=(asset.id,))).refused:
+            raise CloudspotError(one.reason)
 
 
 class PreemptionSource(ABC):
@@ -564,9 +587,9 @@ class ObjectStore(ABC):
         """Drop one of those; one that no longer exists is no error."""
         return None
 
-    def check(self) -> Sequence[CheckResult]:
+    def check(self, request: CheckRequest) -> CheckResults:
         """Find out whether the store can be used, what is missing, and what it costs besides."""
-        return ()
+        return CheckResults()
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
         """Yield every object under ``prefix`` whose key comes after ``after``, in ascending order of keys.
@@ -632,42 +655,50 @@ def _checked_head(head: Callable[..., ObjectMeta]) -> Callable[..., ObjectMeta]:
     return checked
 
 
-def _checked_instances(instances: Callable[..., Sequence[Instance]]) -> Callable[..., Sequence[Instance]]:
+def _checked_render(render: Callable[..., LaunchRequest]) -> Callable[..., LaunchRequest]:
+    @functools.wraps(render)
+    def checked(self: Provisioner, group: InstanceGroup) -> LaunchRequest:
+        market = group.offer.market
+        if not market.is_known:
+            raise ProvisionError(f"nothing is bought on the market {market.value!r}: upgrade cloudspot")
+        return render(self, group)
+
+    return checked
+
+
+def _checked_instances(instances: Callable[..., InstancesResult]) -> Callable[..., InstancesResult]:
     @functools.wraps(instances)
-    def checked(self: Provisioner, *, job_id: str | None = None, **options: object) -> Sequence[Instance]:
-        found = _sequence(instances.__get__(self)(job_id=job_id, **options))
-        for one in found:
-            if (fault := _machine_fault(one, job_id)) is not None:
+    def checked(self: Provisioner, request: InstancesRequest) -> InstancesResult:
+        found = instances(self, request)
+        for one in found.instances:
+            if (fault := _machine_fault(one, request)) is not None:
                 raise TransientError(f"the list of machines has {one.id[:200]!r} {fault}: nothing is known")
         return found
 
     return checked
 
 
-def _sequence(found: Any) -> Sequence[Any]:
-    """Return what was found, also of a generator, which can be read only once."""
-    return found if isinstance(found, Sequence) else tuple(found)
-
-
-def _machine_fault(machine: Instance, job_id: str | None) -> str | None:
+def _machine_fault(machine: Instance, request: InstancesRequest) -> str | None:
     """Return what a provider cannot say of a machine of cloudspot's; None: it is all possible."""
     if (fault := fault_of(machine)) is not None:
         return f"with an impossible field ({fault})"
     if len(quote(machine.id, safe="", errors="surrogatepass")) > MAX_SEGMENT_BYTES:
         return "which cannot be an id"
-    if not machine.job_id or job_id not in {None, machine.job_id}:
-        return f"of job {machine.job_id[:200]!r}" + ("" if job_id is None else f", not {job_id!r}")
+    if not machine.job_id or request.job_id not in {None, machine.job_id}:
+        return f"of job {machine.job_id[:200]!r}" + (f", not {request.job_id!r}" if request.job_id else "")
+    if not request.wants(machine):
+        return f"of store {machine.store_url[:200]!r}, not {request.store_url!r}"
     moments = (machine.launched_at, machine.ended_at)
     if any(moment is not None and not is_possible_time(moment) for moment in moments):
         return f"that ran from {machine.launched_at} to {machine.ended_at}"
     return None
 
 
-def _checked_offers(offers: Callable[..., Sequence[Offer]]) -> Callable[..., Sequence[Offer]]:
+def _checked_offers(offers: Callable[..., OffersResult]) -> Callable[..., OffersResult]:
     @functools.wraps(offers)
-    def checked(self: Provisioner, resources: Resources, **options: object) -> Sequence[Offer]:
-        found = _sequence(offers.__get__(self)(resources, **options))
-        for one in found:
+    def checked(self: Provisioner, request: OffersRequest) -> OffersResult:
+        found = offers(self, request)
+        for one in found.offers:
             if (fault := fault_of(one)) is not None:
                 raise TransientError(f"the offer {one.key[:200]} is impossible ({fault}): nothing is known")
         return found
@@ -913,17 +944,12 @@ class Provider(ABC):
         """Return the sink for the job's logs; None keeps them in the object store."""
         return None
 
-    def check(self, *, resources: Resources | None = None) -> Sequence[CheckResult]:
-        """Try what a job needs (credentials, rights, network), and return what works and what is missing.
+    def check(self, request: CheckRequest) -> CheckResults:
+        """Try what a job needs (credentials, rights, network), and return what works and what is missing."""
+        return CheckResults()
 
-        ``resources`` is what one node of the job must have; None: no job is known.
-        """
-        return ()
-
-    def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
+    def preempt(self, request: PreemptRequest) -> PreemptResult:
         """Reclaim a machine on purpose, for drills.
-
-        ``notice_seconds`` of 0 takes it without notice; None uses the provider's usual notice.
 
         Raises:
             CloudspotError: the provider cannot.

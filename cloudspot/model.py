@@ -23,9 +23,32 @@ from cloudspot.decoding import (
     Tally,
 )
 
+MAX_UNKNOWN: Final = 100
+"""The most characters of a value that this version does not know."""
 
-class Market(str, enum.Enum):
-    """How a machine is paid for."""
+
+class OpenEnum(str, enum.Enum):
+    """Values to which later versions, and providers, add others; each class says what an unknown one means.
+
+    An unknown value is equal to the same text, is stored and read back as it is, and is no member.
+    """
+
+    @classmethod
+    def _missing_(cls, value: object) -> OpenEnum | None:
+        if not isinstance(value, str) or not 0 < len(value) <= MAX_UNKNOWN or not value.isprintable():
+            return None
+        unknown = str.__new__(cls, value)
+        unknown._name_ = unknown._value_ = value
+        return unknown
+
+    @property
+    def is_known(self) -> bool:
+        """Whether this version knows the value."""
+        return self.name in type(self).__members__
+
+
+class Market(OpenEnum):
+    """How a machine is paid for; nothing is bought on an unknown market."""
 
     SPOT = "spot"
     ON_DEMAND = "on-demand"
@@ -34,8 +57,11 @@ class Market(str, enum.Enum):
 GIB: Final = 1 << 30
 
 
-class InstanceState(str, enum.Enum):
-    """The state of a machine. Only ``ENDED`` proves that it no longer runs anything."""
+class InstanceState(OpenEnum):
+    """The state of a machine. Only ``ENDED`` proves that it no longer runs anything.
+
+    A machine in an unknown state may run, and is billed.
+    """
 
     PENDING = "pending"
     RUNNING = "running"
@@ -44,12 +70,12 @@ class InstanceState(str, enum.Enum):
 
     @property
     def is_up(self) -> bool:
-        """Whether the machine runs, or will run soon, and nothing has begun to end it."""
-        return self in (InstanceState.PENDING, InstanceState.RUNNING)
+        """Whether the machine may run, or will run soon, and nothing is known to have begun to end it."""
+        return self not in (InstanceState.SHUTTING_DOWN, InstanceState.ENDED)
 
 
-class EndReason(str, enum.Enum):
-    """Why a machine ended, as far as the provider can tell."""
+class EndReason(OpenEnum):
+    """Why a machine ended, as far as the provider can tell; an unknown reason is shown as it is."""
 
     RECLAIMED = "reclaimed"
     """The provider took a spot machine back."""

@@ -354,14 +354,15 @@ def _hooks(declared: Declared) -> Any:
 
 
 def _check_api_version(declared: Declared, module: object) -> None:
-    """Refuse a plugin that was written for later interfaces than these."""
-    version = getattr(module, "cloudspot_api_version", 1)
+    """Refuse a plugin that was written for other interfaces than these."""
+    version = getattr(module, "cloudspot_api_version", 2)
     if not isinstance(version, int) or version < 1:
         raise PluginError(f"plugin {declared} is broken: cloudspot_api_version = {version!r} is no version")
-    if version > hookspecs.API_VERSION:
+    if version != hookspecs.API_VERSION:
+        what = "cloudspot" if version > hookspecs.API_VERSION else declared.distribution
         raise PluginError(
             f"plugin {declared} is written for version {version} of cloudspot's interfaces, and cloudspot "
-            f"{cloudspot.__version__} has version {hookspecs.API_VERSION}; upgrade cloudspot"
+            f"{cloudspot.__version__} has version {hookspecs.API_VERSION}; upgrade {what}"
         )
 
 

@@ -197,7 +197,8 @@ def never_kept() -> str:
 def broken_on_purpose() -> str:
     """Return a table of the parts of providers that tests break, and of the kits' tests that fail then."""
     modules = [
-        ROOT / "tests" / "support" / "worlds" / f"broken_{name}.py" for name in ("machines", "providers")
+        ROOT / "tests" / "support" / "worlds" / f"broken_{name}.py"
+        for name in ("machines", "purchases", "offers", "notices", "providers")
     ]
     rows = []
     for one in (one for module in modules for one in ast.parse(module.read_text(encoding="utf-8")).body):

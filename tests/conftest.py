@@ -29,6 +29,7 @@ from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.processes import MARK, end_machine_processes
 from cloudspot.local.provisioner import LocalProvisioner
+from cloudspot.testing import plaincalls
 
 # The kits' asserts then show what was compared, as those of the tests do.
 pytest.register_assert_rewrite(
@@ -252,11 +253,11 @@ def local_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     # The test may have moved the home on.
     monkeypatch.setenv(HOME, str(home))
     provisioner = LocalProvisioner(LocalOptions())
-    provisioner.terminate([instance.id for instance in provisioner.instances()])
+    plaincalls.terminate(provisioner, [instance.id for instance in plaincalls.instances(provisioner)])
     machines = [MachineDirectory(path) for path in (home / "machines").glob("m-*")]
 
     def all_over() -> bool:
-        provisioner.instances()
+        plaincalls.instances(provisioner)
         for machine in machines:
             with try_lock(machine.lock) as is_free:
                 if not is_free or machine.state().state != "ended":

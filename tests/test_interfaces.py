@@ -1,14 +1,19 @@
 """What the interfaces themselves promise: whatever a store claims in a listing is checked at one place."""
 
+import math
+import time
 from datetime import datetime, timedelta, timezone
 
 import msgspec
 import pytest
 from support.stores.memorystore import InMemoryStore
+from support.worlds.groups import group_of
 
 from cloudspot import interfaces
+from cloudspot.calls import InstancesResult, OffersRequest, OffersResult
 from cloudspot.controller.account_orphans import AccountReaper
-from cloudspot.errors import StoreRefused, TransientError
+from cloudspot.decoding import convert, decode
+from cloudspot.errors import ProvisionError, StoreRefused, TransientError
 from cloudspot.interfaces import Provider, Provisioner
 from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.jobs import removal
@@ -16,6 +21,7 @@ from cloudspot.jobstore.jobs.store_inventory import SharedObjectInventory
 from cloudspot.jobstore.layout import keys
 from cloudspot.model import (
     Billing,
+    EndReason,
     Instance,
     InstanceState,
     Market,
@@ -25,6 +31,7 @@ from cloudspot.model import (
     Offer,
     Resources,
 )
+from cloudspot.testing import plaincalls
 
 NOW = datetime(2026, 11, 1, tzinfo=timezone.utc)
 
@@ -238,6 +245,10 @@ def answering(interface, **answers):
     return type("Theirs", (interface,), {**others, **methods, "__init__": lambda self: None})()
 
 
+def answering_machines(*machines):
+    return answering(Provisioner, instances=InstancesResult(instances=machines))
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -257,32 +268,57 @@ def answering(interface, **answers):
     ],
 )
 def test_a_list_of_machines_with_an_impossible_one_tells_nothing(changes):
-    found = answering(Provisioner, instances=[MACHINE, replace(MACHINE, **changes)])
+    found = answering_machines(MACHINE, replace(MACHINE, **changes))
     with pytest.raises(TransientError, match=r"^the list of machines has .*nothing is known$") as caught:
-        found.instances(job_id="a")
+        plaincalls.instances(found, job_id="a")
     assert len(str(caught.value)) < 500
 
 
 def test_a_list_of_machines_holds_the_job_s_or_those_of_any_job():
     other = replace(MACHINE, id="z/ü", job_id="b", rank=None, ended_at=NOW)
-    assert answering(Provisioner, instances=[MACHINE]).instances(job_id="a") == [MACHINE]
-    assert answering(Provisioner, instances=[MACHINE, other]).instances() == [MACHINE, other]
+    assert plaincalls.instances(answering_machines(MACHINE), job_id="a") == (MACHINE,)
+    assert plaincalls.instances(answering_machines(MACHINE, other)) == (MACHINE, other)
     with pytest.raises(TransientError, match="of job ''"):
-        answering(Provisioner, instances=[replace(MACHINE, job_id="")]).instances()
+        plaincalls.instances(answering_machines(replace(MACHINE, job_id="")))
 
 
-class Unusual(Provisioner):
-    """Keeps the interface in ways of its own."""
+def test_a_list_of_a_store_s_machines_holds_no_other_store_s_and_those_that_name_none():
+    ours, nobodys = replace(MACHINE, store_url="s3://ours"), replace(MACHINE, id="i-2")
+    listed = answering_machines(ours, nobodys)
+    assert plaincalls.instances(listed, store_url="s3://ours") == (ours, nobodys)
+    with pytest.raises(TransientError, match="of store 's3://ours', not 's3://theirs': nothing is known"):
+        plaincalls.instances(listed, store_url="s3://theirs")
 
-    def instances(self, *, job_id=None, fresh=False):
-        yield replace(MACHINE, job_id=job_id or "a", rank=int(fresh))
+
+@pytest.mark.parametrize("kind", [Market, InstanceState, EndReason])
+def test_a_value_that_a_later_version_or_a_provider_adds_is_kept_as_it_is(kind):
+    value = kind("capacity-block")
+    assert (value.is_known, kind("capacity-block") == value, {value: 1}[kind("capacity-block")]) == (
+        False,
+        True,
+        1,
+    )
+    assert decode(msgspec.json.encode(value), kind) == value == convert("capacity-block", kind)
+    assert value not in list(kind)
+    assert all(one.is_known and kind(one.value) is one for one in kind)
+    for odd in ("", "a\nb", "x" * 101):
+        with pytest.raises(msgspec.ValidationError):
+            convert(odd, kind)
 
 
-def test_a_list_may_be_a_generator_and_a_method_may_take_more():
-    """The check had consumed the one, and refused the other's argument."""
-    Unusual.__abstractmethods__ = frozenset()
-    assert [one.rank for one in Unusual().instances(job_id="a")] == [0]
-    assert [one.rank for one in Unusual().instances(fresh=True)] == [1]
+def test_a_machine_in_an_unknown_state_may_run_and_an_offer_on_an_unknown_market_is_not_bought():
+    assert InstanceState("hibernating").is_up
+    assert not InstanceState.SHUTTING_DOWN.is_up
+    provisioner = answering(Provisioner, render="a request")
+    assert provisioner.render(group_of(OFFER)) == "a request"
+    with pytest.raises(ProvisionError, match="nothing is bought on the market 'capacity-block'"):
+        provisioner.render(group_of(replace(OFFER, market=Market("capacity-block"))))
+
+
+def test_a_call_tells_how_long_it_may_take():
+    assert OffersRequest(resources=Resources()).seconds_left() == math.inf
+    assert 50 < OffersRequest(resources=Resources(), deadline=time.monotonic() + 60).seconds_left() <= 60
+    assert OffersRequest(resources=Resources(), deadline=time.monotonic() - 60).seconds_left() == 0
 
 
 @pytest.mark.parametrize("price", [float("nan"), float("inf"), -0.01, 1e10])
@@ -294,15 +330,16 @@ def test_an_impossible_price_is_no_price(price):
         {"billing": Billing(minimum_seconds=-1.0)},
         {"billing": Billing(increment_seconds=0.0)},
     ):
-        found = answering(Provisioner, offers=[OFFER, replace(OFFER, **changes)])
+        found = answering(Provisioner, offers=OffersResult(offers=(OFFER, replace(OFFER, **changes))))
         with pytest.raises(TransientError, match=r"^the offer spot/z/t is impossible .*: nothing is known$"):
-            found.offers(Resources())
+            plaincalls.offers(found, Resources())
     with pytest.raises(TransientError, match="the price of spot/z/t is said to be"):
         answering(Provisioner, current_price=price).current_price(OFFER)
 
 
 def test_possible_offers_and_prices_come_as_they_are():
-    assert answering(Provisioner, offers=[OFFER]).offers(Resources()) == [OFFER]
+    found = answering(Provisioner, offers=OffersResult(offers=(OFFER,)))
+    assert plaincalls.offers(found, Resources()) == (OFFER,)
     for price in (None, 0.0, 0.5):
         assert answering(Provisioner, current_price=price).current_price(OFFER) == price
 

@@ -312,7 +312,7 @@ def test_an_error_that_a_plugin_means_passes_as_it_is(site):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("line", ["", "    cloudspot_api_version = 1"])
+@pytest.mark.parametrize("line", ["", "    cloudspot_api_version = 2"])
 def test_a_plugin_of_this_version_of_the_interfaces_or_of_none_is_accepted(site, line):
     site.install("cloudspot-sky", code=GOOD + line)
     assert provider_class("sky").name == "sky"
@@ -320,12 +320,13 @@ def test_a_plugin_of_this_version_of_the_interfaces_or_of_none_is_accepted(site,
 
 
 @pytest.mark.full
-def test_a_plugin_of_a_later_version_is_refused_whatever_hooks_it_has(site):
+@pytest.mark.parametrize(("version", "advice"), [(1, "upgrade cloudspot-sky"), (3, "upgrade cloudspot")])
+def test_a_plugin_of_another_version_is_refused_whatever_hooks_it_has(site, version, advice):
     code = GOOD.replace("def cloudspot_provider(name)", "def cloudspot_unheard_of(name)")
-    site.install("cloudspot-sky", code=code + "    cloudspot_api_version = 2")
+    site.install("cloudspot-sky", code=code + f"    cloudspot_api_version = {version}")
     refusal = (
-        'plugin "sky" of cloudspot-sky 1.2 is written for version 2 of cloudspot\'s interfaces, '
-        f"and cloudspot {cloudspot.__version__} has version 1; upgrade cloudspot"
+        f'plugin "sky" of cloudspot-sky 1.2 is written for version {version} of cloudspot\'s interfaces, '
+        f"and cloudspot {cloudspot.__version__} has version 2; {advice}"
     )
     for use in (lambda: provider_class("sky"), lambda: open_store("sky://bucket")):
         with pytest.raises(PluginError) as error:

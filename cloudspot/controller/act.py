@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from cloudspot.calls import CreateRequest, TerminateRequest
 from cloudspot.controller.actions import (
     Action,
     Announce,
@@ -34,6 +35,7 @@ from cloudspot.errors import (
     ObjectMissing,
     ProvisionError,
     QuotaError,
+    TransientError,
 )
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobstore.access.stored_records import create_record, find_meta
@@ -207,7 +209,7 @@ class Actor:
         """Send the intent's own bytes; the request is never rendered again."""
         request = self._journal.request(launch.number)
         try:
-            instances = self._provisioner.create(request, token=launch.intent.token)
+            created = self._provisioner.create(CreateRequest(request=request, token=launch.intent.token))
         except ProvisionError as error:
             outcome: VoidOutcome = "refused"
             if isinstance(error, CapacityError):
@@ -217,7 +219,7 @@ class Actor:
                 events.append(Event(EventKind.WARNED, str(error)))
             self._memory.note_failure(CreateFailure(launch.number, outcome, str(error)))
             return True
-        self._memory.note_created(launch.number, instances, self._clock.monotonic())
+        self._memory.note_created(launch.number, created.instances, self._clock.monotonic())
         return False
 
     def _announce(self, action: Announce) -> None:
@@ -237,11 +239,14 @@ class Actor:
             return
         # A machine that ends now may have come late and brought back what was released.
         self._is_released = False
-        self._provisioner.terminate(due)
-        for instance_id in due:
+        result = self._provisioner.terminate(TerminateRequest(instance_ids=tuple(due)))
+        refused = {one.instance_id for one in result.refused}
+        for instance_id in (one for one in due if one not in refused):
             if instance_id not in self._terminated_at:
                 events.append(Event(EventKind.WARNED, f"terminating {instance_id}: {action.why}"))
             self._terminated_at[instance_id] = monotonic
+        if result.problem:
+            raise TransientError(f"{result.problem}; trying again")
 
     def _clean_up(self, history: History) -> None:
         if not self._is_clean:

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from cloudspot import __version__
 from cloudspot.boot.script import BootPlan, Install, render_boot_script
+from cloudspot.calls import OffersRequest
 from cloudspot.controller.actions import OpenLaunch
 from cloudspot.controller.assess.limits import check_affordable, new_budget
 from cloudspot.controller.decide import BOOT_LIMIT_SECONDS
@@ -88,9 +89,10 @@ def allowed_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
             currency than ``limits.max_cost``.
     """
     provisioner, resources = provider.provisioner(), spec.resources.to_model()
-    offers = in_order(spec, provisioner.offers(resources))
+    offers = in_order(spec, provisioner.offers(OffersRequest(resources=resources)).offers)
     name = resources.accelerator
-    if not offers and name and not provisioner.offers(Resources(accelerator=name, accelerator_count=1)):
+    one = OffersRequest(resources=Resources(accelerator=name, accelerator_count=1))
+    if not offers and name and not provisioner.offers(one).offers:
         raise SpecError(
             f"resources.accelerator: provider {provider.name!r} has no machine with {name!r} that cloudspot "
             "buys; name another accelerator"

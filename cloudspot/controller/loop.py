@@ -11,6 +11,7 @@ from datetime import datetime
 
 import msgspec
 
+from cloudspot.calls import InstancesRequest, OffersRequest
 from cloudspot.controller.act import Actor
 from cloudspot.controller.actions import (
     Action,
@@ -402,8 +403,9 @@ class Controller:
     def _list_instances(self, problems: list[str]) -> _Listing:
         asked = self._clock.monotonic()
         try:
-            found = tuple(self._provisioner.instances(job_id=self._job_id))
-            return _Listing(asked, self._clock.monotonic(), found)
+            # Of all stores: a machine that has claimed a rank in the records is ours, whatever its label.
+            found = self._provisioner.instances(InstancesRequest(job_id=self._job_id))
+            return _Listing(asked, self._clock.monotonic(), found.instances)
         except TransientError as error:
             problems.append(str(error))
             return _Listing(asked, asked, None)
@@ -512,7 +514,7 @@ class Controller:
     def _fetch_offers(self, spec: JobSpec, problems: list[str]) -> tuple[Offer, ...] | None:
         self._offers_at = self._clock.monotonic()
         try:
-            return tuple(self._provisioner.offers(spec.resources.to_model()))
+            return self._provisioner.offers(OffersRequest(resources=spec.resources.to_model())).offers
         except TransientError as error:
             problems.append(str(error))
             return None

@@ -128,7 +128,8 @@ def is_given_up(history: History, launch: int) -> bool:
 def _fits(offer: Offer, target: Target, old: Offer) -> bool:
     return (
         offer.instance_type == (target.instance_type or old.instance_type)
-        and offer.market is (target.market or old.market)
+        and offer.market.is_known
+        and offer.market == (target.market or old.market)
         and target.zone in {None, offer.zone}
         and (target.zone is not None or target.instance_type is not None or target.market is not None)
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from cloudspot.calls import InstancesRequest
 from cloudspot.controller.clock import Clock, clock_by
 from cloudspot.controller.loop import Controller, Driver, Tick
 from cloudspot.controller.ownership import is_of_another_store, store_label
@@ -170,7 +171,7 @@ class Reconciler:
         problems = []
         for (name, options), provider in self._providers.items():
             try:
-                listed = provider.provisioner().instances()
+                listed = provider.provisioner().instances(InstancesRequest()).instances
             except Exception as error:  # noqa: BLE001 - nor one provider's the others
                 problems.append(Unlisted(name, as_cloudspot_error(error), _options_text(options)))
                 continue

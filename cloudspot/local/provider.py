@@ -7,9 +7,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
 from typing import ClassVar
 
+from cloudspot.calls import CheckRequest, CheckResults, PreemptRequest, PreemptResult
 from cloudspot.errors import SpecError, TransientError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
 from cloudspot.jobstore.jobs.state_home import HOME, state_home
@@ -17,7 +17,7 @@ from cloudspot.local.metadata import LocalPreemptionSource, fetch_json
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.local.supervisor_start import node_python_path
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
+from cloudspot.model import BootProfile, CheckResult, NodeIdentity
 from cloudspot.plugin.optionchecks import data_cache_variable
 
 
@@ -61,7 +61,7 @@ class LocalProvider(Provider):
             has_cloudspot=True,
         )
 
-    def check(self, *, resources: Resources | None = None) -> Sequence[CheckResult]:
+    def check(self, request: CheckRequest) -> CheckResults:
         """Check for bash, torch, a place to keep machines, and memory for checkpoints."""
         bash, has_torch = shutil.which("bash"), importlib.util.find_spec("torch") is not None
         home, is_home_usable = str(state_home()), True
@@ -84,15 +84,19 @@ class LocalProvider(Provider):
             detail = f"{memory}{', where checkpoints are handed over' if is_usable else ' cannot be written'}"
             remedy = f"mount a tmpfs at {memory}, or make it writable; in a container: --shm-size=2g"
             checks.append(("memory", is_usable, detail, remedy))
-        return tuple(
-            CheckResult(name=name, ok=ok, detail=detail, remedy="" if ok else remedy)
-            for name, ok, detail, remedy in checks
+        return CheckResults(
+            results=tuple(
+                CheckResult(name=name, ok=ok, detail=detail, remedy="" if ok else remedy)
+                for name, ok, detail, remedy in checks
+            )
         )
 
     def default_store(self) -> str | None:
         """Return a directory beside the machines."""
         return f"file://{state_home()}/store"
 
-    def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
+    def preempt(self, request: PreemptRequest) -> PreemptResult:
         """Reclaim a machine; by default with the notice of its job's options."""
-        LocalProvisioner(self._options).reclaim(instance_id, notice_seconds=notice_seconds)
+        provisioner = LocalProvisioner(self._options)
+        provisioner.reclaim(request.instance_id, notice_seconds=request.notice_seconds)
+        return PreemptResult()

@@ -16,6 +16,16 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+from cloudspot.calls import (
+    CreateRequest,
+    CreateResult,
+    InstancesRequest,
+    InstancesResult,
+    OffersRequest,
+    OffersResult,
+    TerminateRequest,
+    TerminateResult,
+)
 from cloudspot.decoding import NodeCount, convert, decode
 from cloudspot.errors import AuthError, CapacityError, CloudspotError, ProvisionError, TransientError
 from cloudspot.host.boot_clock import boot_seconds, this_boot
@@ -35,8 +45,8 @@ from cloudspot.model import (
     LaunchRequest,
     Market,
     Offer,
-    Resources,
 )
+from cloudspot.plugin.terminating import end_all
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +126,7 @@ class LocalProvisioner(Provisioner):
         )
 
     @_retriable
-    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+    def create(self, request: CreateRequest) -> CreateResult:
         """Create the machines, as many as there is room for, and return when each has its supervisor.
 
         Raises:
@@ -126,11 +136,12 @@ class LocalProvisioner(Provisioner):
             TransientError: a supervisor did not start, or the disk is full.
         """
         try:
-            body: LocalRequest = convert(request.body, LocalRequest)
+            body: LocalRequest = convert(request.request.body, LocalRequest)
         except msgspec.ValidationError as error:
             raise ProvisionError(f"the request is not one of provider 'local': {error}") from error
         encoded = msgspec.json.encode(body)
-        if not request.signature or request.signature != own_jobs.signature(encoded):
+        signature = request.request.signature
+        if not signature or signature != own_jobs.signature(encoded):
             # Whoever can write to the store can write a launch, and it would run as this user.
             raise ProvisionError(f"the launch was not requested from here (state home {state_home()})")
         digest = hashlib.sha256(encoded).hexdigest()
@@ -140,7 +151,7 @@ class LocalProvisioner(Provisioner):
         machines.mkdir(mode=0o700, parents=True, exist_ok=True)
         with lock(self._lock_path()):
             self._prune()
-            name = hashlib.sha256(f"{account()}/{token}".encode()).hexdigest()[:10]
+            name = hashlib.sha256(f"{account()}/{request.token}".encode()).hexdigest()[:10]
             first = machines / f"m-{name}-0"
             if first.exists():
                 record = MachineDirectory(first).record()
@@ -159,7 +170,7 @@ class LocalProvisioner(Provisioner):
                 for rank in range(num_nodes)
             ]
             _start_supervisors(created)
-        return tuple(machine.instance() for machine in created)
+        return CreateResult(instances=tuple(machine.instance() for machine in created))
 
     @_retriable
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
@@ -171,29 +182,31 @@ class LocalProvisioner(Provisioner):
                     machine.set_tags({**machine.tags(), **facts})
 
     @_retriable
-    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+    def instances(self, request: InstancesRequest) -> InstancesResult:
         """Return the machines; one whose supervisor was killed is ended here and now, as LOST."""
         instances = []
         for machine in self._machines():
             try:
-                if job_id is not None and machine.record().job_id != job_id:
+                if request.job_id not in {None, machine.record().job_id}:
                     continue
                 machine.settle()
                 instances.append(machine.instance())
             except FileNotFoundError:  # pruned meanwhile
                 continue
-        return tuple(instances)
+        return InstancesResult(instances=tuple(filter(request.wants, instances)))
+
+    def terminate(self, request: TerminateRequest) -> TerminateResult:
+        """Ask for the end of the machines: their processes are killed without warning."""
+        return end_all(request.instance_ids, lambda ids: self._terminate(*ids))
 
     @_retriable
-    def terminate(self, instance_ids: Sequence[str]) -> None:
-        """Ask for the end of the machines: their processes are killed without warning."""
-        for instance_id in instance_ids:
-            machine = self._find(instance_id)
-            if machine is not None:
-                with suppress(FileNotFoundError):  # pruned meanwhile
-                    machine.request_termination()
-                    # If it has no supervisor to obey:
-                    machine.settle(reason=EndReason.TERMINATED, unborn_seconds=0)
+    def _terminate(self, instance_id: str) -> None:
+        machine = self._find(instance_id)
+        if machine is not None:
+            with suppress(FileNotFoundError):  # pruned meanwhile
+                machine.request_termination()
+                # If it has no supervisor to obey:
+                machine.settle(reason=EndReason.TERMINATED, unborn_seconds=0)
 
     def console(self, instance: Instance) -> str:
         """Return the end of what the machine has printed, for as long as it is listed; see Provisioner."""
@@ -208,23 +221,25 @@ class LocalProvisioner(Provisioner):
         """Note that the job has ended: no driver runs it here until somebody resumes it."""
         own_jobs.end_job(job_id, store_url=store_url)
 
-    def offers(self, resources: Resources) -> Sequence[Offer]:
+    def offers(self, request: OffersRequest) -> OffersResult:
         """Return the made-up offers of each zone.
 
         A local machine is this host, whatever the job asks for: a job for eight accelerators is rehearsed
         with what there is.
         """
         prices = {Market.SPOT: self._options.spot_price, Market.ON_DEMAND: self._options.on_demand_price}
-        return tuple(
-            Offer(
-                instance_type=INSTANCE_TYPE,
-                zone=zone,
-                market=market,
-                price_per_hour=price,
-                on_demand_price_per_hour=self._options.on_demand_price,
+        return OffersResult(
+            offers=tuple(
+                Offer(
+                    instance_type=INSTANCE_TYPE,
+                    zone=zone,
+                    market=market,
+                    price_per_hour=price,
+                    on_demand_price_per_hour=self._options.on_demand_price,
+                )
+                for zone in self._options.zones
+                for market, price in prices.items()
             )
-            for zone in self._options.zones
-            for market, price in prices.items()
         )
 
     def reclaim(self, instance_id: str, *, notice_seconds: float | None) -> None:
@@ -274,7 +289,7 @@ class LocalProvisioner(Provisioner):
             return body.num_nodes
         room -= sum(
             (one.zone, one.market) == (body.zone, Market.SPOT) and one.state is not InstanceState.ENDED
-            for one in self.instances()
+            for one in self.instances(InstancesRequest()).instances
         )
         if room < body.min_nodes:
             raise CapacityError(f"{body.zone} has no spot {body.instance_type} now")

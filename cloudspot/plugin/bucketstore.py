@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Final
 
+from cloudspot.calls import CheckRequest, CheckResults
 from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing, StoreRefused, TransientError
 from cloudspot.interfaces import MAX_GET_BYTES, Data, ObjectStore, Upload, is_key
 from cloudspot.model import CheckResult, ObjectMeta, ObjectPage, UnfinishedUpload
@@ -216,13 +217,14 @@ class BucketStore(ObjectStore):
             "sign for", key, lambda client: self.bucket.sign_get(client, name, math.ceil(seconds))
         )
 
-    def check(self) -> Sequence[CheckResult]:
+    def check(self, request: CheckRequest) -> CheckResults:
         """Try whether the bucket exists and can be listed, and say what it keeps that is billed."""
         try:
             self.list_page("", limit=1)
         except CloudspotError as error:
-            return (CheckResult(name="bucket", ok=False, detail=str(error)),)
-        return (CheckResult(name="bucket", ok=True, detail=self.url), *self.bucket.check_settings())
+            return CheckResults(results=(CheckResult(name="bucket", ok=False, detail=str(error)),))
+        bucket = CheckResult(name="bucket", ok=True, detail=self.url)
+        return CheckResults(results=(bucket, *self.bucket.check_settings()))
 
     def _names(
         self, prefix: str, start: str | None, token: str | None, *, limit: int

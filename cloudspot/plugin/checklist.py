@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 
+from cloudspot.calls import InstancesRequest, OffersRequest
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.interfaces import Provisioner
 from cloudspot.model import CheckResult, InstanceGroup, Market, Offer, Resources
@@ -43,7 +44,11 @@ class Checklist:
 
     def attempt_listing(self, provisioner: Provisioner) -> None:
         """List the machines of all jobs."""
-        self.attempt("listing", lambda: f"{len(provisioner.instances())} machines of cloudspot's")
+
+        def look() -> str:
+            return f"{len(provisioner.instances(InstancesRequest()).instances)} machines of cloudspot's"
+
+        self.attempt("listing", look)
 
     def attempt_offers(
         self,
@@ -59,7 +64,8 @@ class Checklist:
         offers: list[Offer] = []
 
         def look() -> str:
-            offers.extend(sorted(provisioner.offers(resources), key=lambda one: one.price_per_hour))
+            found = provisioner.offers(OffersRequest(resources=resources)).offers
+            offers.extend(sorted(found, key=lambda one: one.price_per_hour))
             if not offers:
                 raise CloudspotError("no machine type fits; ask for less in resources, or try another region")
             first = offers[0]

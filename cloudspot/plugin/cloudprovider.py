@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
+from cloudspot.calls import CheckRequest, CheckResults, OffersRequest, OffersResult
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.interfaces import ImageHost, Provider, Provisioner
 from cloudspot.model import CheckResult, MachineImage, Market, Offer, Resources
@@ -65,9 +66,9 @@ class CloudProvider(Provider, Generic[Options, Clients]):
                 self._provisioner = self._make_provisioner(clients)
             return self._provisioner
 
-    def check(self, *, resources: Resources | None = None) -> Sequence[CheckResult]:
+    def check(self, request: CheckRequest) -> CheckResults:
         """Try what a job needs, and say for each thing what is missing and how to mend it."""
-        return self._check(self.clients, resources or Resources())
+        return CheckResults(results=tuple(self._check(self.clients, request.resources or Resources())))
 
     @abstractmethod
     def _check_options(self, options: Options) -> None:
@@ -101,7 +102,7 @@ class OfferFinder(Generic[Options, Clients]):
 
     @abstractmethod
     def offers(self, resources: Resources) -> tuple[Offer, ...]:
-        """Return the offers, as ``Provisioner.offers``."""
+        """Return the offers for ``Provisioner.offers``."""
 
     @abstractmethod
     def spot_price(self, offer: Offer) -> float | None:
@@ -173,14 +174,14 @@ class CloudProvisioner(Provisioner, Generic[Options, Clients]):
             return refusal
         return TransientError(f"{refusal}; it may be too new to be known: trying again")
 
-    def offers(self, resources: Resources) -> Sequence[Offer]:
+    def offers(self, request: OffersRequest) -> OffersResult:
         """Return the types that fit, wherever they are sold, on both markets.
 
         Raises:
             SpecError: an option names what does not exist.
         """
         with readable("looking for offers"):
-            return self._finder.offers(resources)
+            return OffersResult(offers=self._finder.offers(request.resources))
 
     def current_price(self, offer: Offer) -> float | None:
         """Return what a node of the offer costs an hour now; see Provisioner."""

@@ -9,10 +9,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from cloudspot.calls import (
+    CreateRequest,
+    CreateResult,
+    InstancesRequest,
+    InstancesResult,
+    OffersRequest,
+    OffersResult,
+    TerminateRequest,
+    TerminateResult,
+)
 from cloudspot.errors import CloudspotError, ProvisionError, SpecError, TransientError
 from cloudspot.interfaces import ImageHost, Inventory, Provisioner
 from cloudspot.model import CheckResult, Instance, InstanceGroup, LaunchRequest, Offer, Resources
 from cloudspot.plugin.cloudprovider import Clients, CloudProvider, Options
+from cloudspot.plugin.terminating import result_of
 
 
 class RegionalProvider(CloudProvider[Options, Clients]):
@@ -111,12 +122,14 @@ class RegionalProvisioner(Provisioner):
         """Return the request for the region of the group's offer."""
         return self._of(group.offer).render(group)
 
-    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+    def create(self, request: CreateRequest) -> CreateResult:
         """Create the machines in the region that the request names."""
-        region = str(request.body.get("region"))
+        region = str(request.request.body.get("region"))
         if region not in self._each:
             raise ProvisionError(f"the launch is for {region}, and the job's regions are {self._names}")
-        return self._note(region, self._each[region].create(request, token=token))
+        created = self._each[region].create(request)
+        self._note(region, created.instances)
+        return created
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
         """Publish the facts to the machines of each region, even if that fails in another one."""
@@ -125,27 +138,37 @@ class RegionalProvisioner(Provisioner):
             groups[self._found(one.id)].append(one)
         _each_of(groups, lambda region: self._each[region].announce(groups[region], facts))
 
-    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+    def instances(self, request: InstancesRequest) -> InstancesResult:
         """Return the machines of all regions.
 
         Raises:
             TransientError: one of the regions did not answer: absence from the others proves nothing.
         """
-        return [
-            machine
-            for region, one in self._each.items()
-            for machine in self._note(region, one.instances(job_id=job_id))
-        ]
+        found: list[Instance] = []
+        for region, one in self._each.items():
+            machines = one.instances(request).instances
+            self._note(region, machines)
+            found += machines
+        return InstancesResult(instances=tuple(found))
 
-    def terminate(self, instance_ids: Sequence[str]) -> None:
+    def terminate(self, request: TerminateRequest) -> TerminateResult:
         """End the machines, each in its region, or wherever it is; one region's failure spares no other."""
         groups: dict[str, list[str]] = defaultdict(list)
         with self._lock:
-            for instance_id in instance_ids:
+            for instance_id in request.instance_ids:
                 seen_in = self._seen_in.get(instance_id)
                 for region in self._each if seen_in is None else (seen_in,):
                     groups[region].append(instance_id)
-        _each_of(groups, lambda region: self._each[region].terminate(groups[region]))
+        errors: dict[str, CloudspotError] = {}
+        for region, ids in groups.items():
+            own = msgspec.structs.replace(request, instance_ids=tuple(ids))
+            try:
+                refused = self._each[region].terminate(own).refused
+            except CloudspotError as error:
+                errors |= dict.fromkeys(ids, error)
+            else:
+                errors |= {one.instance_id: CloudspotError(one.reason) for one in refused}
+        return result_of(errors, len(set(request.instance_ids)))
 
     def console(self, instance: Instance) -> str:
         """Return what the machine has printed; raise TransientError if no region lists it."""
@@ -155,17 +178,20 @@ class RegionalProvisioner(Provisioner):
         """Remove what was made for the job in any of the regions."""
         _each_of(self._each, lambda region: self._each[region].release(job_id, store_url=store_url))
 
-    def offers(self, resources: Resources) -> Sequence[Offer]:
+    def offers(self, request: OffersRequest) -> OffersResult:
         """Return the offers of all regions, with what moving checkpoints to and from each costs.
 
         Raises:
             SpecError: what an option names does not exist in one of them.
             TransientError: one did not answer: without its offers a job might be given up as without any.
         """
-        found = [offer for one in self._each.values() for offer in one.offers(resources)]
-        return [
-            msgspec.structs.replace(one, transfer_price_per_gib=self._transfer_price(one)) for one in found
-        ]
+        found = [offer for one in self._each.values() for offer in one.offers(request).offers]
+        return OffersResult(
+            offers=tuple(
+                msgspec.structs.replace(one, transfer_price_per_gib=self._transfer_price(one))
+                for one in found
+            )
+        )
 
     def current_price(self, offer: Offer) -> float | None:
         """Return what a node of the offer costs an hour now, in its region."""
@@ -176,7 +202,7 @@ class RegionalProvisioner(Provisioner):
         with self._lock:
             region = self._seen_in.get(instance_id)
         if region is None:
-            self.instances()
+            self.instances(InstancesRequest())
             with self._lock:
                 region = self._seen_in.get(instance_id)
         return region
@@ -193,10 +219,9 @@ class RegionalProvisioner(Provisioner):
             raise ProvisionError(f"{offer.key} is in none of the job's regions, {self._names}")
         return self._each[region]
 
-    def _note(self, region: str, machines: Sequence[Instance]) -> Sequence[Instance]:
+    def _note(self, region: str, machines: Sequence[Instance]) -> None:
         with self._lock:
             self._seen_in.update((one.id, region) for one in machines)
-        return machines
 
     @property
     def _names(self) -> str:

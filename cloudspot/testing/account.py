@@ -11,7 +11,7 @@ import msgspec
 
 from cloudspot.interfaces import LogSink, ObjectStore, Provider
 from cloudspot.model import Instance, InstanceGroup, InstanceState, Market
-from cloudspot.testing import provider_calls
+from cloudspot.testing import plaincalls
 
 
 class Call(str, enum.Enum):
@@ -143,7 +143,7 @@ class Account(Service):
 
     def reclaim(self, instance_id: str) -> None:
         """Take a spot machine back without notice."""
-        provider_calls.preempt(self.provider(), instance_id, notice_seconds=0)
+        plaincalls.preempt(self.provider(), instance_id, notice_seconds=0)
 
     def sold(self) -> Sequence[Sold]:
         """Return all that the cloud sells to the provider's options, whatever the resources.
@@ -166,7 +166,7 @@ class Account(Service):
 
     def listed(self) -> list[Instance]:
         """Return the machines of this test that its provisioner lists, ended ones included."""
-        found = provider_calls.instances(self.provider().provisioner())
+        found = plaincalls.instances(self.provider().provisioner())
         return [one for one in found if one.job_id.startswith(self.prefix)]
 
 

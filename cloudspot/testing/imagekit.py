@@ -24,7 +24,7 @@ from cloudspot.decoding import convert
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import Provider
 from cloudspot.model import Instance, InstanceGroup, InstanceState, MachineImage, Market, Resources
-from cloudspot.testing import provider_calls as calls
+from cloudspot.testing import plaincalls
 from cloudspot.testing.account import Account
 from cloudspot.testing.kit import Kit
 
@@ -146,7 +146,7 @@ class ImageHostTests(Kit):
         group = self._group(account, provider, launch=launch)
         account.reserve(group)
         provisioner = provider.provisioner()
-        (made,) = calls.create(provisioner, provisioner.render(group), token=f"{account.prefix}{launch}")
+        (made,) = plaincalls.create(provisioner, provisioner.render(group), token=f"{account.prefix}{launch}")
         return made
 
     def _rendered(self, account: Account, key: str | None) -> str:
@@ -155,7 +155,7 @@ class ImageHostTests(Kit):
         return msgspec.json.encode(provider.provisioner().render(group)).decode()
 
     def _group(self, account: Account, provider: Provider, *, launch: int) -> InstanceGroup:
-        offers = calls.offers(provider.provisioner(), self.resources)
+        offers = plaincalls.offers(provider.provisioner(), self.resources)
         return InstanceGroup(
             job_id=f"{account.prefix}1",
             launch=launch,

@@ -130,11 +130,12 @@ def _marked_copy(test: Callable[..., None], marks: Mapping[str, pytest.MarkDecor
 
 
 def wait_until(condition: Callable[[], object], what: str, *, seconds: float) -> None:
-    """Return when the condition holds; fail the test if it does not in time."""
-    end = time.monotonic() + seconds
+    """Return when the condition holds; fail the test if it does not in time, nor when the time is over."""
+    end, is_over = time.monotonic() + seconds, False
     while not condition():
-        if time.monotonic() > end:
+        if is_over:
             pytest.fail(f"after {seconds:g} s still not so: {what}")
+        is_over = time.monotonic() > end
         time.sleep(0.05)
 
 

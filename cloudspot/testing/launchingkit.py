@@ -10,7 +10,7 @@ import msgspec
 
 from cloudspot.decoding import decode
 from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest, Market, Offer, Resources
-from cloudspot.testing import provider_calls as calls
+from cloudspot.testing import plaincalls
 from cloudspot.testing.account import Account
 from cloudspot.testing.kit import Kit, wait_until
 
@@ -52,7 +52,7 @@ class LaunchingKit(Kit):
     def _offers(self, account: Account) -> Sequence[Offer]:
         """Return what is offered for the kit's resources, which is looked up once in each test."""
         if "_found" not in self.__dict__:
-            found = calls.offers(account.provider().provisioner(), self.resources)
+            found = plaincalls.offers(account.provider().provisioner(), self.resources)
             self._found = sorted(found, key=lambda one: one.key)
         return self._found
 
@@ -67,7 +67,7 @@ class LaunchingKit(Kit):
     @staticmethod
     def _create(account: Account, request: LaunchRequest, *, token: str = "1") -> Sequence[Instance]:
         """Create by a provisioner that has seen nothing, as another process would."""
-        return calls.create(account.provider().provisioner(), request, token=account.prefix + token)
+        return plaincalls.create(account.provider().provisioner(), request, token=account.prefix + token)
 
 
 def stored(value: msgspec.Struct, kind: type[T]) -> T:

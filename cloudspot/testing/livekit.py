@@ -36,7 +36,7 @@ from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec, spec_from_json
 from cloudspot.model import InstanceGroup
-from cloudspot.testing import provider_calls as calls
+from cloudspot.testing import plaincalls
 from cloudspot.testing.account import Account
 from cloudspot.testing.jobkit import JobCloud, WholeJobTests
 from cloudspot.testing.kit import wait_until
@@ -78,7 +78,7 @@ class LiveAccount(Account):
 
     def reclaim(self, instance_id: str) -> None:
         """Let the cloud take the machine, with the notice that it gives."""
-        calls.preempt(self.provider(), instance_id)
+        plaincalls.preempt(self.provider(), instance_id)
 
     def begin(self) -> None:
         """Give the next test a prefix of its own."""
@@ -88,7 +88,7 @@ class LiveAccount(Account):
 
     def finish(self) -> None:
         """End the machines of a test, wait until they have ended, and count what took longer."""
-        calls.terminate(self.provider().provisioner(), sorted(self.running()))
+        plaincalls.terminate(self.provider().provisioner(), sorted(self.running()))
         wait_until(lambda: self.running() == set(), "the test's machines end", seconds=self.patience_seconds)
         longer = time.monotonic() - self._began - COUNTED_SECONDS
         self.cost += max(0.0, longer) * self._price_per_hour / 3600

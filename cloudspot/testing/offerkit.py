@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from cloudspot.model import Market, Offer, Resources
-from cloudspot.testing import provider_calls as calls
+from cloudspot.testing import plaincalls
 from cloudspot.testing.account import Account, Sold
 from cloudspot.testing.kit import cases
 from cloudspot.testing.launchingkit import LaunchingKit, stored
@@ -55,7 +55,7 @@ class OfferTests(LaunchingKit):
     """A test for each promise of ``Provisioner.offers``; the fixture ``account`` is an Account."""
 
     def test_each_offer_has_a_name_of_its_own_and_a_price(self, account: Account) -> None:
-        offers = calls.offers(account.provider().provisioner(), self.resources)
+        offers = plaincalls.offers(account.provider().provisioner(), self.resources)
         assert offers, f"nothing is offered for {self.resources}"
         assert len({offer.key for offer in offers}) == len(offers)
         for offer in offers:
@@ -67,7 +67,7 @@ class OfferTests(LaunchingKit):
 
     def test_what_nobody_sells_is_not_offered(self, account: Account) -> None:
         wish = Resources(accelerator="kit-does-not-exist", accelerator_count=8)
-        assert list(calls.offers(account.provider().provisioner(), wish)) == []
+        assert list(plaincalls.offers(account.provider().provisioner(), wish)) == []
 
     @cases(
         "wish",
@@ -83,7 +83,7 @@ class OfferTests(LaunchingKit):
     ) -> None:
         sold = account.sold()
         resources = wish(sold)
-        offered = {one.key for one in calls.offers(account.provider().provisioner(), resources)}
+        offered = {one.key for one in plaincalls.offers(account.provider().provisioner(), resources)}
         fit = {one.key for one in sold if _has(one, resources)}
         assert offered - fit == set(), f"they lack what is wanted: {resources}"
         assert fit - offered == set(), "the cloud sells these as well"

@@ -28,7 +28,7 @@ from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import Provider, Provisioner
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.model import BootProfile
-from cloudspot.testing import provider_calls as calls
+from cloudspot.testing import plaincalls
 from cloudspot.testing.kit import Kit, no_network
 
 NUM_IMPORTS = 5
@@ -103,7 +103,7 @@ class ProviderTests(Kit):
         assert not profile.fetch_code or "def fetch(" in profile.fetch_code
 
     def test_each_check_is_one_line_and_says_what_to_do(self, provider: Provider) -> None:
-        for result in calls.check(provider):
+        for result in plaincalls.check(provider):
             assert result.name
             assert "\n" not in result.name + result.detail + result.remedy
             assert result.ok or result.remedy or result.detail, f"{result.name}: what is to be done?"
@@ -119,7 +119,7 @@ class ProviderTests(Kit):
 
     def test_a_machine_that_is_not_there_cannot_be_reclaimed(self, provider: Provider) -> None:
         with pytest.raises(CloudspotError):
-            calls.preempt(provider, "kit-none")
+            plaincalls.preempt(provider, "kit-none")
 
     def test_its_inventories_have_titles(self, provider: Provider) -> None:
         inventories = provider.inventories(all_regions=False)

@@ -43,7 +43,7 @@ from cloudspot.model import (
     LaunchRequest,
     Market,
 )
-from cloudspot.testing import provider_calls as calls
+from cloudspot.testing import plaincalls
 from cloudspot.testing.account import Account, Call, Fault
 from cloudspot.testing.kit import cases, no_network
 from cloudspot.testing.launchingkit import LaunchingKit, alive, are_untouched, ids, stored, wait, wait_for_end
@@ -127,7 +127,7 @@ class ProvisionerTests(LaunchingKit):
         provisioner, token = account.provider().provisioner(), f"{account.prefix}1"
         with ThreadPoolExecutor(NUM_WRITERS) as pool:
             made = list(
-                pool.map(lambda _: calls.create(provisioner, request, token=token), range(NUM_WRITERS))
+                pool.map(lambda _: plaincalls.create(provisioner, request, token=token), range(NUM_WRITERS))
             )
         assert len({tuple(ids(each)) for each in made}) == 1
         assert account.running() == set(ids(made[0]))
@@ -137,8 +137,8 @@ class ProvisionerTests(LaunchingKit):
         requests = [self._request(account, job_id=f"{account.prefix}{number}") for number in range(4)]
 
         def launch(number: int) -> Instance:
-            (made,) = calls.create(provisioner, requests[number], token=f"{account.prefix}{number}")
-            calls.instances(provisioner, job_id=made.job_id)
+            (made,) = plaincalls.create(provisioner, requests[number], token=f"{account.prefix}{number}")
+            plaincalls.instances(provisioner, job_id=made.job_id)
             return made
 
         with ThreadPoolExecutor(len(requests)) as pool:
@@ -218,7 +218,7 @@ class ProvisionerTests(LaunchingKit):
     def test_a_token_whose_machines_have_ended_makes_no_others(self, account: Account) -> None:
         request = self._request(account)
         made = self._create(account, request)
-        calls.terminate(account.provider().provisioner(), ids(made))
+        plaincalls.terminate(account.provider().provisioner(), ids(made))
         wait_for_end(account)
         try:
             again = self._create(account, request)
@@ -233,7 +233,7 @@ class ProvisionerTests(LaunchingKit):
         request = self._request(account, num_nodes=2)
         ended, other = ids(self._create(account, request))
         wait(account, lambda: len(alive(account)) == 2, "both machines are listed")
-        calls.terminate(account.provider().provisioner(), [ended])
+        plaincalls.terminate(account.provider().provisioner(), [ended])
         wait(account, lambda: are_untouched(account, {other}), "the first machine ends")
         again = self._create(account, request)
         assert are_untouched(account, {other})
@@ -247,9 +247,9 @@ class ProvisionerTests(LaunchingKit):
         (other,) = self._create(account, self._request(account, job_id=f"{account.prefix}2"), token="2")
         listed = account.provider().provisioner()
         wait(account, lambda: len(alive(account)) == 2, "both machines are listed")
-        assert ids(calls.instances(listed, job_id=f"{account.prefix}1")) == [one.id]
-        assert ids(calls.instances(listed, job_id=f"{account.prefix}2")) == [other.id]
-        assert list(calls.instances(listed, job_id=f"{account.prefix}none")) == []
+        assert ids(plaincalls.instances(listed, job_id=f"{account.prefix}1")) == [one.id]
+        assert ids(plaincalls.instances(listed, job_id=f"{account.prefix}2")) == [other.id]
+        assert list(plaincalls.instances(listed, job_id=f"{account.prefix}none")) == []
 
     def test_machines_of_two_stores_jobs_of_one_name_are_told_apart(self, account: Account) -> None:
         made = {
@@ -262,6 +262,9 @@ class ProvisionerTests(LaunchingKit):
             lambda: {one.store_url: one.id for one in alive(account)} == made,
             "the listing tells of which store each machine is",
         )
+        for store, machine in made.items():
+            found = plaincalls.instances(account.provider().provisioner(), store_url=store)
+            assert [one.id for one in found if one.job_id.startswith(account.prefix)] == [machine]
 
     def test_a_new_machine_that_no_listing_shows_yet_is_found_by_its_token(self, account: Account) -> None:
         request = self._request(account)
@@ -274,7 +277,7 @@ class ProvisionerTests(LaunchingKit):
     def test_a_terminated_machine_is_listed_with_its_reason_or_no_more(self, account: Account) -> None:
         made = self._create(account, self._request(account))
         wait(account, lambda: alive(account), "the machine is listed")
-        calls.terminate(account.provider().provisioner(), ids(made))
+        plaincalls.terminate(account.provider().provisioner(), ids(made))
         wait_for_end(account)
         for one in account.listed():
             assert (one.id, one.end_reason) == (made[0].id, EndReason.TERMINATED)
@@ -282,7 +285,7 @@ class ProvisionerTests(LaunchingKit):
     def test_a_machine_that_is_said_to_have_ended_runs_no_more(self, account: Account) -> None:
         first, second = ids(self._create(account, self._request(account, num_nodes=2)))
         wait(account, lambda: len(alive(account)) == 2, "both machines are listed")
-        calls.terminate(account.provider().provisioner(), [first])
+        plaincalls.terminate(account.provider().provisioner(), [first])
 
         def has_ended() -> bool:
             ended = {one.id for one in account.listed() if one.state is InstanceState.ENDED}
@@ -300,7 +303,7 @@ class ProvisionerTests(LaunchingKit):
         account.pass_time(2.0)
         (later,) = account.listed()
         assert later.launched_at == first.launched_at
-        calls.terminate(account.provider().provisioner(), [first.id])
+        plaincalls.terminate(account.provider().provisioner(), [first.id])
         wait_for_end(account)
         ended = account.listed()
         account.pass_time(2.0)
@@ -315,7 +318,7 @@ class ProvisionerTests(LaunchingKit):
         wait(account, lambda: alive(account), "the machine is listed")
         account.reclaim(made.id)
         wait_for_end(account)
-        found = calls.instances(account.provider().provisioner(), job_id=f"{account.prefix}1")
+        found = plaincalls.instances(account.provider().provisioner(), job_id=f"{account.prefix}1")
         told = [(one.id, one.state, one.end_reason) for one in found]
         assert told == [(made.id, InstanceState.ENDED, EndReason.RECLAIMED)]
 
@@ -334,7 +337,7 @@ class ProvisionerTests(LaunchingKit):
         self._create(account, self._request(account))
         account.inject(Call.LIST, fault)
         with pytest.raises(kind) as caught:
-            calls.instances(account.provider().provisioner())
+            plaincalls.instances(account.provider().provisioner())
         assert type(caught.value) is kind
         account.heal()
         wait(account, lambda: len(alive(account)) == 1, "the machine is listed again")
@@ -350,13 +353,13 @@ class ProvisionerTests(LaunchingKit):
         first, second, third = self._create(account, self._request(account, num_nodes=3))
         provisioner = account.provider().provisioner()
         for _ in range(2):
-            calls.terminate(provisioner, [*account.unknown_ids, first.id, second.id])
+            plaincalls.terminate(provisioner, [*account.unknown_ids, first.id, second.id])
             wait(account, lambda: account.running() == {third.id}, "only the third machine runs")
 
     def test_terminating_nothing_is_no_error(self, account: Account) -> None:
         (made,) = self._create(account, self._request(account))
         wait(account, lambda: alive(account), "the machine is listed")
-        calls.terminate(account.provider().provisioner(), [])
+        plaincalls.terminate(account.provider().provisioner(), [])
         assert are_untouched(account, {made.id})
 
     def test_announcing_is_safe_to_repeat_and_says_if_it_has_to_be(self, account: Account) -> None:
@@ -366,7 +369,7 @@ class ProvisionerTests(LaunchingKit):
         facts = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
         for _ in range(2):
             provisioner.announce(made, facts)
-        calls.terminate(provisioner, ids(made))
+        plaincalls.terminate(provisioner, ids(made))
         wait_for_end(account)
         with suppress(TransientError):
             provisioner.announce(made, facts)
@@ -377,7 +380,7 @@ class ProvisionerTests(LaunchingKit):
             for number, store in enumerate(self.stores)
         ]
         provisioner = account.provider().provisioner()
-        calls.terminate(provisioner, ids(made[0]))
+        plaincalls.terminate(provisioner, ids(made[0]))
         others = set(ids(made[1]))
         wait(account, lambda: are_untouched(account, others), "the machines of the first job end")
         for _ in range(2):

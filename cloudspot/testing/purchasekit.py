@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from cloudspot.model import Market, Offer, Resources
-from cloudspot.testing import provider_calls as calls
+from cloudspot.testing import plaincalls
 from cloudspot.testing.account import Account, Bought
 from cloudspot.testing.kit import cases
 from cloudspot.testing.launchingkit import LaunchingKit, ids
@@ -57,7 +57,7 @@ class PurchaseTests(LaunchingKit):
 
     def test_a_machine_has_the_disk_that_was_asked_for(self, account: Account) -> None:
         resources = Resources(disk_bytes=self.disk_bytes)
-        offers = calls.offers(account.provider().provisioner(), resources)
+        offers = plaincalls.offers(account.provider().provisioner(), resources)
         offer = min(offers, key=lambda one: one.key)
         (made,) = self._create(account, self._request(account, resources=resources, offer=offer))
         found = account.bought(made.id).disk_bytes

@@ -26,6 +26,7 @@ from cloudspot.local.options import LocalOptions
 from cloudspot.local.provider import LocalProvider
 from cloudspot.model import BootProfile, Resources
 from cloudspot.registry import open_provider
+from cloudspot.testing import plaincalls
 
 JOB, URL = "digits-1", "memory://test"
 SPEC = {"name": "digits", "run": {"entrypoint": "train.py"}}
@@ -59,7 +60,7 @@ def test_whoever_replaces_the_submission_chooses_archive_and_hash_of_later_launc
     store.put(keys.spec(JOB), codec.encode(msgspec.structs.replace(submission, agent=FORGED)))
     read, spec = HistoryReader(store, JOB).read_job()
     provider = StockImages(LocalOptions())
-    offer = provider.provisioner().offers(Resources())[0]
+    offer = plaincalls.offers(provider.provisioner(), Resources())[0]
     request = render_launch(
         OpenLaunch(number=2, launch=2, offer=offer, num_nodes=1, min_nodes=1, why="lost"),
         spec,
@@ -76,7 +77,7 @@ def test_whoever_replaces_the_submission_chooses_archive_and_hash_of_later_launc
 def forged_launch(records: Records, mark: Path, *, signature: str = "") -> Intent:
     """A launch whose machine would leave a mark on the computer that drives the store."""
     provisioner = LocalProvider().provisioner()
-    offer = provisioner.offers(Resources())[0]
+    offer = plaincalls.offers(provisioner, Resources())[0]
     group = group_of(
         offer, job_id=JOB, user_data=f"touch {mark}; sleep 1000", max_seconds=600.0, store_url=URL
     )
@@ -107,7 +108,7 @@ def test_a_job_that_somebody_put_under_the_local_provider_is_driven_by_nobody_an
             forged.error
         )
         assert f"run it here with: cloudspot attach --adopt {JOB} --store {URL}" in str(forged.error)
-    assert LocalProvider().provisioner().instances() == ()
+    assert plaincalls.instances(LocalProvider().provisioner()) == ()
     assert not mark.exists()
 
 
@@ -133,7 +134,7 @@ def test_a_launch_that_somebody_wrote_into_the_journal_of_ones_own_job_is_refuse
     # The job goes on with launches of its own.
     own = codec.decode_journal(store.get(keys.journal(JOB, 2)))
     assert "touch" not in own.request.body["user_data"]
-    assert LocalProvider().provisioner().instances() == ()
+    assert plaincalls.instances(LocalProvider().provisioner()) == ()
     assert not mark.exists()
 
 

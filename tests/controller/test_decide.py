@@ -232,6 +232,7 @@ def test_a_line_that_a_console_showed_before_its_machine_ended_does_not_say_why(
     )
     assert certificate.detail == ""
     assert how_it_ended(records.certificate(end_reason="reclaimed")) == "ended: reclaimed"
+    assert how_it_ended(records.certificate(end_reason="eviction-by-policy")) == "ended: eviction-by-policy"
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_the_dry_run_holds_the_very_request_of_each_offer_in_order(records):
 
 def test_a_job_for_which_nothing_can_be_bought_is_refused_before_it_is_submitted(records):
     provider = Provider()
-    provider._cloud.offers = lambda resources: ()
+    provider._cloud.offered = lambda resources: ()
     with pytest.raises(SpecError, match=r"resources: provider 'sim' has no offer that fits"):
         plan(records.spec(), provider, records.history().submission, "memory://x", label="a store")
 
@@ -80,8 +80,8 @@ def test_a_job_for_which_nothing_can_be_bought_is_refused_before_it_is_submitted
 def test_an_accelerator_that_nobody_sells_is_told_as_such(records, sold, said):
     """To ask for less of what is not sold at all does not help."""
     provider = Provider()
-    offers = provider._cloud.offers
-    provider._cloud.offers = lambda asked: offers(asked) if sold and not asked.cpus else ()
+    offered = provider._cloud.offered
+    provider._cloud.offered = lambda asked: offered(asked) if sold and not asked.cpus else ()
     wanted = ResourcesSpec(accelerator="Trainium", cpus=4)
     spec = msgspec.structs.replace(records.spec(), resources=wanted)
     with pytest.raises(SpecError) as error:

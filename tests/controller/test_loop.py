@@ -13,6 +13,7 @@ from support.worlds.simnodes import Script, SimAgents
 from support.worlds.simulation import SimStore, World
 from support.worlds.stopped_calls import Stops, until
 
+from cloudspot.calls import Refused, TerminateResult
 from cloudspot.controller import act
 from cloudspot.controller.actions import Announce, Append, Create, OpenLaunch, Postpone, Terminate, VoidSeat
 from cloudspot.controller.clock import Clock
@@ -60,6 +61,7 @@ class Cloud(SimCloud):
         super().__init__(*args, **kwargs)
         self.errors = {}
         self.terminated = []
+        self.refused = ()
         self.announced = []
         self.tokens = []
         self.released = []
@@ -78,28 +80,28 @@ class Cloud(SimCloud):
         request = super().render(group)
         return LaunchRequest(provider="sim", body={**request.body, "store_url": group.store_url})
 
-    def create(self, request, *, token):
+    def created(self, request, *, token):
         self.tokens.append((request, token))
         self._meet("create")
-        created = super().create(request, token=token)
+        created = super().created(request, token=token)
         self.store_urls.update({one.id: request.body["store_url"] for one in created})
         return self._tagged(created)
 
-    def instances(self, *, job_id=None):
+    def listed(self, *, job_id=None):
         self._meet("instances")
-        return self._tagged(super().instances(job_id=job_id))
+        return self._tagged(super().listed(job_id=job_id))
 
     def _tagged(self, instances):
         urls = self.store_urls if self.has_store_tags else {}
         return [msgspec.structs.replace(one, store_url=urls.get(one.id, "")) for one in instances]
 
-    def offers(self, resources):
+    def offered(self, resources):
         self._meet("offers")
-        return super().offers(resources)
+        return super().offered(resources)
 
-    def terminate(self, instance_ids):
-        self.terminated.append(tuple(instance_ids))
-        super().terminate(instance_ids)
+    def terminate(self, request):
+        self.terminated.append(request.instance_ids)
+        return TerminateResult(refused=self.refused) if self.refused else super().terminate(request)
 
     def release(self, job_id, *, store_url):
         assert store_url.startswith("memory://")
@@ -592,6 +594,20 @@ def test_a_machine_is_told_to_end_once_and_again_after_a_while(house):
     house.world.time += act.REPEAT_SECONDS
     controller.tick()
     assert len(house.cloud.terminated) == told + 1
+
+
+def test_a_machine_that_the_provider_refuses_to_end_is_told_and_asked_for_again(house):
+    controller = house.controller()
+    controller.run_pass()
+    request_stop(house.store, JOB, "user", resumption=0)
+    house.cloud.refused = (Refused(instance_id=house.machine().id, reason="it is protected"),)
+    problem = f"{house.machine().id} cannot be ended: it is protected; trying again"
+    assert controller.run_pass().problems == (problem,)
+    assert controller.tick().problems == (problem,)
+    assert [one.text for one in controller.tick().events] == []
+    told, house.cloud.refused = len(house.cloud.terminated), ()
+    tick = controller.tick()
+    assert (tick.problems, len(house.cloud.terminated)) == ((), told + 1)
 
 
 def test_a_stop_checkpoints_and_ends_the_job(house):

@@ -9,6 +9,7 @@ from cloudspot.errors import CapacityError, CloudspotError
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore.layout.records import Seat
 from cloudspot.model import EndReason, Market
+from cloudspot.testing import plaincalls
 
 AT = 10_000.0
 
@@ -144,7 +145,7 @@ def moved(records):
             house.run(5)
         history = house.history
         spec = spec_from_json(history.submission.spec)
-        offers = house.cloud.offers(spec.resources.to_model())
+        offers = plaincalls.offers(house.cloud, spec.resources.to_model())
         launch = plan_move(spec, history, offers, history.generations[0].at, Target(zone="b"))
         assert controller.open_launch(launch, history)
         return house, controller

@@ -11,6 +11,7 @@ from support.worlds.simnodes import Script, SimAgents
 from support.worlds.simulation import SimStore, World
 from support.worlds.stopped_calls import Stops, until
 
+from cloudspot.calls import TerminateResult
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
 from cloudspot.errors import AuthError, JobNotFound, PluginError, TransientError
@@ -195,9 +196,9 @@ def test_a_mark_that_was_lost_stands_again_before_a_launch_is_intended(town):
 
 def test_a_finished_job_stays_marked_while_one_of_its_machines_runs(town, monkeypatch):
     town.submit("one")
-    instances, hanging = town.cloud.instances, []
-    monkeypatch.setattr(town.cloud, "instances", lambda **wanted: [*instances(**wanted), *hanging])
-    monkeypatch.setattr(town.cloud, "terminate", lambda ids: None)
+    listed, hanging = town.cloud.listed, []
+    monkeypatch.setattr(town.cloud, "listed", lambda **wanted: [*listed(**wanted), *hanging])
+    monkeypatch.setattr(town.cloud, "terminate", lambda _request: TerminateResult())
     drive(town, town.reconciler(), passes=6)
     hanging.append(
         Instance(id="i-hangs", state=InstanceState.SHUTTING_DOWN, job_id="one", launch=1, instance_type="big")
@@ -260,8 +261,8 @@ class Region(SimProvider):
 
     def provisioner(self):
         listed = copy.copy(self._cloud)
-        listed.instances = lambda **wanted: [
-            one for one in self._cloud.instances(**wanted) if self._cloud.machines[one.id].zone == self._zone
+        listed.listed = lambda **wanted: [
+            one for one in self._cloud.listed(**wanted) if self._cloud.machines[one.id].zone == self._zone
         ]
         return listed
 
@@ -305,7 +306,7 @@ def test_a_provider_whose_credentials_expire_keeps_no_job_of_another_from_its_dr
     stray = town.stray("elsewhere")
     expired = AuthError("the token has expired")
 
-    def instances(**_wanted):
+    def instances(_request):
         raise expired
 
     clouds["expired"].instances = instances
@@ -331,10 +332,10 @@ def test_a_region_that_cannot_be_listed_is_told_from_the_others_of_its_provider(
         def provisioner(self):
             listed = copy.copy(town.cloud)
 
-            def instances(job_id=None):
-                if job_id is None:
+            def instances(request):
+                if request.job_id is None:
                     raise errors[self.region]
-                return town.cloud.instances(job_id=job_id)
+                return town.cloud.instances(request)
 
             listed.instances = instances
             return listed
@@ -596,16 +597,21 @@ def test_passes_end_a_machine_that_was_only_shut_down(town, records, monkeypatch
     town.store.put(
         keys.exit_record("one", 1, 0), codec.encode(records.exit("succeeded", instance_id=machine.id))
     )
-    list_instances, terminated = town.cloud.instances, []
+    listed, terminated = town.cloud.listed, []
 
     def stopped(**options):
-        for one in list_instances(**options):
+        for one in listed(**options):
             is_stopped = one.id == machine.id and one.state is InstanceState.RUNNING
             yield msgspec.structs.replace(one, state=InstanceState.SHUTTING_DOWN) if is_stopped else one
 
-    monkeypatch.setattr(town.cloud, "instances", lambda **options: tuple(stopped(**options)))
     terminate = town.cloud.terminate
-    monkeypatch.setattr(town.cloud, "terminate", lambda ids: terminated.append(terminate(ids)))
+
+    def ended(request):
+        terminated.append(request)
+        return terminate(request)
+
+    monkeypatch.setattr(town.cloud, "listed", stopped)
+    monkeypatch.setattr(town.cloud, "terminate", ended)
     assert town.passes_until(lambda: terminated, seconds=300) is not None
 
 

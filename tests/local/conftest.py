@@ -11,6 +11,7 @@ from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provider import LocalProvider
 from cloudspot.model import Instance, LaunchRequest, Market, Resources
+from cloudspot.testing import plaincalls
 
 
 class Host:
@@ -34,7 +35,7 @@ class Host:
         options: LocalOptions | None = None,
     ) -> LaunchRequest:
         provisioner = LocalProvider(options).provisioner()
-        offer = next(offer for offer in provisioner.offers(Resources()) if offer.market is market)
+        offer = next(offer for offer in plaincalls.offers(provisioner, Resources()) if offer.market is market)
         return provisioner.render(
             group_of(
                 offer,
@@ -54,12 +55,12 @@ class Host:
         provisioner = LocalProvider(arguments.get("options")).provisioner()
         return [
             MachineDirectory(self.home / "machines" / instance.id)
-            for instance in provisioner.create(request, token=token)
+            for instance in plaincalls.create(provisioner, request, token=token)
         ]
 
     def instance(self, machine: MachineDirectory) -> Instance:
         """Return the machine by the provider's word."""
-        listed = LocalProvider().provisioner().instances()
+        listed = plaincalls.instances(LocalProvider().provisioner())
         return next(instance for instance in listed if instance.id == machine.id)
 
     def wait_for_end(self, machine: MachineDirectory) -> Instance:

@@ -12,6 +12,7 @@ from cloudspot.host.locks import try_lock
 from cloudspot.local.metadata import METADATA
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provider import LocalProvider
+from cloudspot.testing import plaincalls
 from cloudspot.testing.account import Account
 from cloudspot.testing.machine import Machine
 from cloudspot.testing.nodekit import NodeIdentityTests, PreemptionSourceTests
@@ -65,10 +66,10 @@ class LocalMachine(Machine):
 
     def give_notice(self, deadline):
         seconds = (deadline - datetime.now(timezone.utc)).total_seconds()
-        LocalProvider().preempt(self.instance.id, notice_seconds=seconds)
+        plaincalls.preempt(LocalProvider(), self.instance.id, notice_seconds=seconds)
 
     def silence(self):
-        LocalProvider().provisioner().terminate([self.instance.id])
+        plaincalls.terminate(LocalProvider().provisioner(), [self.instance.id])
         self.host.wait_until(self.has_no_supervisor)
 
     def has_no_supervisor(self):

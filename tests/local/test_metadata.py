@@ -19,6 +19,7 @@ from cloudspot.local.machines import now_utc
 from cloudspot.local.metadata import HEADER, HEADER_VALUE, METADATA, LocalPreemptionSource, fetch
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provider import LocalProvider
+from cloudspot.testing import plaincalls
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_it_answers_at_the_machines_own_address(machine):
 @pytest.mark.full
 def test_a_reclaim_is_noticed_with_its_deadline(machine, host):
     asked = now_utc()
-    LocalProvider().preempt(machine.id)
+    plaincalls.preempt(LocalProvider(), machine.id)
     notice = LocalPreemptionSource(notice_seconds=10.0).wait(60)
     assert notice.action == "terminate"
     assert timedelta(seconds=3600) <= notice.deadline - asked <= timedelta(seconds=3660)
@@ -47,9 +48,9 @@ def test_a_reclaim_is_noticed_with_its_deadline(machine, host):
 @pytest.mark.full
 def test_a_second_sooner_notice_replaces_the_first(machine, host):
     source = LocalPreemptionSource(notice_seconds=10.0)
-    LocalProvider().preempt(machine.id)
+    plaincalls.preempt(LocalProvider(), machine.id)
     first = source.wait(60)
-    LocalProvider().preempt(machine.id, notice_seconds=1800)
+    plaincalls.preempt(LocalProvider(), machine.id, notice_seconds=1800)
     host.wait_until(lambda: source.poll() != first)
     assert source.poll().deadline < first.deadline
 
@@ -64,18 +65,18 @@ def test_a_full_disk_is_tried_again_and_ends_no_driver(machine, monkeypatch):
 
     monkeypatch.setattr(machines, "write_whole", fail)
     with pytest.raises(TransientError, match=r"provider .local.: .*No space left"):
-        provisioner.announce(provisioner.instances(), {"MASTER_ADDR": "10.0.0.1"})
+        provisioner.announce(plaincalls.instances(provisioner), {"MASTER_ADDR": "10.0.0.1"})
 
 
 @pytest.mark.full
 def test_announced_facts_are_tags(machine):
     provisioner = LocalProvider().provisioner()
     assert fetch("/tags/MASTER_ADDR") is None
-    provisioner.announce(provisioner.instances(), {"MASTER_ADDR": "10.0.0.1", "a b": "ü"})
-    provisioner.announce(provisioner.instances(), {"MASTER_ADDR": "10.0.0.2"})
+    provisioner.announce(plaincalls.instances(provisioner), {"MASTER_ADDR": "10.0.0.1", "a b": "ü"})
+    provisioner.announce(plaincalls.instances(provisioner), {"MASTER_ADDR": "10.0.0.2"})
     assert fetch("/tags/MASTER_ADDR") == "10.0.0.2"
     assert fetch("/tags/a%20b") == "ü"
-    provisioner.announce(provisioner.instances(), {"NUM_NODES": "2"})
+    provisioner.announce(plaincalls.instances(provisioner), {"NUM_NODES": "2"})
     assert (fetch("/tags/MASTER_ADDR"), fetch("/tags/NUM_NODES")) == ("10.0.0.2", "2")
 
 
@@ -105,7 +106,7 @@ def test_other_methods_are_refused(machine):
 
 @pytest.mark.full
 def test_a_service_that_does_not_answer_leaves_everything_open(machine, host):
-    LocalProvider().provisioner().terminate([machine.id])
+    plaincalls.terminate(LocalProvider().provisioner(), [machine.id])
     host.wait_for_end(machine)
 
     def supervisor_is_gone() -> bool:

@@ -10,6 +10,7 @@ from cloudspot.errors import CloudspotError
 from cloudspot.jobstore.jobs.state_home import HOME, state_home
 from cloudspot.local import plugin
 from cloudspot.local.provider import LocalProvider
+from cloudspot.testing import plaincalls
 
 
 def test_the_state_home_is_named_by_the_environment(monkeypatch):
@@ -53,13 +54,15 @@ def test_the_boot_profiles_interpreter_finds_this_cloudspot(tmp_path):
 
 
 def test_the_check_of_a_sound_host_finds_nothing_wrong(local_home):
-    assert [result for result in LocalProvider().check() if not result.ok and result.name != "torch"] == []
+    assert [
+        result for result in plaincalls.check(LocalProvider()) if not result.ok and result.name != "torch"
+    ] == []
 
 
 def test_the_check_names_a_state_home_that_cannot_be_written(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv(HOME, str(tmp_path / "file"))
-    failed = [result.name for result in LocalProvider().check() if not result.ok]
+    failed = [result.name for result in plaincalls.check(LocalProvider()) if not result.ok]
     assert [name for name in failed if name != "torch"] == ["state home"]
 
 

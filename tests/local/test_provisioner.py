@@ -24,6 +24,7 @@ from cloudspot.local.options import LocalOptions, RandomReclaims, Reclaim
 from cloudspot.local.processes import MARK
 from cloudspot.local.provider import LocalProvider
 from cloudspot.model import EndReason, InstanceState, LaunchRequest, Market, Resources
+from cloudspot.testing import plaincalls
 
 NUM_NODES = 3
 
@@ -36,6 +37,7 @@ from cloudspot.jobstore.jobs import state_home as home
 from cloudspot.local import machines, provisioner
 from cloudspot.local.provider import LocalProvider
 from cloudspot.model import LaunchRequest
+from cloudspot.testing import plaincalls
 
 request = msgspec.json.decode(sys.stdin.buffer.read(), type=LaunchRequest)
 place, countdown = sys.argv[1], int(sys.argv[2])
@@ -56,7 +58,7 @@ def dying(*arguments, **keywords):
     return original(*arguments, **keywords)
 
 setattr(owner, name, dying)
-for instance in LocalProvider().provisioner().create(request, token="token"):
+for instance in plaincalls.create(LocalProvider().provisioner(), request, token="token"):
     print(instance.id)
 """
 
@@ -88,7 +90,7 @@ def test_the_same_token_gives_the_same_machines(host):
     for machine in first:
         host.wait_for_console(machine, "up")
     assert boots(first) == ["boot\n"] * NUM_NODES
-    assert len(LocalProvider().provisioner().instances()) == NUM_NODES
+    assert len(plaincalls.instances(LocalProvider().provisioner())) == NUM_NODES
 
 
 @pytest.mark.full
@@ -106,22 +108,22 @@ def test_what_a_machine_printed_can_be_read_while_it_is_listed_the_end_of_a_long
 def test_a_directory_of_machines_that_vanished_is_an_outage_and_no_empty_list(host):
     """A driver took its machines for gone, and bought others beside them."""
     provisioner = LocalProvider().provisioner()
-    assert provisioner.instances() == (), "there never was a machine"
+    assert plaincalls.instances(provisioner) == (), "there never was a machine"
     request = host.render(BOOT_ONCE)
-    (made,) = provisioner.create(request, token="token")
+    (made,) = plaincalls.create(provisioner, request, token="token")
     machines = host.home / "machines"
     machines.rename(host.home / "elsewhere")
     for ask in (
         provisioner.instances,
-        lambda: provisioner.create(request, token="another"),
-        lambda: provisioner.terminate([made.id]),
+        lambda: plaincalls.create(provisioner, request, token="another"),
+        lambda: plaincalls.terminate(provisioner, [made.id]),
     ):
         with pytest.raises(TransientError, match=f"^provider 'local': {machines}, .* has vanished: "):
             ask()
     assert not machines.exists()
     (host.home / "elsewhere").rename(machines)
-    assert [one.id for one in provisioner.instances()] == [made.id]
-    provisioner.terminate([made.id])
+    assert [one.id for one in plaincalls.instances(provisioner)] == [made.id]
+    plaincalls.terminate(provisioner, [made.id])
 
 
 @pytest.mark.full
@@ -130,10 +132,10 @@ def test_the_same_token_in_another_home_gives_other_machines(host, monkeypatch, 
     monkeypatch.setenv(HOME, str(tmp_path / "another"))
     note("job", store_url="")
     provisioner = LocalProvider().provisioner()
-    second = provisioner.create(host.render(BOOT_ONCE), token="token")[0]
+    second = plaincalls.create(provisioner, host.render(BOOT_ONCE), token="token")[0]
     assert first.id != second.id
-    provisioner.terminate([second.id])
-    host.wait_until(lambda: [machine.state for machine in provisioner.instances()] == ["ended"])
+    plaincalls.terminate(provisioner, [second.id])
+    host.wait_until(lambda: [machine.state for machine in plaincalls.instances(provisioner)] == ["ended"])
     monkeypatch.setenv(HOME, str(host.home))
     assert host.instance(first).state is InstanceState.RUNNING
     assert marked_processes(MARK, first.mark) != ()
@@ -253,7 +255,7 @@ def test_a_termination_before_the_supervisor_came_counts(host):
     creator = start_creator(host.render(BOOT_ONCE), "supervisor", 0)
     creator.communicate()
     machine = MachineDirectory(next((host.home / "machines").glob("m-*")))
-    LocalProvider().provisioner().terminate([machine.id])
+    plaincalls.terminate(LocalProvider().provisioner(), [machine.id])
     assert host.instance(machine).end_reason is EndReason.TERMINATED
     host.launch(BOOT_ONCE)
     assert machine.supervisor() is None
@@ -263,7 +265,7 @@ def test_a_zone_without_capacity_refuses_and_leaves_nothing(host):
     options = LocalOptions(capacity={"local-a": 0})
     with pytest.raises(CapacityError, match="local-a has no spot local now"):
         host.launch(BOOT_ONCE, num_nodes=NUM_NODES, options=options)
-    assert LocalProvider().provisioner().instances() == ()
+    assert plaincalls.instances(LocalProvider().provisioner()) == ()
 
 
 @pytest.mark.full
@@ -279,7 +281,7 @@ def test_fewer_machines_than_wished_but_enough_are_created_and_a_replay_gives_th
     assert boots(machines) == ["boot\n"] * 2
     with pytest.raises(CapacityError, match="local-a has no spot local now"):
         host.launch(BOOT_ONCE, token="another", **wished)
-    LocalProvider().provisioner().terminate([machines[0].id])
+    plaincalls.terminate(LocalProvider().provisioner(), [machines[0].id])
     host.wait_for_end(machines[0])
     assert len(host.launch(BOOT_ONCE, token="another", launch=2, **wished)) == 1
 
@@ -320,7 +322,9 @@ def test_on_demand_machines_are_not_reclaimed_on_a_plan(host):
 
 def test_offers_are_each_zone_on_both_markets():
     options = LocalOptions(zones=("x", "y"), spot_price=0.25, on_demand_price=2.0)
-    offers = LocalProvider(options).provisioner().offers(Resources(accelerator="A100", accelerator_count=8))
+    offers = plaincalls.offers(
+        LocalProvider(options).provisioner(), Resources(accelerator="A100", accelerator_count=8)
+    )
     assert [(offer.key, offer.price_per_hour, offer.on_demand_price_per_hour) for offer in offers] == [
         ("spot/x/local", 0.25, 2.0),
         ("on-demand/x/local", 2.0, 2.0),
@@ -331,8 +335,8 @@ def test_offers_are_each_zone_on_both_markets():
 
 def test_listing_and_terminating_nothing_is_no_error(local_home):
     provisioner = LocalProvider().provisioner()
-    assert provisioner.instances() == ()
-    provisioner.terminate(["m-unknown-0", "../.."])
+    assert plaincalls.instances(provisioner) == ()
+    plaincalls.terminate(provisioner, ["m-unknown-0", "../.."])
 
 
 @pytest.mark.full
@@ -357,20 +361,20 @@ def test_only_a_living_machine_can_be_reclaimed(host):
     machine = host.launch("shutdown")[0]
     host.wait_for_end(machine)
     with pytest.raises(CloudspotError, match="has ended already"):
-        LocalProvider().preempt(machine.id)
+        plaincalls.preempt(LocalProvider(), machine.id)
     with pytest.raises(CloudspotError, match="has no machine 'm-none'"):
-        LocalProvider().preempt("m-none")
+        plaincalls.preempt(LocalProvider(), "m-none")
 
 
 @pytest.mark.full
 def test_a_machine_that_ends_sooner_takes_no_later_notice(host):
     """The command said that it gave 5 minutes, and the machine ended after 1."""
     machine = host.launch(BOOT_ONCE)[0]
-    LocalProvider().preempt(machine.id, notice_seconds=60)
+    plaincalls.preempt(LocalProvider(), machine.id, notice_seconds=60)
     host.wait_until(lambda: machine.state().notice_deadline is not None)
     with pytest.raises(CloudspotError, match=r"has a notice already, and ends at \d\d:\d\d:\d\d UTC"):
-        LocalProvider().preempt(machine.id, notice_seconds=300)
-    LocalProvider().preempt(machine.id, notice_seconds=0)
+        plaincalls.preempt(LocalProvider(), machine.id, notice_seconds=300)
+    plaincalls.preempt(LocalProvider(), machine.id, notice_seconds=0)
     assert host.wait_for_end(machine).end_reason is EndReason.RECLAIMED
 
 
@@ -393,7 +397,7 @@ def test_machines_are_given_the_variables_that_are_named_and_no_other(host, monk
     given = machine.path / "environment.json"
     assert given.exists()
     assert machine.path.stat().st_mode & 0o077 == 0
-    LocalProvider().provisioner().terminate([machine.id])
+    plaincalls.terminate(LocalProvider().provisioner(), [machine.id])
     host.wait_for_end(machine)
     assert not given.exists()
 
@@ -401,7 +405,7 @@ def test_machines_are_given_the_variables_that_are_named_and_no_other(host, monk
 def test_a_variable_that_is_not_set_is_named_and_no_machine_comes(host):
     with pytest.raises(AuthError, match="pass_environment: LAB_NOWHERE is not set in the environment"):
         host.launch(BOOT_ONCE, options=LocalOptions(pass_environment=("LAB_NOWHERE",)))
-    assert LocalProvider().provisioner().instances() == ()
+    assert plaincalls.instances(LocalProvider().provisioner()) == ()
 
 
 @pytest.mark.full
@@ -409,6 +413,8 @@ def test_a_request_that_was_made_here_is_granted_and_one_that_was_changed_is_not
     request = host.render("true")
     body = {**request.body, "user_data": "touch mark"}
     with pytest.raises(ProvisionError, match="was not requested from here"):
-        LocalProvider().provisioner().create(msgspec.structs.replace(request, body=body), token="token")
+        plaincalls.create(
+            LocalProvider().provisioner(), msgspec.structs.replace(request, body=body), token="token"
+        )
     stored = msgspec.json.decode(msgspec.json.encode(request), type=LaunchRequest)
-    assert len(LocalProvider().provisioner().create(stored, token="token")) == 1
+    assert len(plaincalls.create(LocalProvider().provisioner(), stored, token="token")) == 1

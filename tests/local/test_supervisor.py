@@ -26,6 +26,7 @@ from cloudspot.local.provider import LocalProvider
 from cloudspot.local.supervisor import Supervisor
 from cloudspot.local.supervisor_start import start_supervisor
 from cloudspot.model import EndReason, InstanceState, Market
+from cloudspot.testing import plaincalls
 from cloudspot.train import handoff
 
 pytestmark = pytest.mark.full
@@ -157,7 +158,7 @@ def test_the_machines_of_a_job_share_the_hosts_cores_and_have_no_variable_of_the
 def test_the_boot_waits_for_the_boot_delay(host):
     machine = host.launch("sleep 1000", options=LocalOptions(boot_delay=3600.0))[0]
     assert host.instance(machine).state is InstanceState.PENDING
-    LocalProvider().preempt(machine.id, notice_seconds=0)
+    plaincalls.preempt(LocalProvider(), machine.id, notice_seconds=0)
     assert host.wait_for_end(machine).end_reason is EndReason.RECLAIMED
     assert not machine.console.exists()
 
@@ -263,9 +264,9 @@ def test_the_end_of_a_machine_leaves_no_process_however_it_hides(host, way):
     machine = host.launch(hiding_script(seconds))[0]
     host.wait_until(lambda: len(sleepers(seconds)) == 6)
     if way == "terminate":
-        LocalProvider().provisioner().terminate([machine.id])
+        plaincalls.terminate(LocalProvider().provisioner(), [machine.id])
     else:
-        LocalProvider().preempt(machine.id, notice_seconds=0.0 if way == "reclaim" else 0.2)
+        plaincalls.preempt(LocalProvider(), machine.id, notice_seconds=0.0 if way == "reclaim" else 0.2)
     reason = EndReason.TERMINATED if way == "terminate" else EndReason.RECLAIMED
     assert host.wait_for_end(machine).end_reason is reason
     left = sleepers(seconds)
@@ -288,7 +289,7 @@ def test_a_process_that_lost_its_first_thread_does_not_stay(host):
     host.wait_until(lambda: living({pid}) == set())
     assert num_threads(pid) == 2
     assert processes_of(machine) >= {pid}
-    LocalProvider().preempt(machine.id, notice_seconds=0)
+    plaincalls.preempt(LocalProvider(), machine.id, notice_seconds=0)
     host.wait_for_end(machine)
     assert num_threads(pid) <= 1
 
@@ -314,7 +315,7 @@ def test_a_boot_script_that_returns_does_not_end_the_machine(host):
 def test_a_shutdown_after_the_notice_counts_as_a_reclaim(host):
     machine = host.launch("echo up; while ! test -e leave; do sleep 0.02; done; shutdown; sleep 1000")[0]
     host.wait_for_console(machine, "up")
-    LocalProvider().preempt(machine.id, notice_seconds=3600)
+    plaincalls.preempt(LocalProvider(), machine.id, notice_seconds=3600)
     (machine.path / "leave").touch()
     assert host.wait_for_end(machine).end_reason is EndReason.RECLAIMED
 
@@ -322,10 +323,10 @@ def test_a_shutdown_after_the_notice_counts_as_a_reclaim(host):
 def test_a_second_reclaim_can_only_come_sooner(host):
     machine = host.launch("sleep 1000")[0]
     provider = LocalProvider()
-    provider.preempt(machine.id, notice_seconds=3600)
-    provider.preempt(machine.id, notice_seconds=7200)
+    plaincalls.preempt(provider, machine.id, notice_seconds=3600)
+    plaincalls.preempt(provider, machine.id, notice_seconds=7200)
     assert host.instance(machine).state is InstanceState.RUNNING
-    provider.preempt(machine.id, notice_seconds=0.1)
+    plaincalls.preempt(provider, machine.id, notice_seconds=0.1)
     assert host.wait_for_end(machine).end_reason is EndReason.RECLAIMED
 
 

@@ -13,6 +13,7 @@ from support.records.outside import CI, SOAK_SECONDS, Entry, bounded, check, lis
 from cloudspot.cli.preparing.image_digest import with_digest
 from cloudspot.interfaces import is_key
 from cloudspot.jobstore.inputs.http_file import HttpFile
+from cloudspot.testing import plaincalls
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.credentials import RoleCredentials
 from cloudspot_aliyun.ecs import EcsProvisioner
@@ -274,15 +275,15 @@ ENTRIES = (
     Entry("key of Aliyun", answers({}, json_of(ECS_KEY)),
           lambda _, url: RoleCredentials(EcsMetadata(endpoint=url), role="r").get()),
     Entry("machines of AWS", answers({}, odd_xml(EC2_LIST)),
-          lambda *_: within_bounds(Ec2Provisioner(AwsOptions(), Clients.of(AwsClients)).instances())),
+          lambda *_: within_bounds(plaincalls.instances(Ec2Provisioner(AwsOptions(), Clients.of(AwsClients))))),
     Entry("prices of AWS", answers({}, odd_xml(EC2_PRICES)),
           lambda *_: prices_within_bounds(read_spot_prices(Clients.of(AwsClients), ["m5.large"]).values())),
     Entry("prices of GCP", answers({}, json_of(SKUS)),
           lambda *_: prices_within_bounds(read_price_list(Clients.of(AnonymousGcp), ["us-central1"]).parts.values())),
     Entry("machines of GCP", answers({}, json_of(GCE)),
-          lambda *_: within_bounds(ComputeProvisioner(GcpOptions(), Clients.of(AnonymousGcp)).instances())),
+          lambda *_: within_bounds(plaincalls.instances(ComputeProvisioner(GcpOptions(), Clients.of(AnonymousGcp))))),
     Entry("machines of Aliyun", answers({}, json_of({"Instances": {"Instance": [ECS_MACHINE]}})),
-          lambda *_: within_bounds(EcsProvisioner(AliyunOptions(), Clients.of(AliyunClients)).instances())),
+          lambda *_: within_bounds(plaincalls.instances(EcsProvisioner(AliyunOptions(), Clients.of(AliyunClients))))),
     Entry("price of Aliyun", answers({}, json_of(ECS_PRICE)),
           lambda *_: prices_within_bounds(
               on_demand_price(Clients.of(AliyunClients), "ecs.g7.large", disk_type="cloud_essd")[:1])),
@@ -290,7 +291,7 @@ ENTRIES = (
           lambda *_: prices_within_bounds(
               one.price for one in spot_prices(Clients.of(AliyunClients), "ecs.g7.large", spot_hours=0).values())),
     Entry("pods", answers({}, json_of({"metadata": {}, "items": [POD]})),
-          lambda *_: within_bounds(a_pod_cluster().instances())),
+          lambda *_: within_bounds(plaincalls.instances(a_pod_cluster()))),
 )  # fmt: skip
 """Where answers enter."""
 
@@ -354,17 +355,17 @@ WHOLE = (
     ("list of GCS", {}, json.dumps(GCS_LIST).encode(), lambda: [*gcs().list_objects(PREFIX)]),
     ("head of S3", OBJECT, b"", lambda: s3().head("k").size),
     ("list of S3", {}, S3_LIST, lambda: [*s3().list_objects(PREFIX)]),
-    ("machines of AWS", {}, EC2_LIST, lambda: Ec2Provisioner(AwsOptions(), Clients.of(AwsClients)).instances()),
+    ("machines of AWS", {}, EC2_LIST, lambda: plaincalls.instances(Ec2Provisioner(AwsOptions(), Clients.of(AwsClients)))),
     ("prices of AWS", {}, EC2_PRICES, lambda: read_spot_prices(Clients.of(AwsClients), ["m5.large"])),
     ("machines of GCP", {}, json.dumps(GCE).encode(),
-     lambda: ComputeProvisioner(GcpOptions(), Clients.of(AnonymousGcp)).instances()),
+     lambda: plaincalls.instances(ComputeProvisioner(GcpOptions(), Clients.of(AnonymousGcp)))),
     ("prices of GCP", {}, json.dumps(SKUS).encode(),
      lambda: read_price_list(Clients.of(AnonymousGcp), ["us-central1"]).parts),
     ("machines of Aliyun", {}, json.dumps({"Instances": {"Instance": [ECS_MACHINE]}}).encode(),
-     lambda: EcsProvisioner(AliyunOptions(), Clients.of(AliyunClients)).instances()),
+     lambda: plaincalls.instances(EcsProvisioner(AliyunOptions(), Clients.of(AliyunClients)))),
     ("prices of Aliyun", {}, json.dumps(ECS_PRICES).encode(),
      lambda: spot_prices(Clients.of(AliyunClients), "ecs.g7.large", spot_hours=0)),
-    ("pods", {}, json.dumps({"metadata": {}, "items": [POD]}).encode(), lambda: a_pod_cluster().instances()),
+    ("pods", {}, json.dumps({"metadata": {}, "items": [POD]}).encode(), lambda: plaincalls.instances(a_pod_cluster())),
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from email.utils import format_datetime
 import pytest
 from support.records.made_records import Records
 
+from cloudspot.calls import InstancesResult, OffersResult
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.model import Market, Resources
 from cloudspot.plugin.checklist import Checklist, NotKnown, cheapest_by_market, compare_clock
@@ -75,11 +76,11 @@ class Shop:
     def __init__(self, *offers):
         self._offers = offers
 
-    def offers(self, resources):
-        return self._offers
+    def offers(self, request):
+        return OffersResult(offers=self._offers)
 
-    def instances(self):
-        return ("one", "two")
+    def instances(self, request):
+        return InstancesResult(instances=("one", "two"))
 
 
 def test_offers_are_a_line_that_names_the_cheapest_and_come_back_cheapest_first():

@@ -7,6 +7,7 @@ from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientErro
 from cloudspot.model import Market, Offer, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider, CloudProvisioner, OfferFinder
 from cloudspot.plugin.priceparts import with_extras
+from cloudspot.testing import plaincalls
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,12 +41,11 @@ class Provisioner(CloudProvisioner):
 
     def render(self, group): ...
 
-    def create(self, request, *, token): ...
+    def create(self, request): ...
 
-    def instances(self, *, job_id=None):
-        return ()
+    def instances(self, request): ...
 
-    def terminate(self, instance_ids): ...
+    def terminate(self, request): ...
 
 
 class Provider(CloudProvider):
@@ -87,14 +87,14 @@ def test_clients_and_provisioner_are_made_when_first_used_and_once():
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         made = set(pool.map(lambda _: provider.provisioner(), range(16)))
     assert len(made) == 1
-    assert provider.check()[0] is provider.clients
-    assert provider.check(resources=Resources(cpus=3))[1].cpus == 3
+    assert plaincalls.check(provider)[0] is provider.clients
+    assert plaincalls.check(provider, resources=Resources(cpus=3))[1].cpus == 3
     assert provider.num_clients == 1
 
 
 def test_what_an_offer_needs_is_asked_for_once():
     provider = Provider()
-    assert [provider.provisioner().offers(Resources()) for _ in range(2)] == [("sky-1",)] * 2
+    assert [plaincalls.offers(provider.provisioner(), Resources()) for _ in range(2)] == [("sky-1",)] * 2
     assert provider.clients.asked == ["sky-1"]
 
 

@@ -3,10 +3,19 @@
 import pytest
 from support.worlds.groups import group_of
 
+from cloudspot.calls import (
+    CreateResult,
+    InstancesResult,
+    OffersResult,
+    Refused,
+    TerminateRequest,
+    TerminateResult,
+)
 from cloudspot.errors import AuthError, ProvisionError, SpecError, TransientError
 from cloudspot.interfaces import Provisioner
 from cloudspot.model import Instance, InstanceState, LaunchRequest, Market, Offer, Resources
 from cloudspot.plugin.regional import RegionalProvisioner
+from cloudspot.testing import plaincalls
 
 
 class Region(Provisioner):
@@ -20,6 +29,7 @@ class Region(Provisioner):
         self.machines = {}
         self.calls = []
         self.error = None
+        self.protected = ()
 
     def _call(self, name, *what):
         self.calls.append((name, *what))
@@ -29,21 +39,28 @@ class Region(Provisioner):
     def render(self, group):
         return LaunchRequest(provider="sky", body={"region": self.name, "launch": group.launch})
 
-    def create(self, request, *, token):
-        self._call("create", token)
+    def create(self, request):
+        self._call("create", request.token)
         one = Instance(id=f"i-{self.name}", state=InstanceState.PENDING, job_id="digits-1", launch=1)
         self.machines[one.id] = one
-        return [one]
+        return CreateResult(instances=(one,))
 
     def announce(self, instances, facts):
         self._call("announce", *(one.id for one in instances))
 
-    def instances(self, *, job_id=None):
-        self._call("instances", job_id)
-        return list(self.machines.values())
+    def instances(self, request):
+        self._call("instances", request.job_id)
+        return InstancesResult(instances=tuple(self.machines.values()))
 
-    def terminate(self, instance_ids):
-        self._call("terminate", *instance_ids)
+    def terminate(self, request):
+        self._call("terminate", *request.instance_ids)
+        return TerminateResult(
+            refused=tuple(
+                Refused(instance_id=one, reason="it is protected")
+                for one in request.instance_ids
+                if one in self.protected
+            )
+        )
 
     def console(self, instance):
         return f"{instance.id} in {self.name}"
@@ -51,18 +68,17 @@ class Region(Provisioner):
     def release(self, job_id, *, store_url=""):
         self._call("release", job_id)
 
-    def offers(self, resources):
+    def offers(self, request):
         self._call("offers")
-        return [
-            Offer(
-                instance_type="big",
-                zone=f"{self.name}a",
-                market=Market.SPOT,
-                price_per_hour=1.0,
-                on_demand_price_per_hour=3.0,
-                details={"region": self.name},
-            )
-        ]
+        offer = Offer(
+            instance_type="big",
+            zone=f"{self.name}a",
+            market=Market.SPOT,
+            price_per_hour=1.0,
+            on_demand_price_per_hour=3.0,
+            details={"region": self.name},
+        )
+        return OffersResult(offers=(offer,))
 
     def current_price(self, offer):
         return float(self.name[-1])
@@ -79,8 +95,8 @@ def both(sky):
 
 
 def launch(both, region):
-    offer = next(one for one in both.offers(Resources()) if one.details["region"] == region)
-    (made,) = both.create(both.render(group_of(offer)), token="t")
+    offer = next(one for one in plaincalls.offers(both, Resources()) if one.details["region"] == region)
+    (made,) = plaincalls.create(both, both.render(group_of(offer)), token="t")
     return made
 
 
@@ -89,7 +105,7 @@ def names(sky, call):
 
 
 def test_offers_are_those_of_all_and_each_is_launched_and_priced_where_it_is(sky, both):
-    offers = both.offers(Resources())
+    offers = plaincalls.offers(both, Resources())
     assert [one.zone for one in offers] == ["sky-1a", "sky-2a", "sky-3a"]
     assert [both.current_price(one) for one in offers] == [1.0, 2.0, 3.0]
     assert launch(both, "sky-2").id == "i-sky-2"
@@ -100,23 +116,23 @@ def test_a_request_or_an_offer_of_another_region_is_refused_and_not_sent_elsewhe
     with pytest.raises(
         ProvisionError, match=r"the launch is for sky-9, and the job's regions are sky-1, sky-2"
     ):
-        both.create(LaunchRequest(provider="sky", body={"region": "sky-9"}), token="t")
-    (offer,) = Region("sky-9").offers(Resources())
+        plaincalls.create(both, LaunchRequest(provider="sky", body={"region": "sky-9"}), token="t")
+    (offer,) = plaincalls.offers(Region("sky-9"), Resources())
     with pytest.raises(ProvisionError, match="spot/sky-9a/big is in none of the job's regions"):
         both.render(group_of(offer))
 
 
 def test_the_listing_is_complete_or_there_is_none(sky, both):
     launch(both, "sky-1"), launch(both, "sky-3")
-    assert [one.id for one in both.instances(job_id="digits-1")] == ["i-sky-1", "i-sky-3"]
+    assert [one.id for one in plaincalls.instances(both, job_id="digits-1")] == ["i-sky-1", "i-sky-3"]
     sky["sky-2"].error = TransientError("sky-2 does not answer")
     with pytest.raises(TransientError, match="sky-2 does not answer"):
-        both.instances()
+        plaincalls.instances(both)
 
 
 def test_a_machine_is_ended_where_it_was_seen_and_an_unknown_one_wherever_it_may_be(sky, both):
     one = launch(both, "sky-2")
-    both.terminate([one.id, "i-stranger"])
+    plaincalls.terminate(both, [one.id, "i-stranger"])
     assert names(sky, "terminate") == {
         "sky-1": [("i-stranger",)],
         "sky-2": [(one.id, "i-stranger")],
@@ -128,12 +144,27 @@ def test_a_region_that_fails_does_not_keep_the_machines_of_another(sky, both):
     ones = [launch(both, name) for name in sky]
     sky["sky-1"].error = TransientError("later")
     sky["sky-2"].error = AuthError("the right is missing")
-    with pytest.raises(AuthError):
-        both.terminate([one.id for one in ones])
+    request = TerminateRequest(instance_ids=tuple(one.id for one in ones))
+    assert told(both.terminate(request)) == {"i-sky-1": "later", "i-sky-2": "the right is missing"}
     assert names(sky, "terminate")["sky-3"] == [("i-sky-3",)]
+    sky["sky-3"].error = TransientError("later")
+    with pytest.raises(AuthError):
+        both.terminate(request)
+    sky["sky-3"].error = None
     with pytest.raises(AuthError):
         both.release("digits-1")
     assert names(sky, "release")["sky-3"] == [("digits-1",)]
+
+
+def test_a_machine_that_a_region_refuses_to_end_is_told(sky, both):
+    ones = [launch(both, name) for name in sky]
+    sky["sky-2"].protected = ("i-sky-2",)
+    found = both.terminate(TerminateRequest(instance_ids=tuple(one.id for one in ones)))
+    assert told(found) == {"i-sky-2": "it is protected"}
+
+
+def told(result):
+    return {one.instance_id: one.reason for one in result.refused}
 
 
 def test_machines_that_another_driver_has_made_are_found_by_a_listing(sky, both):
@@ -150,7 +181,7 @@ def test_machines_that_another_driver_has_made_are_found_by_a_listing(sky, both)
 def test_what_is_wrong_in_one_region_is_said(sky, both):
     sky["sky-2"].error = SpecError('providers.sky.types: sky-2 has no "big"')
     with pytest.raises(SpecError, match="sky-2 has no"):
-        both.offers(Resources())
+        plaincalls.offers(both, Resources())
 
 
 def test_the_promises_are_the_weakest_of_all(sky):

@@ -1,4 +1,4 @@
-"""A plugin of version 1 of the interfaces, which nobody edits any more, works with this cloudspot."""
+"""A plugin of version 2 of the interfaces, which nobody edits any more, works with this cloudspot."""
 
 from __future__ import annotations
 

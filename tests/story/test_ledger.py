@@ -56,6 +56,14 @@ def test_a_listing_tells_when_the_machines_really_started_and_ended(records):
     assert (line.started, line.ended, line.seconds) == (records.at(0), records.at(1800), 1800.0)
 
 
+def test_a_machine_in_an_unknown_state_is_billed_until_its_end_is_known(records):
+    history = records.history(records.launch(outcome="left", ended=1800.0))
+    history = records.history(records.change(history.launches[0], certificates={}))
+    listed = records.instance(state="hibernating", launched=0.0)
+    (line,) = bill(history, records.at(3600.0), instances=(listed,)).lines
+    assert (line.started, line.ended, line.seconds) == (records.at(0), None, 3600.0)
+
+
 def test_a_machine_that_nobody_lists_and_nobody_hears_is_billed_until_its_last_heartbeat(records):
     """It died while no driver ran, and its cloud forgot it: the bill went on until the first look."""
     beating = records.launch(heartbeats={0: records.heartbeat(at=1805.0)})

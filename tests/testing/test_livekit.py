@@ -11,7 +11,7 @@ from support.worlds.memorycloud import MemoryCloud, MemoryProvider
 from cloudspot.errors import TransientError
 from cloudspot.interfaces import MachineInventory
 from cloudspot.model import Market, Resources
-from cloudspot.testing import livekit
+from cloudspot.testing import livekit, plaincalls
 from cloudspot.testing.livekit import LiveAccount, LiveProvisionerTests
 
 
@@ -32,10 +32,10 @@ def account():
 
 def launch(account, *, job_id=None):
     provisioner = account.provider().provisioner()
-    offer = next(one for one in provisioner.offers(Resources()) if one.market is Market.SPOT)
+    offer = next(one for one in plaincalls.offers(provisioner, Resources()) if one.market is Market.SPOT)
     group = group_of(offer, job_id=job_id or f"{account.prefix}1")
     account.reserve(group)
-    (made,) = provisioner.create(provisioner.render(group), token=group.job_id)
+    (made,) = plaincalls.create(provisioner, provisioner.render(group), token=group.job_id)
     return made
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import click
 import msgspec
 
+from cloudspot.calls import InstancesRequest
 from cloudspot.cli.config import open_configured
 from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job
@@ -247,7 +248,7 @@ class _Baking:
 
     def _machine(self, ready: SetupReady) -> Instance | None:
         """Return the machine on which the setup is done, if it runs."""
-        found = self._provisioner.instances(job_id=self._job.id)
+        found = self._provisioner.instances(InstancesRequest(job_id=self._job.id)).instances
         running = (one for one in found if one.state is InstanceState.RUNNING)
         return next((one for one in running if one.id == ready.instance_id), None)
 

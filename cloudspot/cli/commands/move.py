@@ -10,6 +10,7 @@ from datetime import datetime
 import click
 
 from cloudspot.agent.training.watching.drain_schedule import JOIN_AFTER_STARTS
+from cloudspot.calls import OffersRequest
 from cloudspot.cli import exit_codes
 from cloudspot.cli.following.detached import tell_of_drivers
 from cloudspot.cli.jobs import Job, open_job
@@ -96,7 +97,8 @@ def move(
 
 
 def _offers(job: Job) -> tuple[Offer, ...]:
-    return tuple(job.provider.provisioner().offers(job.spec.resources.to_model()))
+    request = OffersRequest(resources=job.spec.resources.to_model())
+    return job.provider.provisioner().offers(request).offers
 
 
 def _plan(job: Job, history: History, offers: Sequence[Offer], target: Target) -> OpenLaunch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from cloudspot.calls import InstancesRequest, PreemptRequest
 from cloudspot.cli.jobs import open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, node_option, parsed, store_option
@@ -50,10 +51,10 @@ def preempt(
     instance_id = history.launches[node.launch - 1].slots[node.rank].instance_id
     assert instance_id is not None, "it was claimed"
     # The id is the record's word, and the provider's listing tells whose machine it is.
-    listed = {one.id for one in job.provider.provisioner().instances(job_id=job.id)}
-    if instance_id not in listed:
+    listed = job.provider.provisioner().instances(InstancesRequest(job_id=job.id)).instances
+    if all(one.id != instance_id for one in listed):
         raise CloudspotError(f"{job.provider.name} lists no machine {instance_id} of job {job.id}")
-    job.provider.preempt(instance_id, notice_seconds=notice_seconds)
+    job.provider.preempt(PreemptRequest(instance_id=instance_id, notice_seconds=notice_seconds))
     how = "without notice" if notice_seconds == 0 else "with its usual notice"
     if notice_seconds:
         how = f"with a notice of {output.duration_text(notice_seconds)}"

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from cloudspot.calls import CheckRequest
 from cloudspot.cli.completers import complete_providers
 from cloudspot.cli.config import default_store, open_configured
 from cloudspot.cli.screen import output
@@ -67,11 +68,12 @@ def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str |
     """
     spec = None if job_file is None else load_job(job_file)
     resources = None if spec is None else spec.resources.to_model()
-    results = list(open_configured(name, spec).check(resources=resources))
+    request = CheckRequest(resources=resources)
+    results = list(open_configured(name, spec).check(request).results)
     chosen = default_store()
     url = store_url or (spec and spec.store) or (chosen and chosen.url)
     if url:
-        results += open_store(url).check()
+        results += open_store(url).check(request).results
     is_ready = all(result.ok for result in results)
     if as_json:
         lines = [

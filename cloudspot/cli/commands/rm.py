@@ -10,6 +10,7 @@ from typing import Any
 import click
 import msgspec
 
+from cloudspot.calls import InstancesRequest
 from cloudspot.cli import exit_codes
 from cloudspot.cli.completers import complete_jobs
 from cloudspot.cli.config import configured_options, open_configured
@@ -17,7 +18,7 @@ from cloudspot.cli.jobs import Job, find_job, open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import store_option
-from cloudspot.controller.ownership import check_adopted, is_of_another_store, is_ours, store_label
+from cloudspot.controller.ownership import check_adopted, is_ours, store_label
 from cloudspot.errors import (
     CloudspotError,
     CorruptData,
@@ -174,7 +175,7 @@ def _check_provider(job: Job, history: History) -> None:
     try:
         if not job.log_sink.is_in_store:
             output.warn(f"the log of job {job.id} is not in {job.store.url} and is not deleted")
-        machines = job.provider.provisioner().instances(job_id=job.id)
+        machines = job.provider.provisioner().instances(InstancesRequest(job_id=job.id)).instances
     except (PluginError, TransientError) as error:
         if history.live_launches:
             raise CloudspotError(
@@ -200,12 +201,12 @@ def _check_provider(job: Job, history: History) -> None:
 def _check_no_machine(job: Job) -> None:
     """Refuse while the job may have a machine, as far as the store's times and its provider tell."""
     job.check_silence()
-    label = store_label(job.store)
+    request = InstancesRequest(job_id=job.id, store_url=store_label(job.store))
     alive = [
         machine.id
         for provider in _providers(job)
-        for machine in provider.provisioner().instances(job_id=job.id)
-        if machine.state is not InstanceState.ENDED and not is_of_another_store(machine, label)
+        for machine in provider.provisioner().instances(request).instances
+        if machine.state is not InstanceState.ENDED
     ]
     if alive:
         raise CloudspotError(f"job {job.id} still has machines: {', '.join(alive)}; end them first")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
+from cloudspot.calls import InstancesRequest
 from cloudspot.cli.config import named_store
 from cloudspot.cli.invocation import current_invocation
 from cloudspot.cli.jobs import Job, find_job, open_named_store
@@ -107,7 +108,7 @@ def leave_provider(job: Job, *, is_moving: bool) -> None:
     if history.finished is not None or is_moving:
         job.controller().run_until_finished()
     provisioner = job.provider.provisioner()
-    listed = provisioner.instances(job_id=job.id)
+    listed = provisioner.instances(InstancesRequest(job_id=job.id)).instances
     live = [one.id for one in listed if one.state is not InstanceState.ENDED]
     if live:
         raise CloudspotError(

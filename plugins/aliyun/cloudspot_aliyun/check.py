@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from cloudspot.calls import InstancesRequest
 from cloudspot.errors import CloudspotError
 from cloudspot.model import CheckResult, InstanceState, Offer, Resources
 from cloudspot.plugin.checklist import Checklist, NotKnown, cheapest_by_market, trial_launch
@@ -54,7 +55,8 @@ def _role(clients: AliyunClients, options: AliyunOptions) -> str:
 def _console(provisioner: EcsProvisioner) -> str:
     """Try a right that the policy limits to cloudspot's own machines: this takes such a machine."""
     right = "ecs:GetInstanceConsoleOutput"
-    machines = [one for one in provisioner.instances() if one.state is not InstanceState.ENDED]
+    listed = provisioner.instances(InstancesRequest()).instances
+    machines = [one for one in listed if one.state is not InstanceState.ENDED]
     if not machines:
         raise NotKnown(f"not tried: there is no machine of cloudspot's to try {right} on")
     provisioner.console(machines[0])

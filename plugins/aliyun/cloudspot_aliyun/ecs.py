@@ -12,12 +12,21 @@ from typing import Any, Final
 
 import msgspec
 
+from cloudspot.calls import (
+    CreateRequest,
+    CreateResult,
+    InstancesRequest,
+    InstancesResult,
+    TerminateRequest,
+    TerminateResult,
+)
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.model import EndReason, Instance, InstanceGroup, InstanceState, LaunchRequest
 from cloudspot.plugin import machinetags
 from cloudspot.plugin.answers import readable
 from cloudspot.plugin.cloudprovider import CloudProvisioner
 from cloudspot.plugin.launchrequests import decode_request
+from cloudspot.plugin.terminating import end_all
 from cloudspot_aliyun import deploymentsets, tags
 from cloudspot_aliyun.api import ask, caller, items, read, read_pages
 from cloudspot_aliyun.clients import AliyunClients
@@ -89,11 +98,11 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
     def render(self, group: InstanceGroup) -> LaunchRequest:
         return render_request(self._options, group)
 
-    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+    def create(self, request: CreateRequest) -> CreateResult:
         """Create the machines of the request, or none, in one call; it is not retried here."""
-        body = decode_request(request, EcsRequest)
+        body = decode_request(request.request, EcsRequest)
         self._check_account()
-        parameters = parameters_of(body, token)
+        parameters = parameters_of(body, request.token)
         if body.made_deployment_set is not None:
             parameters["DeploymentSetId"] = deploymentsets.make(
                 self._clients, body.made_deployment_set, region=body.region
@@ -106,7 +115,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
             raise self._unless_new(refusal(error, body)) from error
         with readable("creating the machines"):
             ids = list(answer["InstanceIdSets"]["InstanceIdSet"])
-        return tuple(_promised(str(one), body, is_alone=len(ids) == 1) for one in ids)
+        return CreateResult(instances=tuple(_promised(str(one), body, is_alone=len(ids) == 1) for one in ids))
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
         """Tag the machines with the facts, and let their metadata show tags; safe to repeat.
@@ -126,7 +135,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
                 self._show_tags(instance.id)
                 self._shows_tags.add(instance.id)
 
-    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+    def instances(self, request: InstancesRequest) -> InstancesResult:
         """Return the machines with cloudspot's tags.
 
         ECS lists no released machine. One that this object has seen, that ECS was reclaiming or releasing,
@@ -136,6 +145,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
             AuthError: the credentials belong to another account than the job's.
         """
         self._check_account()
+        job_id = request.job_id
         tag = {"Key": machinetags.JOB} if job_id is None else {"Key": machinetags.JOB, "Value": job_id}
         pages = read_pages(
             self._clients,
@@ -157,23 +167,12 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
                 if one.id not in by_id and job_id in {None, one.job_id} and one.id not in self._gone
             ]
         by_id |= self._look_for(missed)
-        return (*by_id.values(), *self._ended(job_id, by_id))
+        found = (*by_id.values(), *self._ended(job_id, by_id))
+        return InstancesResult(instances=tuple(filter(request.wants, found)))
 
-    def terminate(self, instance_ids: Sequence[str]) -> None:
-        """Release the machines and return; ids unknown to ECS are left out.
-
-        One that cannot be released does not keep the others.
-
-        Raises:
-            AuthError: the right ``ecs:DeleteInstances`` is missing.
-            TransientError: not all are released; call again.
-        """
-        ids = list(dict.fromkeys(instance_ids))
-        failures: list[CloudspotError] = []
-        for start in range(0, len(ids), MAX_IDS):
-            failures += self._release(ids[start : start + MAX_IDS])
-        if failures:
-            raise next((one for one in failures if not isinstance(one, TransientError)), failures[0])
+    def terminate(self, request: TerminateRequest) -> TerminateResult:
+        """Release the machines (``ecs:DeleteInstances``); see Provisioner."""
+        return end_all(request.instance_ids, self._release, at_once=MAX_IDS)
 
     def console(self, instance: Instance) -> str:
         """Return what the machine has printed since its start, until it is released; see Provisioner.
@@ -271,32 +270,19 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
                 one for one, _ in self._gone.values() if one.id not in found and job_id in {None, one.job_id}
             ]
 
-    def _release(self, ids: list[str]) -> list[CloudspotError]:
-        """Release the machines; return the errors of those that remain."""
+    def _release(self, ids: Sequence[str]) -> None:
         try:
-            ask(self._clients, "DeleteInstances", {"InstanceId": ids, "Force": True})
+            ask(self._clients, "DeleteInstances", {"InstanceId": list(ids), "Force": True})
         except ERRORS.raised as error:
-            return self._not_released(ids, error)
-        except TransientError as error:
-            return [error]
+            code, is_alone = ERRORS.code_of(error), len(ids) == 1
+            if is_alone and code in _GONE:
+                return
+            refused = ERRORS.translation(error, "releasing it" if is_alone else "releasing them", _NOT_YET)
+            # A single machine that is not ready yet fails the whole call.
+            raise refused if is_alone or code not in _NOT_YET else CloudspotError(str(refused)) from error
         with self._lock:
             for one in ids:
                 self._going.setdefault(one, EndReason.TERMINATED)
-        return []
-
-    def _not_released(self, ids: list[str], error: Exception) -> list[CloudspotError]:
-        code = ERRORS.code_of(error)
-        what = f"releasing {ids[0]}" if len(ids) == 1 else f"releasing {len(ids)} machines"
-        refused = ERRORS.translation(error, what, _NOT_YET)
-        if isinstance(refused, TransientError) and code not in _NOT_YET:
-            return [refused]
-        if len(ids) > 1:
-            # A single machine that cannot be released fails the whole call.
-            return [failure for one in ids for failure in self._release([one])]
-        if code in _GONE:
-            return []
-        # Such as release protection, which somebody may lift; the job goes on meanwhile.
-        return [TransientError(str(refused)) if type(refused) is CloudspotError else refused]
 
     def _check_account(self) -> None:
         # The environment or a profile may hold another account's key by now; a role has a new one each hour.

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from cloudspot.errors import CloudspotError, TransientError
-from cloudspot.interfaces import FunctionHost, Inventory
+from cloudspot.interfaces import FunctionHost, Inventory, MachineInventory
 from cloudspot.model import Asset, Market
 from cloudspot.plugin import machinetags
 from cloudspot.plugin.answers import readable
@@ -69,7 +69,7 @@ class _Machines(_AliyunInventory):
             return [self._asset(one) for one in pages]
 
     def end(self, asset: Asset) -> None:
-        EcsProvisioner(self._options, self._clients).terminate([asset.id])
+        MachineInventory(EcsProvisioner(self._options, self._clients)).end(asset)
 
     def _asset(self, described: Mapping[str, Any]) -> Asset:
         own_tags, market = tags.from_answer(described), market_of(described)

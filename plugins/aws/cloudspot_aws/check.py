@@ -10,6 +10,7 @@ from typing import Any, Final
 import botocore.exceptions
 import msgspec
 
+from cloudspot.calls import InstancesRequest
 from cloudspot.decoding import MAX_TALLY
 from cloudspot.errors import AuthError, CloudspotError, SpecError
 from cloudspot.model import CheckResult, InstanceState, Market, Offer, Resources
@@ -106,7 +107,8 @@ def _launch(provisioner: Ec2Provisioner, clients: AwsClients, offer: Offer) -> s
 
 def _on_a_machine(provisioner: Ec2Provisioner, clients: AwsClients, call: str, right: str) -> str:
     """Try a right that a policy may limit to cloudspot's own machines: this takes such a machine."""
-    machines = [one for one in provisioner.instances() if one.state is not InstanceState.ENDED]
+    listed = provisioner.instances(InstancesRequest()).instances
+    machines = [one for one in listed if one.state is not InstanceState.ENDED]
     if not machines:
         raise NotKnown(f"not tried: there is no machine of cloudspot's to try {right} on")
     machine = machines[0].id

@@ -9,6 +9,14 @@ from typing import Any, Final
 
 import botocore.exceptions
 
+from cloudspot.calls import (
+    CreateRequest,
+    CreateResult,
+    InstancesRequest,
+    InstancesResult,
+    TerminateRequest,
+    TerminateResult,
+)
 from cloudspot.decoding import whole_number
 from cloudspot.errors import QuotaError, TransientError
 from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest
@@ -16,6 +24,7 @@ from cloudspot.plugin import machinetags
 from cloudspot.plugin.answers import readable
 from cloudspot.plugin.cloudprovider import CloudProvisioner
 from cloudspot.plugin.launchrequests import decode_request
+from cloudspot.plugin.terminating import end_all
 from cloudspot_aws import limit, tags
 from cloudspot_aws.clients import AwsClients, caller
 from cloudspot_aws.errors import ERRORS, ignored
@@ -54,12 +63,12 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
     def render(self, group: InstanceGroup) -> LaunchRequest:
         return render_request(self._options, group)
 
-    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+    def create(self, request: CreateRequest) -> CreateResult:
         """Create the machines of the request, or none, in one call; it is not retried here.
 
         With ``limit_role`` their end is scheduled at once: a machine that hangs while booting tells nobody.
         """
-        body = decode_request(request, Ec2Request)
+        body = decode_request(request.request, Ec2Request)
         if body.made_placement_group is not None:
             self._make_placement_group(body, body.made_placement_group)
         parameters = dict(body.run_instances)
@@ -68,7 +77,9 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         # botocore would repeat a refusal for lack of capacity three times before reporting it.
         client = self._clients.client("ec2", region=body.region, num_attempts=1)
         try:
-            answer = ERRORS.unless_throttled(lambda: client.run_instances(**parameters, ClientToken=token))
+            answer = ERRORS.unless_throttled(
+                lambda: client.run_instances(**parameters, ClientToken=request.token)
+            )
         except ERRORS.raised as error:
             raise self._unless_new(refusal(self._clients, error, body)) from error
         # Another server's answer would have no such list, and is not one without machines.
@@ -76,7 +87,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
             described = answer["Instances"]
         created = self._taken_in(described)
         self._limit(created)
-        return created
+        return CreateResult(instances=created)
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
         """Tag the machines with the facts, and each with its rank and name; safe to repeat."""
@@ -94,7 +105,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         # Whoever has created them may have been killed before it could.
         self._limit(instances)
 
-    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+    def instances(self, request: InstancesRequest) -> InstancesResult:
         """Return the machines, ended ones for about an hour; see Provisioner.
 
         Raises:
@@ -103,8 +114,8 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         self._check_account()
         wanted = (
             {"Name": "tag-key", "Values": [machinetags.JOB]}
-            if job_id is None
-            else {"Name": f"tag:{machinetags.JOB}", "Values": [job_id]}
+            if request.job_id is None
+            else {"Name": f"tag:{machinetags.JOB}", "Values": [request.job_id]}
         )
         listed: list[Instance] = []
         with ERRORS.translated("listing the machines"):
@@ -113,12 +124,10 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                 with readable("listing the machines"):
                     described = [one for each in page["Reservations"] for one in each["Instances"]]
                 listed += self._taken_in(described)
-        return tuple(listed)
+        return InstancesResult(instances=tuple(filter(request.wants, listed)))
 
-    def terminate(self, instance_ids: Sequence[str]) -> None:
-        ids = list(dict.fromkeys(instance_ids))
-        for start in range(0, len(ids), MAX_IDS):
-            self._terminate(ids[start : start + MAX_IDS])
+    def terminate(self, request: TerminateRequest) -> TerminateResult:
+        return end_all(request.instance_ids, self._terminate, at_once=MAX_IDS)
 
     def console(self, instance: Instance) -> str:
         """Return the newest output, or what EC2 has posted of it; see Provisioner.
@@ -168,23 +177,20 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                 TagSpecifications=[{"ResourceType": "placement-group", "Tags": own}],
             )
 
-    def _terminate(self, ids: list[str]) -> None:
-        client = self._clients.client("ec2")
+    def _terminate(self, ids: Sequence[str]) -> None:
+        client, left = self._clients.client("ec2"), list(ids)
         # One unknown id fails the whole call, and EC2 may name only some of them.
-        while ids:
+        while left:
             try:
-                client.terminate_instances(InstanceIds=ids)
-            except botocore.exceptions.ClientError as error:
-                if not ERRORS.code_of(error).startswith("InvalidInstanceID"):
-                    raise ERRORS.translation(error, "terminating machines") from error
-                named = set(_ID.findall(str(error))) & set(ids)
-                if not named and len(ids) > 1:
-                    for instance_id in ids:
-                        self._terminate([instance_id])
-                    return
-                ids = [one for one in ids if one not in named] if named else []
+                client.terminate_instances(InstanceIds=left)
             except ERRORS.raised as error:
-                raise ERRORS.translation(error, "terminating machines") from error
+                refusal = ERRORS.translation(error, "terminating machines")
+                if not ERRORS.code_of(error).startswith("InvalidInstanceID"):
+                    raise refusal from error
+                named = set(_ID.findall(str(error))) & set(left)
+                if not named and len(ids) > 1:
+                    raise refusal from error  # each is tried by itself
+                left = [one for one in left if one not in named] if named else []
             else:
                 return
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from cloudspot.errors import CloudspotError, TransientError
-from cloudspot.interfaces import Inventory
+from cloudspot.interfaces import Inventory, MachineInventory
 from cloudspot.model import Asset, Market
 from cloudspot.plugin import machinetags
 from cloudspot_aws import limit, pricing, tags
@@ -81,7 +81,7 @@ class _Machines(_AwsInventory):
         return [self._asset(one) for one in machines]
 
     def end(self, asset: Asset) -> None:
-        Ec2Provisioner(self._options, self._clients).terminate([asset.id])
+        MachineInventory(Ec2Provisioner(self._options, self._clients)).end(asset)
 
     def _asset(self, described: Mapping[str, Any]) -> Asset:
         state, zone = described["State"]["Name"], described["Placement"]["AvailabilityZone"]

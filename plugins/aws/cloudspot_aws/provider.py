@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cloudspot.calls import PreemptRequest, PreemptResult
 from cloudspot.interfaces import (
     FunctionHost,
     ImageHost,
@@ -97,13 +98,14 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
 
         return LambdaHost(self.clients)
 
-    def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
+    def preempt(self, request: PreemptRequest) -> PreemptResult:
         from cloudspot_aws.drill import interrupt
 
         clients, provisioner = self.clients, self.provisioner()
         if isinstance(provisioner, RegionalProvisioner):
-            _, clients = self._in_region(provisioner.region_of(instance_id) or clients.region)
-        interrupt(clients, instance_id, notice_seconds=notice_seconds)
+            _, clients = self._in_region(provisioner.region_of(request.instance_id) or clients.region)
+        interrupt(clients, request.instance_id, notice_seconds=request.notice_seconds)
+        return PreemptResult()
 
     def _check_options(self, options: AwsOptions) -> None:
         check_options(options)

@@ -11,12 +11,21 @@ from typing import Any, Final
 from google.api_core import exceptions as api
 from google.protobuf.json_format import ParseError
 
+from cloudspot.calls import (
+    CreateRequest,
+    CreateResult,
+    InstancesRequest,
+    InstancesResult,
+    TerminateRequest,
+    TerminateResult,
+)
 from cloudspot.errors import CloudspotError, ProvisionError, TransientError
 from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest
 from cloudspot.plugin import machinetags
 from cloudspot.plugin.answers import readable
 from cloudspot.plugin.cloudprovider import CloudProvisioner
 from cloudspot.plugin.launchrequests import decode_request
+from cloudspot.plugin.terminating import end_all
 from cloudspot_gcp import attributes, placement
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.errors import ERRORS
@@ -81,18 +90,18 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
     def render(self, group: InstanceGroup) -> LaunchRequest:
         return render_request(self._options, group)
 
-    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+    def create(self, request: CreateRequest) -> CreateResult:
         """Create the machines of the request by one bulk insert, or none.
 
         This waits for its operation: only that tells whether there is capacity. A launch that is refused for
         the notice that it asks for is sent again without, under an id that follows from the token, too.
         """
-        body = decode_request(request, ComputeRequest)
+        body, token = decode_request(request.request, ComputeRequest), request.token
         self._learn_store(body.store_url)
         if body.made_placement_policy is not None:
             placement.make(self._clients, body)
         try:
-            return self._create(body, token)
+            return self._create(body, token, request.deadline)
         except NoticeRefusedError as error:
             with self._lock:
                 is_new, self._has_notice = self._has_notice, False
@@ -102,11 +111,11 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
                     "(providers.gcp.preemption_notice = 0 avoids the refused request)",
                     error,
                 )
-            return self._create(without_notice(body), f"{token} without notice")
+            return self._create(without_notice(body), f"{token} without notice", request.deadline)
 
-    def _create(self, body: ComputeRequest, token: str) -> tuple[Instance, ...]:
+    def _create(self, body: ComputeRequest, token: str, deadline: float) -> CreateResult:
         operation = self._bulk_insert(body, token)
-        operation = wait_for_region(self._clients, body.region, operation, launching(body))
+        operation = wait_for_region(self._clients, body.region, operation, launching(body), deadline=deadline)
         causes = causes_of(operation)
         group = self._group(operation, body)
         made = [place for one in group if not causes_of(one) and (place := target_of(one)) is not None]
@@ -115,7 +124,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
             if any(cause.code == MIN_COUNT for cause in causes):
                 causes += [cause for one in group for cause in causes_of(one)]
             raise failure(causes, body)
-        return self._made(body, made)
+        return CreateResult(instances=self._made(body, made))
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
         """Correct the attributes where they differ from the facts; safe to repeat.
@@ -129,13 +138,14 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
             if place is not None and one.state is not InstanceState.ENDED:
                 self._tell(place, None if first is None or first.zone != place.zone else first.name, facts)
 
-    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+    def instances(self, request: InstancesRequest) -> InstancesResult:
         """Return the machines, and for two weeks those that are gone; see Provisioner.
 
-        Without ``job_id``, machines that are gone are left out if their job's id is too long for their names.
+        Without a job, machines that are gone are left out if their job's id is too long for their names.
         """
         with readable("listing the machines"):
-            return self._listed(job_id)
+            listed = self._listed(request.job_id)
+        return InstancesResult(instances=tuple(filter(request.wants, listed)))
 
     def _listed(self, job_id: str | None) -> tuple[Instance, ...]:
         wanted = f"labels.{machinetags.JOB}:*" if job_id is None else f'labels.{machinetags.JOB} = "{job_id}"'
@@ -154,9 +164,11 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
                     by_id[key] = gone
         return tuple(by_id.values())
 
-    def terminate(self, instance_ids: Sequence[str]) -> None:
-        targets = [place for one in dict.fromkeys(instance_ids) if (place := place_of_id(one)) is not None]
-        self._delete(targets, "deleting machines")
+    def terminate(self, request: TerminateRequest) -> TerminateResult:
+        def end(ids: Sequence[str]) -> None:
+            self._delete([place for one in ids if (place := place_of_id(one)) is not None], "deleting it")
+
+        return end_all(request.instance_ids, end)
 
     def console(self, instance: Instance) -> str:
         """Return the end of what the machine has written to its first serial port; see Provisioner.
@@ -247,7 +259,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         job_id = body.labels[machinetags.JOB]
         if not made:
             raise TransientError(f"{launching(body)}: no machine shows yet; asking again")
-        listed = {one.id: one for one in self.instances(job_id=job_id)}
+        listed = {one.id: one for one in self.instances(InstancesRequest(job_id=job_id)).instances}
         instances = []
         for place in made:
             launch, rank = attributes.launch_and_rank(place.name) or (0, None)

@@ -17,7 +17,7 @@ from typing import Any, Final
 from google.api_core import exceptions as api
 
 from cloudspot.errors import CloudspotError, TransientError
-from cloudspot.interfaces import FunctionHost, Inventory
+from cloudspot.interfaces import FunctionHost, Inventory, MachineInventory
 from cloudspot.model import Asset, Market
 from cloudspot.plugin import machinetags
 from cloudspot.plugin.driverinventory import DriverInventory, DriverRest
@@ -101,7 +101,7 @@ class _Machines(Inventory):
         ]
 
     def end(self, asset: Asset) -> None:
-        ComputeProvisioner(self._options, self._clients).terminate([asset.id])
+        MachineInventory(ComputeProvisioner(self._options, self._clients)).end(asset)
 
     def _asset(self, described: Any, store_urls: Sequence[str]) -> Asset:
         market = Market.SPOT if described.scheduling.provisioning_model == "SPOT" else Market.ON_DEMAND

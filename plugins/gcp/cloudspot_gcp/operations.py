@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, Final
 
@@ -18,9 +19,12 @@ NUM_WAITS: Final = 20
 """How often to ask, a second apart: a busy server answers a wait at once."""
 
 
-def wait_for_region(clients: GcpClients, region: str, operation: Any, what: str) -> Any:
-    """Return the operation of a region when it is done; see ``_wait``."""
-    return _wait(clients, "RegionOperationsClient", operation, what, region=region)
+def wait_for_region(
+    clients: GcpClients, region: str, operation: Any, what: str, *, deadline: float = math.inf
+) -> Any:
+    """Return the operation of a region when it is done, until the deadline at most; see ``_wait``."""
+    most = min(MAX_SECONDS, max(0.0, deadline - time.monotonic()))
+    return _wait(clients, "RegionOperationsClient", operation, what, most_seconds=most, region=region)
 
 
 def wait_for_global(clients: GcpClients, operation: Any, what: str) -> Any:
@@ -28,7 +32,15 @@ def wait_for_global(clients: GcpClients, operation: Any, what: str) -> Any:
     return _wait(clients, "GlobalOperationsClient", operation, what)
 
 
-def _wait(clients: GcpClients, kind: str, operation: Any, what: str, **place: str) -> Any:
+def _wait(
+    clients: GcpClients,
+    kind: str,
+    operation: Any,
+    what: str,
+    *,
+    most_seconds: float = MAX_SECONDS,
+    **place: str,
+) -> Any:
     """Return the operation when it is done; ``refusals.causes_of`` tells whether it succeeded.
 
     The SDK's own waiting will not do: it asks another endpoint than the configured one, and takes an
@@ -47,7 +59,7 @@ def _wait(clients: GcpClients, kind: str, operation: Any, what: str, **place: st
             lambda: clients.call(kind, "wait", request, seconds=WAIT_SECONDS),
         )
         if not is_done(operation):
-            if time.monotonic() - began > MAX_SECONDS:
+            if time.monotonic() - began > most_seconds:
                 break
             time.sleep(1.0)
     if is_done(operation):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cloudspot.calls import PreemptRequest, PreemptResult
 from cloudspot.interfaces import (
     FunctionHost,
     ImageHost,
@@ -96,10 +97,11 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
 
         return inventories(self._options, self.clients)
 
-    def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
+    def preempt(self, request: PreemptRequest) -> PreemptResult:
         from cloudspot_gcp.drill import preempt
 
-        preempt(self.clients, instance_id, notice_seconds=notice_seconds)
+        preempt(self.clients, request.instance_id, notice_seconds=request.notice_seconds)
+        return PreemptResult()
 
     def _check_options(self, options: GcpOptions) -> None:
         check_options(options)

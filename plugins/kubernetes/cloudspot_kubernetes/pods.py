@@ -9,14 +9,25 @@ from datetime import timedelta
 from http import HTTPStatus
 from typing import Any, Final, NoReturn
 
+from cloudspot.calls import (
+    CreateRequest,
+    CreateResult,
+    InstancesRequest,
+    InstancesResult,
+    OffersRequest,
+    OffersResult,
+    TerminateRequest,
+    TerminateResult,
+)
 from cloudspot.decoding import EARLIEST
 from cloudspot.errors import CapacityError, ProvisionError, QuotaError, TransientError
 from cloudspot.interfaces import Provisioner
-from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest, Market, Offer, Resources
+from cloudspot.model import Instance, InstanceGroup, InstanceState, LaunchRequest, Market, Offer
 from cloudspot.plugin import machinetags
 from cloudspot.plugin.answers import readable
 from cloudspot.plugin.launchrequests import decode_request
 from cloudspot.plugin.machinetypes import MachineType
+from cloudspot.plugin.terminating import end_all
 from cloudspot_kubernetes import podspec, quotas
 from cloudspot_kubernetes.cluster import Cluster, Refusal, translated
 from cloudspot_kubernetes.listing import state_of, to_instance, was_scheduled
@@ -39,11 +50,12 @@ Pod = Mapping[str, Any]
 class _Launch:
     """A launch's request and token, and by what its pods are found."""
 
-    def __init__(self, body: PodsRequest, token: str) -> None:
+    def __init__(self, body: PodsRequest, asked: CreateRequest) -> None:
         self.body = body
-        self.pods = podspec.pods_of(body, token)
+        self.asked = asked
+        self.pods = podspec.pods_of(body, asked.token)
         self.path = _path(body.namespace)
-        self.selector = f"{TOKEN}={podspec.token_digest(token)}"
+        self.selector = f"{TOKEN}={podspec.token_digest(asked.token)}"
         self.request = self.pods[0]["metadata"]["annotations"][REQUEST]
 
 
@@ -65,7 +77,7 @@ class PodProvisioner(Provisioner):
         require_complete(self._options)
         return podspec.render(group, self._options, namespace=self._cluster.namespace)
 
-    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+    def create(self, request: CreateRequest) -> CreateResult:
         """Create the pods, wait for the scheduler's verdict, and return those that have a node.
 
         A pod that finds no node is a launch that finds no capacity: after ``capacity_wait`` those without one
@@ -74,13 +86,14 @@ class PodProvisioner(Provisioner):
         Raises:
             TransientError: the API server or the scheduler did not answer; the pods may be there.
         """
-        launch = _Launch(decode_request(request, PodsRequest), token)
+        launch = _Launch(decode_request(request.request, PodsRequest), request)
         with _meaning("creating the pods"):
             pods = self._of(launch)
             if not _is_kept(pods):
                 pods = self._made(launch, pods)
             self._forget_old(pods)
-            return [to_instance(pod) for pod in sorted(pods, key=_rank) if was_scheduled(pod)]
+            found = (to_instance(pod) for pod in sorted(pods, key=_rank) if was_scheduled(pod))
+            return CreateResult(instances=tuple(found))
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
         """Annotate the pods; see Provisioner."""
@@ -88,21 +101,30 @@ class PodProvisioner(Provisioner):
             for pod in self._found([one.id for one in instances]):
                 self._patch(pod, {"annotations": dict(facts)})
 
-    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+    def instances(self, request: InstancesRequest) -> InstancesResult:
         """Return the pods, also those that have ended by themselves. Deleted ones are gone once they end.
 
         Raises:
             TransientError: the listing failed; nothing is known.
         """
         with _meaning("listing the pods"):
-            return [to_instance(pod) for pod in self._list(job_id)]
+            found = [to_instance(pod) for pod in self._list(request.job_id)]
+        return InstancesResult(instances=tuple(filter(request.wants, found)))
 
-    def terminate(self, instance_ids: Sequence[str]) -> None:
+    def terminate(self, request: TerminateRequest) -> TerminateResult:
         """Delete the pods, and mark them so that nobody takes it for an eviction; see Provisioner."""
         with _meaning("deleting the pods"):
-            self._end_all(
-                pod for pod in self._found(instance_ids) if state_of(pod) is not InstanceState.ENDED
-            )
+            pods = {
+                to_instance(pod).id: pod
+                for pod in self._found(request.instance_ids)
+                if state_of(pod) is not InstanceState.ENDED
+            }
+
+        def end(ids: Sequence[str]) -> None:
+            with _meaning("deleting the pod"):
+                self._end(pods[ids[0]])
+
+        return end_all(tuple(pods), end)
 
     def evict(self, instance_id: str, *, seconds: float | None) -> bool:
         """Delete a pod as an eviction does; return whether there is one. None: with its own grace period."""
@@ -145,7 +167,7 @@ class PodProvisioner(Provisioner):
             for pod in ours:
                 self._delete(pod, seconds=0)
 
-    def offers(self, resources: Resources) -> Sequence[Offer]:
+    def offers(self, request: OffersRequest) -> OffersResult:
         """Return the types of the options that fit, in each zone, on each market for which they have a price.
 
         Raises:
@@ -153,7 +175,7 @@ class PodProvisioner(Provisioner):
         """
         options = self._options
         require_complete(options)
-        offers = []
+        offers: list[Offer] = []
         for name, kind in options.types.items():
             machine = MachineType(
                 name=name,
@@ -175,9 +197,9 @@ class PodProvisioner(Provisioner):
                 )
                 for zone in options.zones or (ANY_ZONE,)
                 for market, price in prices.items()
-                if price is not None and machine.fits(resources)
+                if price is not None and machine.fits(request.resources)
             ]
-        return offers
+        return OffersResult(offers=tuple(offers))
 
     def _list(self, job_id: str | None) -> Iterator[Pod]:
         selector = machinetags.JOB if job_id is None else f"{machinetags.JOB}={job_id}"
@@ -256,6 +278,8 @@ class PodProvisioner(Provisioner):
             elif waited >= max(launch.body.capacity_wait, VERDICT_SECONDS):
                 name = silent[0]["metadata"]["name"]
                 raise TransientError(f"the scheduler has not looked at pod {name} yet")
+            elif not launch.asked.seconds_left():
+                raise TransientError(f"{len(waiting)} of {len(pods)} pods still wait for a node")
             else:
                 time.sleep(POLL_SECONDS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cloudspot.calls import PreemptRequest, PreemptResult
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
@@ -55,13 +56,14 @@ class KubernetesProvider(CloudProvider[KubernetesOptions, "Cluster"]):
         require_complete(self._options)
         return {"cluster": self.clients.digest, "namespace": self.clients.namespace}
 
-    def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
+    def preempt(self, request: PreemptRequest) -> PreemptResult:
         """Delete the pod as an eviction does; None: with its own grace period."""
         from cloudspot_kubernetes.pods import PodProvisioner
 
         pods = PodProvisioner(self._options, self.clients)
-        if not pods.evict(instance_id, seconds=notice_seconds):
-            raise CloudspotError(f"namespace {self.clients.namespace!r} has no pod {instance_id!r}")
+        if not pods.evict(request.instance_id, seconds=request.notice_seconds):
+            raise CloudspotError(f"namespace {self.clients.namespace!r} has no pod {request.instance_id!r}")
+        return PreemptResult()
 
     def _check_options(self, options: KubernetesOptions) -> None:
         check_options(options)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from support.records.made_records import Records
 
+from cloudspot.calls import InstancesResult
 from cloudspot.cli.commands import image as image_module
 from cloudspot.cli.preparing.prospects import setup_text
 from cloudspot.errors import AuthError, TransientError
@@ -161,12 +162,14 @@ class Machines:
     def __init__(self):
         self.running = []
 
-    def instances(self, *, job_id):
-        assert job_id == "digits-image-1"
-        return [
-            Instance(id=one, job_id=job_id, launch=1, state=InstanceState.RUNNING, store_url="")
-            for one in self.running
-        ]
+    def instances(self, request):
+        assert request.job_id == "digits-image-1"
+        return InstancesResult(
+            instances=tuple(
+                Instance(id=one, job_id=request.job_id, launch=1, state=InstanceState.RUNNING, store_url="")
+                for one in self.running
+            )
+        )
 
 
 KEY = "0" * 40

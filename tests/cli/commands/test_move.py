@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from support.records.jobclock import at
 
+from cloudspot.calls import CreateResult
 from cloudspot.cli.commands import move as move_module
 from cloudspot.cli.screen.output import clock_text
 from cloudspot.controller.loop import Controller
@@ -146,7 +147,7 @@ def test_it_says_what_the_new_machines_wait_for(jobs, commits, began, minute, sa
 
 def test_a_job_that_ends_before_it_has_moved_is_no_error(jobs, monkeypatch):
     job_id = jobs.running()
-    monkeypatch.setattr(LocalProvisioner, "create", lambda *_args, **_options: ())
+    monkeypatch.setattr(LocalProvisioner, "create", lambda *_: CreateResult(instances=()))
     monkeypatch.setattr(
         move_module,
         "time",

@@ -3,6 +3,7 @@
 import pytest
 from support.records.jobclock import at
 
+from cloudspot.calls import OffersResult
 from cloudspot.controller.supply.experience import leave_experience
 from cloudspot.jobstore.jobs.reader import HistoryReader, write_summary
 from cloudspot.jobstore.layout import keys
@@ -92,5 +93,5 @@ def test_a_price_holds_all_that_a_machine_costs(jobs, monkeypatch):
 
 
 def test_a_job_that_no_offer_fits_is_refused_as_by_plan(jobs, monkeypatch):
-    monkeypatch.setattr(LocalProvisioner, "offers", lambda self, resources: ())
+    monkeypatch.setattr(LocalProvisioner, "offers", lambda *_: OffersResult(offers=()))
     assert "has no offer that fits" in jobs.run("offers", str(jobs.job_file), status=2).stderr

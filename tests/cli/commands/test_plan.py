@@ -8,6 +8,7 @@ import socket
 import msgspec
 import pytest
 
+from cloudspot.calls import OffersResult
 from cloudspot.jobstore.layout import keys
 from cloudspot.local.provider import LocalProvider
 from cloudspot.local.provisioner import LocalProvisioner
@@ -169,7 +170,7 @@ def test_what_the_environment_decides_is_stored_with_the_job(jobs, tmp_path, mon
 
 
 def test_a_job_that_no_offer_fits_is_not_submitted(jobs, tmp_path, monkeypatch):
-    monkeypatch.setattr(LocalProvisioner, "offers", lambda self, resources: ())
+    monkeypatch.setattr(LocalProvisioner, "offers", lambda self, request: OffersResult(offers=()))
     result = jobs.run("run", str(jobs.job_file), status=2)
     assert "has no offer that fits" in result.stderr
     assert [meta.key for meta in jobs.store.list_objects("")] == [keys.STORE_ID]
@@ -194,9 +195,9 @@ def test_what_the_first_price_adds_up_is_told_below_the_offers(jobs, monkeypatch
         line for line in jobs.run("plan", str(jobs.job_file)).stdout.splitlines() if "offer 1:" in line
     ]
 
-    def offers(self, resources):
-        found = find(self, resources)
-        return tuple(with_extras(one, {"disk": 0.125, "address": None}) for one in found)
+    def offers(self, request):
+        found = find(self, request).offers
+        return OffersResult(offers=tuple(with_extras(one, {"disk": 0.125, "address": None}) for one in found))
 
     monkeypatch.setattr(LocalProvisioner, "offers", offers)
     lines = jobs.run("plan", str(jobs.job_file)).stdout.splitlines()
@@ -211,10 +212,12 @@ def test_what_a_gib_of_checkpoints_costs_is_a_column_where_some_offer_is_elsewhe
     for command in ("plan", "offers"):
         assert "TRANSFER" not in jobs.run(command, str(jobs.job_file)).stdout
 
-    def offers(self, resources):
-        return tuple(
-            msgspec.structs.replace(one, transfer_price_per_gib=0.02 * (one.zone == "local-b"))
-            for one in find(self, resources)
+    def offers(self, request):
+        return OffersResult(
+            offers=tuple(
+                msgspec.structs.replace(one, transfer_price_per_gib=0.02 * (one.zone == "local-b"))
+                for one in find(self, request).offers
+            )
         )
 
     monkeypatch.setattr(LocalProvisioner, "offers", offers)

@@ -7,6 +7,7 @@ import pytest
 from support.stores.memorystore import InMemoryStore
 
 from cloudspot.boot.functionarchive import FunctionArchive
+from cloudspot.calls import InstancesResult, TerminateResult
 from cloudspot.cli import function
 from cloudspot.cli.commands import driver as driver_module
 from cloudspot.cli.commands import reap as reap_module
@@ -26,10 +27,11 @@ def machines(monkeypatch):
     """The machines that the provider lists; what is ended leaves them."""
     found = []
 
-    def terminate(_provisioner, ids):
-        found[:] = [one for one in found if one.id not in ids]
+    def terminate(_provisioner, request):
+        found[:] = [one for one in found if one.id not in request.instance_ids]
+        return TerminateResult()
 
-    monkeypatch.setattr(LocalProvisioner, "instances", lambda *_: tuple(found))
+    monkeypatch.setattr(LocalProvisioner, "instances", lambda *_: InstancesResult(instances=tuple(found)))
     monkeypatch.setattr(LocalProvisioner, "terminate", terminate)
     return found
 

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from support.records.made_journal import forget_copies
 from support.stores.faultstore import FaultPlan, FaultyStore, Hook
 
+from cloudspot.calls import InstancesResult
 from cloudspot.cli.commands import rm as rm_module
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.main import program
@@ -90,7 +91,7 @@ def test_one_that_has_ended_but_is_not_closed_is_refused(jobs):
 def test_one_whose_machine_still_lives_is_refused(jobs, monkeypatch):
     job_id = jobs.reclaimed_and_finished()
     machine = Instance(id="m-2", state=InstanceState.SHUTTING_DOWN, job_id=job_id, launch=2)
-    monkeypatch.setattr(LocalProvisioner, "instances", lambda self, *, job_id=None: [machine])
+    monkeypatch.setattr(LocalProvisioner, "instances", lambda *_: InstancesResult(instances=(machine,)))
     result = jobs.run("rm", job_id, "--yes", status=1)
     assert result.stderr.startswith("error: job digits-7k3f still has machines: m-2; end them with: ")
 
@@ -215,7 +216,7 @@ def test_one_with_a_malformed_record_stays_while_its_nodes_report(jobs, odd, mon
 def test_one_with_a_malformed_record_stays_while_a_machine_of_it_is_listed(jobs, odd, monkeypatch):
     later(monkeypatch, hours=1)
     machine = Instance(id="m-1", state=InstanceState.RUNNING, job_id=odd, launch=1)
-    monkeypatch.setattr(LocalProvisioner, "instances", lambda self, *, job_id=None: [machine])
+    monkeypatch.setattr(LocalProvisioner, "instances", lambda *_: InstancesResult(instances=(machine,)))
     before = all_keys(jobs.store)
     result = jobs.run("rm", odd, "-y", "--force", status=1)
     assert f"error: job {odd} still has machines: m-1" in result.stderr
@@ -225,7 +226,7 @@ def test_one_with_a_malformed_record_stays_while_a_machine_of_it_is_listed(jobs,
 def test_one_with_a_malformed_record_stays_while_its_machines_cannot_be_listed(jobs, odd, monkeypatch):
     later(monkeypatch, hours=1)
 
-    def fail(self, *, job_id=None):
+    def fail(_self, _request):
         raise TransientError("no answer")
 
     with monkeypatch.context() as patch:

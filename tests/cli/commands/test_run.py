@@ -9,6 +9,7 @@ from cloudspot.jobstore.jobs.job_lists import list_jobs
 from cloudspot.jobstore.jobs.reader import HistoryReader
 from cloudspot.jobstore.layout import keys
 from cloudspot.local.provider import LocalProvider
+from cloudspot.testing import plaincalls
 
 
 def stored(jobs):
@@ -124,7 +125,7 @@ def test_detach_requests_a_machine_and_says_how_to_come_back(jobs):
     assert "cloudspot launch 1 (first): 1 x local in local-a" in result.stdout
     assert f"follow it with: cloudspot attach away-1 --store {jobs.store.url}" in result.stdout
     assert f"cloudspot reconcile --watch --job away-1 --store {jobs.store.url}" in result.stderr
-    assert [one.launch for one in LocalProvider().provisioner().instances(job_id="away-1")] == [1]
+    assert [one.launch for one in plaincalls.instances(LocalProvider().provisioner(), job_id="away-1")] == [1]
 
 
 @pytest.mark.full

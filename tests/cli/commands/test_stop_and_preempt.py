@@ -2,6 +2,7 @@
 
 import pytest
 
+from cloudspot.calls import InstancesResult
 from cloudspot.jobstore.jobs.reader import HistoryReader
 from cloudspot.local.provider import LocalProvider
 from cloudspot.local.provisioner import LocalProvisioner
@@ -78,13 +79,13 @@ def test_there_must_be_a_machine_to_reclaim(jobs):
 
 def test_without_a_name_the_first_node_that_trains_is_reclaimed(jobs, monkeypatch):
     taken = []
-    monkeypatch.setattr(LocalProvider, "preempt", lambda _self, machine, **_options: taken.append(machine))
+    monkeypatch.setattr(LocalProvider, "preempt", lambda _self, request: taken.append(request.instance_id))
     job_id = jobs.running()
-    listed = [
+    listed = tuple(
         Instance(id=machine, state=InstanceState.RUNNING, job_id=job_id, launch=launch)
         for launch, machine in ((1, "m-1"), (2, "m-2"))
-    ]
-    monkeypatch.setattr(LocalProvisioner, "instances", lambda _self, *, job_id=None: listed)
+    )
+    monkeypatch.setattr(LocalProvisioner, "instances", lambda *_: InstancesResult(instances=listed))
     jobs.add_intent(job_id, 2, minutes=102)
     jobs.claim(job_id, 2, minutes=103)
     said = jobs.run("preempt", job_id, "--notice", "5s").stdout
@@ -99,7 +100,7 @@ def test_a_machine_that_a_record_names_and_the_provider_does_not_list_for_the_jo
     jobs, monkeypatch
 ):
     taken = []
-    monkeypatch.setattr(LocalProvider, "preempt", lambda _self, machine, **_options: taken.append(machine))
+    monkeypatch.setattr(LocalProvider, "preempt", lambda _self, request: taken.append(request.instance_id))
     job_id = jobs.running()
     said = jobs.run("preempt", job_id, "--no-notice", status=1).stderr
     assert said == f"error: local lists no machine m-1 of job {job_id}\n"

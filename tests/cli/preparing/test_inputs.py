@@ -7,6 +7,7 @@ from support.stores.faultstore import DenyingStore
 from support.stores.memorystore import InMemoryStore
 
 from cloudspot import registry
+from cloudspot.calls import OffersResult
 from cloudspot.cli.preparing import inputs as cli_inputs
 from cloudspot.errors import PluginError
 from cloudspot.jobstore.inputs import inputs
@@ -67,8 +68,11 @@ def test_plan_of_what_is_read_in_place_asks_one_question_and_tells_a_price_for_e
     """A listing of all that a large training streams would take minutes."""
     pages, list_pages, offers = [], FileStore.list_pages, LocalProvisioner.offers
 
-    def dear(self, resources):
-        return [msgspec.structs.replace(one, transfer_price_per_gib=0.09) for one in offers(self, resources)]
+    def dear(self, request):
+        found = offers(self, request).offers
+        return OffersResult(
+            offers=tuple(msgspec.structs.replace(one, transfer_price_per_gib=0.09) for one in found)
+        )
 
     def counted(self, prefix, **options):
         [page] = list_pages(self, prefix, **options)
@@ -99,9 +103,11 @@ def test_what_cannot_be_read_in_place_is_refused_before_anything_is_bought(jobs,
 def test_plan_tells_what_the_transfer_costs_where_offers_do(with_data, monkeypatch):
     offers = LocalProvisioner.offers
 
-    def dear(self, resources):
-        found = offers(self, resources)
-        return [msgspec.structs.replace(one, transfer_price_per_gib=1024.0 * 1024) for one in found]
+    def dear(self, request):
+        found = offers(self, request).offers
+        return OffersResult(
+            offers=tuple(msgspec.structs.replace(one, transfer_price_per_gib=1024.0 * 1024) for one in found)
+        )
 
     monkeypatch.setattr(LocalProvisioner, "offers", dear)
     out = with_data.run("plan", str(with_data.job_file)).stdout

@@ -39,6 +39,13 @@ def test_the_cheapest_spot_offer_comes_first(records, cheap, dear, on_demand):
     assert choose(records, records.history(), on_demand, dear, cheap) == cheap
 
 
+@pytest.mark.parametrize("policy", ["spot", "spot-then-on-demand", "on-demand"])
+def test_an_offer_on_an_unknown_market_is_never_bought(records, policy):
+    cheapest = records.offer("a", market="capacity-block", price=0.1)
+    assert in_order(records.spec(spot={"policy": policy}), [cheapest]) == ()
+    assert isinstance(choose(records, records.history(), cheapest, policy=policy), NoOffer)
+
+
 def test_an_offer_without_capacity_gives_way_to_the_next(records, cheap, dear, on_demand):
     history = records.history(records.capacity(1, at=0.0, offer=cheap))
     assert choose(records, history, cheap, dear, on_demand, at=CAPACITY_COOL_SECONDS - 1) == dear

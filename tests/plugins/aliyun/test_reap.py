@@ -19,6 +19,7 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.model import InstanceGroup, Market, Resources
 from cloudspot.plugin.machinetags import JOB, STORE
 from cloudspot.registry import open_store
+from cloudspot.testing import plaincalls
 from cloudspot_aliyun import deploymentsets
 from cloudspot_aliyun.api import ask, items
 from cloudspot_aliyun.clients import AliyunClients
@@ -50,7 +51,7 @@ class Account:
 
     def machine(self, job_id, store_url=None, *, market=Market.ON_DEMAND, launch=1):
         """Launch a machine as cloudspot does, and return its id."""
-        offers = self.provisioner.offers(Resources(cpus=2, memory_bytes=1 << 30))
+        offers = plaincalls.offers(self.provisioner, Resources(cpus=2, memory_bytes=1 << 30))
         group = InstanceGroup(
             job_id=job_id, launch=launch, num_nodes=1, min_nodes=1, job_nodes=1,
             offer=next(one for one in offers if one.market is market),
@@ -58,7 +59,7 @@ class Account:
             store_url=store_url or self.store.url,
         )  # fmt: skip
         request = self.provisioner.render(group)
-        (made,) = self.provisioner.create(request, token=f"{job_id}{store_url}{launch}")
+        (made,) = plaincalls.create(self.provisioner, request, token=f"{job_id}{store_url}{launch}")
         return made.id
 
     def disk(self, **tags):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 import msgspec
 from cloudspot_paper import metadata
 from cloudspot_paper.provisioner import PaperProvisioner, open_cloud
 
+from cloudspot.calls import CheckRequest, CheckResults, PreemptRequest, PreemptResult
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
-from cloudspot.model import BootProfile, CheckResult, EndReason, NodeIdentity, Resources
+from cloudspot.model import BootProfile, CheckResult, EndReason, NodeIdentity
 
 
 class PaperOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -34,9 +34,13 @@ class PaperProvider(Provider):
     def boot_profile(self) -> BootProfile:
         return BootProfile()
 
-    def check(self, *, resources: Resources | None = None) -> Sequence[CheckResult]:
-        return [CheckResult(name="paper", ok="PAPER_CLOUD" in os.environ, remedy="set PAPER_CLOUD to a file")]
+    def check(self, request: CheckRequest) -> CheckResults:
+        is_set = "PAPER_CLOUD" in os.environ
+        return CheckResults(
+            results=(CheckResult(name="paper", ok=is_set, remedy="set PAPER_CLOUD to a file"),)
+        )
 
-    def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
-        if not open_cloud().end(instance_id, EndReason.RECLAIMED.value):
-            raise CloudspotError(f"no machine {instance_id} runs")
+    def preempt(self, request: PreemptRequest) -> PreemptResult:
+        if not open_cloud().end(request.instance_id, EndReason.RECLAIMED.value):
+            raise CloudspotError(f"no machine {request.instance_id} runs")
+        return PreemptResult()

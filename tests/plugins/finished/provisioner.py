@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 from cloudspot_paper.sdk import PaperCloud, PaperError
 
+from cloudspot.calls import (
+    CreateRequest,
+    CreateResult,
+    InstancesRequest,
+    InstancesResult,
+    OffersRequest,
+    OffersResult,
+    TerminateRequest,
+    TerminateResult,
+)
 from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, SpecError, TransientError
 from cloudspot.interfaces import Provisioner
 from cloudspot.model import (
@@ -20,7 +30,6 @@ from cloudspot.model import (
     LaunchRequest,
     Market,
     Offer,
-    Resources,
 )
 
 T = TypeVar("T")
@@ -70,32 +79,36 @@ class PaperProvisioner(Provisioner):
         }
         return LaunchRequest(provider="paper", body=body)
 
-    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
-        if request.provider != "paper":
+    def create(self, request: CreateRequest) -> CreateResult:
+        if request.request.provider != "paper":
             raise ProvisionError("the request is another provider's")
-        return [machine(*row) for row in translated(lambda: open_cloud().launch(token, request.body))]
+        made = translated(lambda: open_cloud().launch(request.token, request.request.body))
+        return CreateResult(instances=tuple(machine(*row) for row in made))
 
-    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+    def instances(self, request: InstancesRequest) -> InstancesResult:
         found = [machine(*row) for row in translated(open_cloud().machines)]
-        return [one for one in found if job_id in {None, one.job_id}]
+        return InstancesResult(instances=tuple(one for one in found if request.wants(one)))
 
-    def terminate(self, instance_ids: Sequence[str]) -> None:
-        for one in instance_ids:
+    def terminate(self, request: TerminateRequest) -> TerminateResult:
+        for one in request.instance_ids:
             open_cloud().end(one, EndReason.TERMINATED.value)
+        return TerminateResult()
 
-    def offers(self, resources: Resources) -> Sequence[Offer]:
-        if resources.accelerator is not None:
-            return []
-        return [
-            Offer(
-                instance_type="sheet",
-                zone="desk-a",
-                market=market,
-                price_per_hour=price,
-                on_demand_price_per_hour=1.0,
+    def offers(self, request: OffersRequest) -> OffersResult:
+        if request.resources.accelerator is not None:
+            return OffersResult(offers=())
+        return OffersResult(
+            offers=tuple(
+                Offer(
+                    instance_type="sheet",
+                    zone="desk-a",
+                    market=market,
+                    price_per_hour=price,
+                    on_demand_price_per_hour=1.0,
+                )
+                for market, price in ((Market.SPOT, 0.3), (Market.ON_DEMAND, 1.0))
             )
-            for market, price in ((Market.SPOT, 0.3), (Market.ON_DEMAND, 1.0))
-        ]
+        )
 
 
 def machine(machine_id: str, rank: int, text: str, reason: str | None) -> Instance:

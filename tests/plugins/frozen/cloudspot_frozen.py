@@ -1,21 +1,35 @@
-"""A third party's plugin, written for version 1 of the interfaces. NEVER EDIT THIS FILE.
+"""A third party's plugin, written for version 2 of the interfaces. NEVER EDIT THIS FILE.
 
 It stands for all plugins that their authors do not touch when cloudspot changes. Where a change of cloudspot
-breaks it, that change breaks them too: change cloudspot so that this file works as it is. When version 2 comes,
-a second such plugin is put beside it; this one is removed in the release that drops version 1.
+breaks it, that change breaks them too: change cloudspot so that this file works as it is. When version 3 comes,
+a second such plugin is put beside it; this one is removed in the release that drops version 2.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import datetime, timezone
 from typing import Any, ClassVar
 
 import msgspec
 
+from cloudspot.calls import (
+    CheckRequest,
+    CheckResults,
+    CreateRequest,
+    CreateResult,
+    InstancesRequest,
+    InstancesResult,
+    OffersRequest,
+    OffersResult,
+    PreemptRequest,
+    PreemptResult,
+    TerminateRequest,
+    TerminateResult,
+)
 from cloudspot.errors import (
     CapacityError,
     CloudspotError,
@@ -48,10 +62,9 @@ from cloudspot.model import (
     ObjectPage,
     Offer,
     PreemptionNotice,
-    Resources,
 )
 
-cloudspot_api_version = 1
+cloudspot_api_version = 2
 
 SCHEME = "frozen://"
 
@@ -102,10 +115,10 @@ class FrozenProvisioner(Provisioner):
             },
         )
 
-    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
-        if request.provider != "frozen":
+    def create(self, request: CreateRequest) -> CreateResult:
+        if request.request.provider != "frozen":
             raise ProvisionError("the request is another provider's")
-        body = request.body
+        body, token = request.request.body, request.token
         if token not in self.made:
             if body["min_nodes"] > self.options.capacity:
                 raise CapacityError(f"no room in {body['zone']}")
@@ -123,28 +136,32 @@ class FrozenProvisioner(Provisioner):
                 )
                 for rank in range(min(body["num_nodes"], self.options.capacity))
             )
-        return self.made[token]
+        return CreateResult(instances=self.made[token])
 
-    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
-        return [one for made in self.made.values() for one in made if job_id in {None, one.job_id}]
+    def instances(self, request: InstancesRequest) -> InstancesResult:
+        listed = (one for made in self.made.values() for one in made)
+        return InstancesResult(instances=tuple(filter(request.wants, listed)))
 
-    def terminate(self, instance_ids: Sequence[str]) -> None:
+    def terminate(self, request: TerminateRequest) -> TerminateResult:
         self.made = {
-            token: tuple(one for one in made if one.id not in instance_ids)
+            token: tuple(one for one in made if one.id not in request.instance_ids)
             for token, made in self.made.items()
         }
+        return TerminateResult()
 
-    def offers(self, resources: Resources) -> Sequence[Offer]:
-        return [
-            Offer(
-                instance_type="one",
-                zone=f"{self.options.region}-a",
-                market=market,
-                price_per_hour=price,
-                on_demand_price_per_hour=1.0,
+    def offers(self, request: OffersRequest) -> OffersResult:
+        return OffersResult(
+            offers=tuple(
+                Offer(
+                    instance_type="one",
+                    zone=f"{self.options.region}-a",
+                    market=market,
+                    price_per_hour=price,
+                    on_demand_price_per_hour=1.0,
+                )
+                for market, price in ((Market.SPOT, 0.25), (Market.ON_DEMAND, 1.0))
             )
-            for market, price in ((Market.SPOT, 0.25), (Market.ON_DEMAND, 1.0))
-        ]
+        )
 
 
 class FrozenSource(PreemptionSource):
@@ -177,11 +194,11 @@ class FrozenProvider(Provider):
     def pinned_options(self) -> Mapping[str, Any]:
         return {"region": self.options.region}
 
-    def check(self, *, resources: Resources | None = None) -> Sequence[CheckResult]:
-        return [CheckResult(name="ice", ok=True, detail="solid")]
+    def check(self, request: CheckRequest) -> CheckResults:
+        return CheckResults(results=(CheckResult(name="ice", ok=True, detail="solid"),))
 
-    def preempt(self, instance_id: str, *, notice_seconds: float | None = None) -> None:
-        raise CloudspotError(f"frozen: there is no machine {instance_id}")
+    def preempt(self, request: PreemptRequest) -> PreemptResult:
+        raise CloudspotError(f"frozen: there is no machine {request.instance_id}")
 
 
 # --- the store ----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.model import EndReason, InstanceGroup, Market, Resources
 from cloudspot.plugin.machinetags import JOB, STORE, store_digest
 from cloudspot.registry import open_store
+from cloudspot.testing import plaincalls
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.options import GcpOptions
 from cloudspot_gcp.provider import GcpProvider
@@ -39,12 +40,12 @@ class Account:
         """Launch a machine as cloudspot does, and return its id."""
         group = InstanceGroup(
             job_id=job_id, launch=launch, num_nodes=1, min_nodes=1, job_nodes=1,
-            offer=next(one for one in self.provisioner.offers(Resources()) if one.market is market),
+            offer=next(one for one in plaincalls.offers(self.provisioner, Resources()) if one.market is market),
             resources=Resources(), user_data="#!/bin/sh\n", max_seconds=3600.0,
             store_url=store_url or self.store.url,
         )  # fmt: skip
         request = self.provisioner.render(group)
-        (made,) = self.provisioner.create(request, token=f"{job_id}{store_url}{launch}")
+        (made,) = plaincalls.create(self.provisioner, request, token=f"{job_id}{store_url}{launch}")
         return made.id
 
     def disk(self, name, **labels):

@@ -17,6 +17,7 @@ from support.worlds.groups import group_of
 from cloudspot.emulation.cloud import EmulatedMachine, MachineHost, MachineStatus
 from cloudspot.errors import PluginError
 from cloudspot.model import EndReason, InstanceState, Market, Resources
+from cloudspot.testing import plaincalls
 from cloudspot_kubernetes.cluster import Cluster
 from cloudspot_kubernetes.options import KubernetesOptions, PodType
 from cloudspot_kubernetes.pods import PodProvisioner
@@ -206,7 +207,7 @@ class Field:
         return PodProvisioner(options, Cluster(options))
 
     def request(self, provisioner, *, market=Market.SPOT, **fields):
-        offer = next(one for one in provisioner.offers(Resources()) if one.market is market)
+        offer = next(one for one in plaincalls.offers(provisioner, Resources()) if one.market is market)
         return provisioner.render(group_of(offer, **{"job_id": JOB, "max_seconds": 3600.0, **fields}))
 
     def pods(self):

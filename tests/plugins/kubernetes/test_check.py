@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.clouds.pod_api import NAMESPACE, PodApi
 
+from cloudspot.testing import plaincalls
 from cloudspot_kubernetes.options import KubernetesOptions, PodType
 from cloudspot_kubernetes.provider import KubernetesProvider
 
@@ -41,7 +42,7 @@ def lines(api, tmp_path):
                 **fields,
             }
         )
-        return {one.name: one for one in KubernetesProvider(options).check()}
+        return {one.name: one for one in plaincalls.check(KubernetesProvider(options))}
 
     return check
 

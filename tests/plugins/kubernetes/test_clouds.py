@@ -11,6 +11,7 @@ from support.worlds.groups import group_of
 from cloudspot.jobfile.tables import convert
 from cloudspot.jobfile.toml import read_toml
 from cloudspot.model import Market, Resources
+from cloudspot.testing import plaincalls
 from cloudspot_kubernetes import noderoom
 from cloudspot_kubernetes.options import KubernetesOptions, PodType
 from cloudspot_kubernetes.pods import PodProvisioner
@@ -58,7 +59,7 @@ def options_of(heading, directory, **fields):
 
 
 def pod_of(options):
-    offers = PodProvisioner(options, None).offers(Resources())
+    offers = plaincalls.offers(PodProvisioner(options, None), Resources())
     offer = next(one for one in offers if one.market is Market.SPOT)
     return render(group_of(offer), options, namespace="jobs").body["pod"]
 
@@ -97,7 +98,7 @@ def test_the_scheduler_places_a_spot_pod_on_the_clouds_spot_node(field, cloud, t
         tolerations=found.tolerations,
         capacity_wait=10.0,
     )
-    (made,) = provisioner.create(field.request(provisioner), token="one")
+    (made,) = plaincalls.create(provisioner, field.request(provisioner), token="one")
     (pod,) = field.pods()
     assert made.id.startswith(pod["metadata"]["name"])
     assert pod["spec"]["nodeName"] == f"{field.name}-a"

@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
+from cloudspot.testing import plaincalls
 from cloudspot_kubernetes.options import KubernetesOptions
 from cloudspot_kubernetes.pods import PodProvisioner
 
@@ -44,7 +45,7 @@ def provisioner_of(*pods):
 
 def test_a_pod_with_an_empty_label_is_nobodys_and_spoils_no_list():
     provisioner, _ = provisioner_of(pod("nobodys", job=""), pod("mine"))
-    assert [one.id.partition(".")[0] for one in provisioner.instances()] == ["mine"]
+    assert [one.id.partition(".")[0] for one in plaincalls.instances(provisioner)] == ["mine"]
 
 
 def test_the_console_of_a_pod_that_cannot_start_is_why_and_takes_no_request():
@@ -53,7 +54,7 @@ def test_the_console_of_a_pod_that_cannot_start_is_why_and_takes_no_request():
     waiting["status"] = {"phase": "Pending", "containerStatuses": [{"name": "node", "state": state}]}
     waiting["spec"] = {"containers": [{"name": "node", "image": "train:7"}]}
     provisioner, _ = provisioner_of(waiting)
-    (found,) = provisioner.instances()
+    (found,) = plaincalls.instances(provisioner)
     assert provisioner.console(found).endswith("(ErrImagePull: manifest unknown)\n")
 
 

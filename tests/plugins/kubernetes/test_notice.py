@@ -14,6 +14,7 @@ import yaml
 import cloudspot_kubernetes
 from cloudspot.errors import TransientError
 from cloudspot.model import Market, NodeIdentity
+from cloudspot.testing import plaincalls
 from cloudspot_kubernetes import notice
 from cloudspot_kubernetes.notice import TAINTS, TERMINATING, PodApi, PodNoticeSource, node_identity
 
@@ -33,7 +34,7 @@ def pod(cluster, tmp_path, monkeypatch, wait_until):
     """A pod that runs, as whose this process appears."""
     cluster.host.is_polite = False
     provisioner = cluster.provisioner()
-    (made,) = provisioner.create(cluster.request(provisioner), token="one")
+    (made,) = plaincalls.create(provisioner, cluster.request(provisioner), token="one")
     wait_until(lambda: [one for one in cluster.pods() if one["status"]["phase"] == "Running"])
     become(cluster, tmp_path, monkeypatch, "cloudspot-node")
     monkeypatch.setenv("CLOUDSPOT_POD_NAME", made.id.rpartition(".")[0])

@@ -10,6 +10,7 @@ import pytest
 from support.stores.lossyproxy import LossyProxy
 
 from cloudspot.errors import AuthError
+from cloudspot.testing import plaincalls
 from cloudspot.testing.account import Account, Call, Fault
 from cloudspot.testing.kit import wait_until
 from cloudspot.testing.provisionerkit import ProvisionerTests
@@ -118,7 +119,7 @@ class PodAccount(Account):
 
     def may_list(self):
         try:
-            self.provider().provisioner().instances()
+            plaincalls.instances(self.provider().provisioner())
         except AuthError:
             return False
         return True

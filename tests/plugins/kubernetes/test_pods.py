@@ -13,6 +13,7 @@ from support.stores.lossyproxy import LossyProxy
 
 from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, TransientError
 from cloudspot.model import EndReason, InstanceState, Market, Resources
+from cloudspot.testing import plaincalls
 from cloudspot_kubernetes import pods as pods_module
 from cloudspot_kubernetes_sandbox.build import binaries
 from cloudspot_kubernetes_sandbox.controlplane import SUBMITTER
@@ -25,7 +26,7 @@ JOB = "digits-1"
 
 
 def by_id(provisioner, **arguments):
-    return {one.id: one for one in provisioner.instances(**arguments)}
+    return {one.id: one for one in plaincalls.instances(provisioner, **arguments)}
 
 
 def ended(provisioner, wait_until, machine):
@@ -50,13 +51,13 @@ def going(provisioner, wait_until, machine):
 def test_a_launch_is_a_pod_a_node_and_its_replay_makes_none(cluster):
     provisioner = cluster.provisioner()
     request = cluster.request(provisioner, num_nodes=2, store_url="file:///a")
-    made = provisioner.create(request, token="one")
+    made = plaincalls.create(provisioner, request, token="one")
     assert [(one.rank, one.launch, one.job_id, one.market) for one in made] == [
         (0, 1, JOB, Market.SPOT),
         (1, 1, JOB, Market.SPOT),
     ]
     assert [one.store_url for one in made] == ["file:///a"] * 2
-    again = cluster.provisioner().create(request, token="one")
+    again = plaincalls.create(cluster.provisioner(), request, token="one")
     assert [one.id for one in again] == [one.id for one in made]
     assert len(cluster.pods()) == 2
     assert {pod["spec"]["activeDeadlineSeconds"] for pod in cluster.pods()} == {3600}
@@ -77,9 +78,9 @@ def test_the_answer_to_a_launch_is_lost_and_the_replay_finds_its_pods(cluster, t
                 request = cluster.request(provisioner, num_nodes=2)
                 for number in (1, 2):
                     with pytest.raises(TransientError, match="no answer from the cluster's API"):
-                        provisioner.create(request, token="one")
+                        plaincalls.create(provisioner, request, token="one")
                     assert len(cluster.pods()) == number
-                made = provisioner.create(request, token="one")
+                made = plaincalls.create(provisioner, request, token="one")
                 assert proxy.num_dropped == 2
             finally:
                 proxy.close()
@@ -94,7 +95,7 @@ def test_two_drivers_that_send_a_launch_at_once_get_the_same_pods(cluster):
     found = []
 
     def launch(provisioner):
-        found.append(provisioner.create(request, token="one"))
+        found.append(plaincalls.create(provisioner, request, token="one"))
 
     drivers = [threading.Thread(target=launch, args=(cluster.provisioner(),)) for _ in range(3)]
     for driver in drivers:
@@ -108,16 +109,16 @@ def test_two_drivers_that_send_a_launch_at_once_get_the_same_pods(cluster):
 
 def test_a_token_is_of_one_request(cluster):
     provisioner = cluster.provisioner()
-    provisioner.create(cluster.request(provisioner), token="one")
+    plaincalls.create(provisioner, cluster.request(provisioner), token="one")
     with pytest.raises(ProvisionError, match="used before with another request"):
-        provisioner.create(cluster.request(provisioner, max_seconds=7.0), token="one")
+        plaincalls.create(provisioner, cluster.request(provisioner, max_seconds=7.0), token="one")
 
 
 def test_a_launch_without_room_for_all_is_refused_and_leaves_nothing(cluster):
     provisioner = cluster.provisioner()
     request = cluster.request(provisioner, num_nodes=3)
     with pytest.raises(CapacityError, match=r"no room for 3 pods now: .* Insufficient cpu"):
-        provisioner.create(request, token="one")
+        plaincalls.create(provisioner, request, token="one")
     # Two of them had a node: it waits until their kubelet has ended them.
     assert cluster.pods() == []
 
@@ -125,7 +126,7 @@ def test_a_launch_without_room_for_all_is_refused_and_leaves_nothing(cluster):
 def test_nobody_offers_such_nodes(cluster):
     provisioner = cluster.provisioner(zones=("nowhere",))
     with pytest.raises(CapacityError, match="didn't match Pod's node affinity"):
-        provisioner.create(cluster.request(provisioner), token="one")
+        plaincalls.create(provisioner, cluster.request(provisioner), token="one")
     assert cluster.pods() == []
 
 
@@ -134,13 +135,13 @@ def test_a_launch_keeps_as_many_as_there_is_room_for_and_no_replay_adds_to_them(
     field.plane.patch(f"/api/v1/nodes/{field.name}-b", {"spec": {"unschedulable": True}})
     provisioner = field.provisioner()
     request = field.request(provisioner, num_nodes=3, min_nodes=2)
-    made = provisioner.create(request, token="one")
+    made = plaincalls.create(provisioner, request, token="one")
     assert len(made) == 2
     field.plane.patch(f"/api/v1/nodes/{field.name}-b", {"spec": {"unschedulable": None}})
-    again = field.provisioner().create(request, token="one")
+    again = plaincalls.create(field.provisioner(), request, token="one")
     assert [one.id for one in again] == [one.id for one in made]
     assert by_id(provisioner).keys() == {one.id for one in made}
-    provisioner.terminate([one.id for one in made])
+    plaincalls.terminate(provisioner, [one.id for one in made])
     wait_until(lambda: field.pods() == [])
 
 
@@ -152,11 +153,11 @@ def test_a_scheduler_that_says_nothing_leaves_the_outcome_open(cluster, monkeypa
     os.kill(scheduler, signal.SIGSTOP)
     try:
         with pytest.raises(TransientError, match="has not looked at pod"):
-            provisioner.create(request, token="one")
+            plaincalls.create(provisioner, request, token="one")
     finally:
         os.kill(scheduler, signal.SIGCONT)
     monkeypatch.undo()
-    assert len(provisioner.create(request, token="one")) == 1
+    assert len(plaincalls.create(provisioner, request, token="one")) == 1
 
 
 def set_quota(cluster, wait_until, hard):
@@ -168,10 +169,10 @@ def set_quota(cluster, wait_until, hard):
 
 def test_a_quota_that_others_use_up_refuses_the_whole_launch_and_nothing_remains(cluster, wait_until):
     provisioner = cluster.provisioner()
-    (other,) = provisioner.create(cluster.request(provisioner), token="zero")
+    (other,) = plaincalls.create(provisioner, cluster.request(provisioner), token="zero")
     set_quota(cluster, wait_until, {"pods": "2"})
     with pytest.raises(QuotaError, match="exceeded quota: few"):
-        provisioner.create(cluster.request(provisioner, num_nodes=2), token="one")
+        plaincalls.create(provisioner, cluster.request(provisioner, num_nodes=2), token="one")
     assert by_id(provisioner).keys() == {other.id}
 
 
@@ -182,7 +183,7 @@ def test_a_quota_that_has_never_room_refuses_a_launch_for_good(cluster, wait_unt
     set_quota(cluster, wait_until, hard)
     provisioner = cluster.provisioner()
     with pytest.raises(ProvisionError, match=f"for more {name} than the namespace's quota") as caught:
-        provisioner.create(cluster.request(provisioner, num_nodes=2), token="one")
+        plaincalls.create(provisioner, cluster.request(provisioner, num_nodes=2), token="one")
     assert type(caught.value) is ProvisionError
     assert cluster.pods() == []
 
@@ -200,23 +201,23 @@ def test_a_request_that_can_never_work_is_said_to_be_one(cluster, fields, said):
     provisioner = cluster.provisioner(**fields)
     kind = AuthError if "namespace" in fields else ProvisionError
     with pytest.raises(kind, match=said):
-        provisioner.create(cluster.request(provisioner), token="one")
+        plaincalls.create(provisioner, cluster.request(provisioner), token="one")
     assert cluster.pods() == []
 
 
 def test_a_stranger_has_no_right_and_bad_credentials_are_told(cluster):
     stranger = cluster.provisioner(user=cluster.token_of("cloudspot-node"))
     with pytest.raises(AuthError, match=r"access denied: pods is forbidden.* cannot list"):
-        stranger.instances()
+        plaincalls.instances(stranger)
     with pytest.raises(AuthError, match="does not accept the credentials"):
-        cluster.provisioner(user="f" * 48).instances()
+        plaincalls.instances(cluster.provisioner(user="f" * 48))
 
 
 def test_the_list_tells_how_pods_end_until_they_are_gone(field, wait_until):
     field.add_nodes(NodeSpec("a", cpus=16))
     field.host.is_polite = False
     provisioner = field.provisioner()
-    made = list(provisioner.create(field.request(provisioner, num_nodes=5), token="one"))
+    made = list(plaincalls.create(provisioner, field.request(provisioner, num_nodes=5), token="one"))
     field.end(made[0], EndReason.SELF)
     field.end(made[1], EndReason.UNKNOWN)
     assert ended(provisioner, wait_until, made[0]).end_reason is EndReason.SELF
@@ -225,15 +226,15 @@ def test_the_list_tells_how_pods_end_until_they_are_gone(field, wait_until):
     wait_until(lambda: all(one["status"]["phase"] != "Pending" for one in field.pods()))
     field.evict(made[2], gracePeriodSeconds=2)
     assert going(provisioner, wait_until, made[2]) == {EndReason.RECLAIMED}
-    provisioner.terminate([made[3].id])
+    plaincalls.terminate(provisioner, [made[3].id])
     assert going(provisioner, wait_until, made[3]) == {EndReason.TERMINATED}
     with pytest.raises(TransientError, match="has not ended yet"):
         provisioner.release(JOB)
     # A replay adds nothing to what is left.
-    left = provisioner.create(field.request(provisioner, num_nodes=5), token="one")
+    left = plaincalls.create(provisioner, field.request(provisioner, num_nodes=5), token="one")
     assert [one.id for one in left] == [made[number].id for number in (0, 1, 4)]
     assert len(field.pods()) == 3
-    provisioner.terminate([made[4].id])
+    plaincalls.terminate(provisioner, [made[4].id])
     wait_until(lambda: made[4].id not in by_id(provisioner))
     provisioner.release(JOB)
     assert field.pods() == []
@@ -245,7 +246,7 @@ def test_an_on_demand_pod_that_somebody_deletes_is_not_reclaimed(field, wait_unt
     field.host.is_polite = False
     provisioner = field.provisioner()
     request = field.request(provisioner, market=Market.ON_DEMAND)
-    (one,) = provisioner.create(request, token="one")
+    (one,) = plaincalls.create(provisioner, request, token="one")
     wait_until(lambda: by_id(provisioner)[one.id].state is InstanceState.RUNNING)
     field.evict(one, gracePeriodSeconds=2)
     assert going(provisioner, wait_until, one) == {EndReason.TERMINATED}
@@ -254,7 +255,7 @@ def test_an_on_demand_pod_that_somebody_deletes_is_not_reclaimed(field, wait_unt
 def test_a_pod_that_does_not_end_by_itself_is_killed_after_its_grace_period(cluster, wait_until):
     cluster.host.is_polite = False
     provisioner = cluster.provisioner()
-    (one,) = provisioner.create(cluster.request(provisioner), token="one")
+    (one,) = plaincalls.create(provisioner, cluster.request(provisioner), token="one")
     wait_until(lambda: by_id(provisioner)[one.id].state is InstanceState.RUNNING)
     began = time.monotonic()
     cluster.evict(one, gracePeriodSeconds=3)
@@ -266,10 +267,10 @@ def test_a_pod_that_does_not_end_by_itself_is_killed_after_its_grace_period(clus
 
 def test_a_pod_whose_node_is_silent_is_alive_until_it_is_deleted_by_force(cluster, wait_until):
     provisioner = cluster.provisioner()
-    (one,) = provisioner.create(cluster.request(provisioner), token="one")
+    (one,) = plaincalls.create(provisioner, cluster.request(provisioner), token="one")
     wait_until(lambda: by_id(provisioner)[one.id].state is InstanceState.RUNNING)
     cluster.kubelet.fail_node(f"{cluster.name}-a")
-    provisioner.terminate([one.id])
+    plaincalls.terminate(provisioner, [one.id])
     time.sleep(3.0)
     assert by_id(provisioner)[one.id].state is InstanceState.SHUTTING_DOWN
     cluster.plane.request("DELETE", cluster.path(one), {"gracePeriodSeconds": 0})
@@ -278,33 +279,33 @@ def test_a_pod_whose_node_is_silent_is_alive_until_it_is_deleted_by_force(cluste
 
 def test_two_stores_have_jobs_of_one_name(cluster, wait_until):
     provisioner = cluster.provisioner()
-    ours = provisioner.create(cluster.request(provisioner, store_url="file:///a"), token="a")
-    theirs = provisioner.create(cluster.request(provisioner, store_url="file:///b"), token="b")
+    ours = plaincalls.create(provisioner, cluster.request(provisioner, store_url="file:///a"), token="a")
+    theirs = plaincalls.create(provisioner, cluster.request(provisioner, store_url="file:///b"), token="b")
     for one in (*ours, *theirs):
         cluster.end(one)
         ended(provisioner, wait_until, one)
     provisioner.release(JOB, store_url="file:///a")
-    assert {one.id: one.store_url for one in provisioner.instances()} == {theirs[0].id: "file:///b"}
+    assert {one.id: one.store_url for one in plaincalls.instances(provisioner)} == {theirs[0].id: "file:///b"}
 
 
 def test_ids_that_are_nobodys_are_no_error(cluster, wait_until):
     provisioner = cluster.provisioner()
-    provisioner.terminate(["none", "digits-1-1-0-abc.12345678", ""])
-    (one,) = provisioner.create(cluster.request(provisioner), token="one")
-    provisioner.terminate([f"{one.id.rpartition('.')[0]}.00000000"])
+    plaincalls.terminate(provisioner, ["none", "digits-1-1-0-abc.12345678", ""])
+    (one,) = plaincalls.create(provisioner, cluster.request(provisioner), token="one")
+    plaincalls.terminate(provisioner, [f"{one.id.rpartition('.')[0]}.00000000"])
     assert by_id(provisioner)[one.id].state is not InstanceState.SHUTTING_DOWN
     cluster.end(one)
     ended(provisioner, wait_until, one)
-    provisioner.terminate([one.id])
-    assert provisioner.create(cluster.request(provisioner), token="one")[0].id == one.id
+    plaincalls.terminate(provisioner, [one.id])
+    assert plaincalls.create(provisioner, cluster.request(provisioner), token="one")[0].id == one.id
     provisioner.release(JOB)
     # A pod of the same name, which the same token made, is another machine.
-    assert provisioner.create(cluster.request(provisioner), token="one")[0].id != one.id
+    assert plaincalls.create(provisioner, cluster.request(provisioner), token="one")[0].id != one.id
 
 
 def test_machines_are_told_facts(cluster):
     provisioner = cluster.provisioner()
-    made = provisioner.create(cluster.request(provisioner), token="one")
+    made = plaincalls.create(provisioner, cluster.request(provisioner), token="one")
     provisioner.announce(made, {"MASTER_ADDR": "10.88.0.1"})
     provisioner.announce(made, {"MASTER_ADDR": "10.88.0.2"})
     assert cluster.pods()[0]["metadata"]["annotations"]["MASTER_ADDR"] == "10.88.0.2"
@@ -312,7 +313,7 @@ def test_machines_are_told_facts(cluster):
 
 def test_a_console_is_what_the_container_has_printed(cluster, wait_until):
     provisioner = cluster.provisioner()
-    (one,) = provisioner.create(cluster.request(provisioner), token="one")
+    (one,) = plaincalls.create(provisioner, cluster.request(provisioner), token="one")
     cluster.end(one, EndReason.UNKNOWN)
     found = ended(provisioner, wait_until, one)
     assert provisioner.console(found) == "kubelet: the container exited with 1\n"
@@ -325,7 +326,7 @@ def test_on_demand_pods_are_on_other_nodes(field):
     provisioner = field.provisioner()
     made = {}
     for market in Market:
-        provisioner.create(field.request(provisioner, market=market), token=market.value)
+        plaincalls.create(provisioner, field.request(provisioner, market=market), token=market.value)
     for pod in field.pods():
         made[pod["metadata"]["annotations"]["cloudspot-market"]] = pod["spec"]["nodeName"].rpartition("-")[2]
     assert made["spot"] == "a"
@@ -335,33 +336,33 @@ def test_on_demand_pods_are_on_other_nodes(field):
 def test_a_kubeconfig_of_another_cluster_is_refused(cluster, tmp_path):
     provisioner = cluster.provisioner(cluster="0" * 16)
     with pytest.raises(AuthError, match=r"providers.kubernetes.cluster: .* leads to another"):
-        provisioner.instances()
+        plaincalls.instances(provisioner)
 
 
 def test_offers_are_the_options_own(cluster):
-    offers = cluster.provisioner(zones=("b", "a")).offers(Resources(cpus=2))
+    offers = plaincalls.offers(cluster.provisioner(zones=("b", "a")), Resources(cpus=2))
     assert [(one.key, one.price_per_hour, one.on_demand_price_per_hour) for one in offers] == [
         ("spot/b/small", 0.3, 1.0),
         ("on-demand/b/small", 1.0, 1.0),
         ("spot/a/small", 0.3, 1.0),
         ("on-demand/a/small", 1.0, 1.0),
     ]
-    assert cluster.provisioner().offers(Resources(cpus=3)) == []
+    assert plaincalls.offers(cluster.provisioner(), Resources(cpus=3)) == []
 
 
 def test_a_right_that_is_missing_right_after_an_outage_may_not_be(cluster):
     provisioner = cluster.provisioner(user=cluster.token_of("cloudspot-node"))
     api = provisioner._cluster
     with pytest.raises(AuthError):
-        provisioner.instances()
+        plaincalls.instances(provisioner)
     cluster.plane.stop_api()
     try:
         with pytest.raises(TransientError, match="no answer"):
-            provisioner.instances()
+            plaincalls.instances(provisioner)
     finally:
         cluster.plane.start_api()
     with pytest.raises(TransientError, match="may not have read its roles yet"):
-        provisioner.instances()
+        plaincalls.instances(provisioner)
     api._monotonic = lambda: api._failed_at + 61
     with pytest.raises(AuthError):
-        provisioner.instances()
+        plaincalls.instances(provisioner)

@@ -14,6 +14,7 @@ from cloudspot.boot.script import ending_command
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.tables import convert
 from cloudspot.model import Market, Resources
+from cloudspot.testing import plaincalls
 from cloudspot_kubernetes.notice import TERMINATING
 from cloudspot_kubernetes.options import KubernetesOptions
 from cloudspot_kubernetes.podspec import PodsRequest, pods_of
@@ -75,7 +76,9 @@ def spec_of(provisioner, **fields):
 
 
 def pod_of(provisioner, *, market=Market.SPOT, **fields):
-    offer = next(one for one in provisioner.offers(Resources(accelerator="a10")) if one.market is market)
+    offer = next(
+        one for one in plaincalls.offers(provisioner, Resources(accelerator="a10")) if one.market is market
+    )
     body = msgspec.convert(provisioner.render(group_of(offer, **fields)).body, PodsRequest)
     return pods_of(body, "token")[0]
 
@@ -126,7 +129,7 @@ def test_a_pod_may_ask_for_a_fraction_of_a_cpu_and_be_limited_to_another(provisi
 
 def test_a_type_with_a_fraction_fits_jobs_that_ask_for_no_more(provisioner_with):
     provisioner = provisioner_with(types=types_with(cpus=7.5))
-    assert [len(provisioner.offers(Resources(cpus=cpus))) for cpus in (7, 8)] == [2, 0]
+    assert [len(plaincalls.offers(provisioner, Resources(cpus=cpus))) for cpus in (7, 8)] == [2, 0]
 
 
 def test_the_jobs_labels_and_those_of_the_options_reach_its_pods_but_not_over_cloudspots_own(
@@ -188,7 +191,7 @@ def test_an_on_demand_pod_stays_off_spot_nodes(provisioner):
 
 
 def test_the_same_launch_gives_the_same_request_and_equals_itself_after_it_was_stored(provisioner):
-    group = group_of(provisioner.offers(Resources(accelerator_count=2))[0], num_nodes=3)
+    group = group_of(plaincalls.offers(provisioner, Resources(accelerator_count=2))[0], num_nodes=3)
     first = provisioner.render(group)
     assert first == provisioner.render(group)
     assert msgspec.json.decode(msgspec.json.encode(first), type=type(first)) == first
@@ -280,7 +283,7 @@ def test_what_has_no_default_is_asked_for_before_there_is_a_job(missing):
 
 def test_a_missing_kubeconfig_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    lines = KubernetesProvider(options_of()).check()
+    lines = plaincalls.check(KubernetesProvider(options_of()))
     assert [(one.name, one.ok) for one in lines] == [("kubeconfig", False)]
     assert "there is no kubeconfig" in lines[0].detail
     assert "set KUBECONFIG" in lines[0].detail

@@ -8,6 +8,7 @@ from support.worlds.groups import group_of
 
 from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, TransientError
 from cloudspot.model import Resources
+from cloudspot.testing import plaincalls
 from cloudspot_kubernetes import pods as pods_module
 from cloudspot_kubernetes.cluster import Cluster
 from cloudspot_kubernetes.options import KubernetesOptions, PodType
@@ -35,9 +36,9 @@ def provisioner(api, tmp_path, monkeypatch):
 
 
 def launch(provisioner, *, num_nodes=1, **fields):
-    (offer,) = provisioner.offers(Resources())
+    (offer,) = plaincalls.offers(provisioner, Resources())
     request = provisioner.render(group_of(offer, num_nodes=num_nodes, **fields))
-    return provisioner.create(request, token="one")
+    return plaincalls.create(provisioner, request, token="one")
 
 
 def forbidden(message):
@@ -48,7 +49,7 @@ def test_a_pod_can_be_ended_by_whoever_may_not_mark_it(api, provisioner):
     made = launch(provisioner, num_nodes=2)
     api.denied = {("patch", "pods")}
     with pytest.raises(AuthError, match=r"access denied: pods is forbidden: .* cannot patch"):
-        provisioner.terminate([one.id for one in made])
+        plaincalls.terminate(provisioner, [one.id for one in made])
     assert api.pods == {}
 
 

@@ -10,6 +10,7 @@ import yaml
 
 import cloudspot_kubernetes
 from cloudspot.errors import AuthError
+from cloudspot.testing import plaincalls
 from cloudspot_kubernetes.cluster import Cluster, Refusal
 from cloudspot_kubernetes.options import KubernetesOptions
 from cloudspot_kubernetes.provider import KubernetesProvider
@@ -55,9 +56,9 @@ def limited(cluster):
 
 def do_all(cluster, provisioner):
     """Do what a driver does in the life of a job."""
-    made = provisioner.create(cluster.request(provisioner), token="one")
+    made = plaincalls.create(provisioner, cluster.request(provisioner), token="one")
     provisioner.announce(made, {"MASTER_ADDR": "10.88.0.1"})
-    provisioner.terminate([one.id for one in made])
+    plaincalls.terminate(provisioner, [one.id for one in made])
     provisioner.console(made[0])
 
 
@@ -70,7 +71,7 @@ def test_a_submitter_has_no_right_to_spare(cluster, limited, verb, resource):
     ):
         do_all(cluster, provisioner)
     options = provisioner._options
-    (line,) = [one for one in KubernetesProvider(options).check() if one.name == "rights"]
+    (line,) = [one for one in plaincalls.check(KubernetesProvider(options)) if one.name == "rights"]
     assert not line.ok
     assert f"lacks the right to {verb} {resource} in {cluster.name}" in line.detail
     assert "role-submitter.yaml" in line.remedy
@@ -78,7 +79,7 @@ def test_a_submitter_has_no_right_to_spare(cluster, limited, verb, resource):
 
 def test_a_submitter_has_what_the_check_tries(cluster):
     provisioner = cluster.provisioner()
-    lines = KubernetesProvider(provisioner._options).check()
+    lines = plaincalls.check(KubernetesProvider(provisioner._options))
     assert [(one.name, one.ok) for one in lines] == [
         ("kubeconfig", True),
         ("rights", True),
@@ -95,14 +96,14 @@ def test_a_submitter_has_what_the_check_tries(cluster):
 
 def test_the_check_tells_what_admission_refuses(cluster):
     options = cluster.provisioner(priority_class="none")._options
-    (line,) = [one for one in KubernetesProvider(options).check() if one.name == "launch, spot"]
+    (line,) = [one for one in plaincalls.check(KubernetesProvider(options)) if one.name == "launch, spot"]
     assert not line.ok
     assert "no PriorityClass with name none" in line.detail
 
 
 def test_a_node_reads_pods_and_nothing_else(cluster, tmp_path):
     provisioner = cluster.provisioner()
-    (made,) = provisioner.create(cluster.request(provisioner), token="one")
+    (made,) = plaincalls.create(provisioner, cluster.request(provisioner), token="one")
     kubeconfig = cluster.provisioner(user=cluster.token_of("cloudspot-node"))._options.kubeconfig
     node = Cluster(KubernetesOptions(kubeconfig=kubeconfig))
     assert node.request("GET", cluster.path(made))["metadata"]["labels"]["cloudspot-rank"] == "0"

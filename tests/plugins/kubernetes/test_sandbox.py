@@ -13,6 +13,7 @@ import cloudspot_kubernetes_sandbox
 from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.errors import CloudspotError, PluginError
 from cloudspot.model import EndReason, InstanceState, Resources
+from cloudspot.testing import plaincalls
 from cloudspot_kubernetes.cluster import Cluster
 from cloudspot_kubernetes.options import KubernetesOptions, PodType
 from cloudspot_kubernetes.pods import PodProvisioner
@@ -71,9 +72,9 @@ def test_a_pod_has_what_it_asked_for_and_ends_by_sigterm(tmp_path, require_contr
         )
         provisioner = PodProvisioner(options, Cluster(options))
         script = f"mkdir -p /var/lib/cloudspot; touch /var/lib/cloudspot/on-shutdown\n{LOOK}"
-        (offer,) = provisioner.offers(Resources())
+        (offer,) = plaincalls.offers(provisioner, Resources())
         request = provisioner.render(group_of(offer, user_data=script, max_seconds=600.0))
-        (one,) = provisioner.create(request, token="one")
+        (one,) = plaincalls.create(provisioner, request, token="one")
 
         def said():
             return provisioner.console(one).splitlines()
@@ -98,7 +99,7 @@ def test_a_pod_has_what_it_asked_for_and_ends_by_sigterm(tmp_path, require_contr
         body = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": metadata}
         body["deleteOptions"] = {"gracePeriodSeconds": 3}
         plane.request("POST", f"{namespace}/pods/{name}/eviction", body)
-        (found,) = provisioner.instances()
+        (found,) = plaincalls.instances(provisioner)
         assert (found.state, found.end_reason) == (InstanceState.SHUTTING_DOWN, EndReason.RECLAIMED)
         wait_until(lambda: plane.get(f"{namespace}/pods")["items"] == [])
         # Its first process writes the file for the agent, and does not pass the signal on.

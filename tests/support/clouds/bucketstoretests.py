@@ -35,6 +35,7 @@ from cloudspot.jobstore.access.creation import create
 from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.store_probe import probe
 from cloudspot.registry import open_store
+from cloudspot.testing import plaincalls
 
 MIB = 1 << 20
 OBJECT_NAMES = ("Key", "Prefix", "name", "object", "prefix")
@@ -186,7 +187,7 @@ class BucketStoreTests:
         objects = {"some/prefix/k", "some/prefix/large", "some/prefix/left"}
         assert objects <= set(filter(None, names)) <= {*objects, "some/prefix/"}
         cloud.faults.calls.clear()
-        store.check()
+        plaincalls.check(store)
         checked = frozenset().union(*(cloud.rights_of(call) for call in cloud.faults.calls))
         assert cloud.needed_by_the_check_alone <= checked
         assert taken | checked == cloud.granted_to_submitters
@@ -244,7 +245,7 @@ class BucketStoreTests:
                 f"store {cloud.scheme}://nobodys-bucket/p: there is no bucket 'nobodys-bucket'; create it "
                 f"({cloud.how_to_create}nobodys-bucket) or correct the name"
             )
-        (only,) = store.check()
+        (only,) = plaincalls.check(store)
         assert (only.name, only.ok, only.detail) == ("bucket", False, str(caught.value))
 
     def test_a_missing_object_is_named(self, store):

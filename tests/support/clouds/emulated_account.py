@@ -3,6 +3,7 @@
 from types import MappingProxyType
 
 from cloudspot.model import EndReason, InstanceState
+from cloudspot.testing import plaincalls
 from cloudspot.testing.account import Account, Call, Fault
 
 ALWAYS = 1000
@@ -55,7 +56,7 @@ class EmulatedAccount(Account):
         host = set(self.cloud.alive)
         known = {
             one.id
-            for one in self.provider().provisioner().instances()
+            for one in plaincalls.instances(self.provider().provisioner())
             if one.state is not InstanceState.ENDED
         }
         assert {self.host_id(one) for one in known} == host

@@ -4,6 +4,7 @@ import pytest
 from support.clouds.emulated_account import ALWAYS, EmulatedAccount, Fault
 
 from cloudspot.errors import AuthError, CapacityError
+from cloudspot.testing import plaincalls
 from cloudspot.testing.imagekit import KEY, ImageHostTests
 
 
@@ -31,7 +32,7 @@ class EmulatedImageTests(ImageHostTests):
     def test_an_image_whose_machine_ends_too_early_has_failed_and_is_replaced(self, account):
         machine = self._machine(account)
         begun = account.provider().image_host().save(machine, key=KEY, job_name="kit-job")
-        account.provider().provisioner().terminate([machine.id])
+        plaincalls.terminate(account.provider().provisioner(), [machine.id])
         account.pass_time(600.0)
         found = account.provider().image_host().find(KEY)
         assert found is not None
@@ -48,7 +49,7 @@ class EmulatedImageTests(ImageHostTests):
         request = provider.provisioner().render(self._group(account, provider, launch=2))
         account.provider().image_host().remove(made.id)
         with pytest.raises(CapacityError, match="the image that held the job's setup was removed"):
-            provider.provisioner().create(request, token="kit-2")
+            plaincalls.create(provider.provisioner(), request, token="kit-2")
         assert len(account.running()) == 1
 
     @pytest.mark.full

@@ -23,6 +23,7 @@ from cloudspot.errors import (
 )
 from cloudspot.model import InstanceState, Market, Resources
 from cloudspot.plugin import cloudprovider
+from cloudspot.testing import plaincalls
 
 SCRIPT = "#!/usr/bin/env bash\necho boot\n"
 JOB = "digits-1"
@@ -66,10 +67,10 @@ class LaunchKit:
         return self.provisioner.render(self.group(**fields))
 
     def launch(self, *, token="token-1", **fields):
-        return self.provisioner.create(self.request(**fields), token=token)
+        return plaincalls.create(self.provisioner, self.request(**fields), token=token)
 
     def listed(self, job_id=JOB):
-        return {one.id: one for one in self.provisioner.instances(job_id=job_id)}
+        return {one.id: one for one in plaincalls.instances(self.provisioner, job_id=job_id)}
 
     def host_id(self, instance_id):
         """Return what the host of the machines calls the one of this id."""
@@ -179,7 +180,7 @@ class CloudProvisionerTests:
         request = kit.request(num_nodes=2)
         kit.cloud.faults.capacity["*", "*", "spot"] = 1
         with pytest.raises(CapacityError, match=self.no_capacity):
-            kit.provisioner.create(request, token="t")
+            plaincalls.create(kit.provisioner, request, token="t")
         assert kit.cloud.faults.count(self.launch_call) == 1
         assert kit.cloud.alive == []
 
@@ -188,7 +189,7 @@ class CloudProvisionerTests:
         request = kit.request()
         kit.cloud.faults.inject(self.launch_call, code, status=status, times=3)
         with pytest.raises(kind, match=code) as error:
-            kit.provisioner.create(request, token="t")
+            plaincalls.create(kit.provisioner, request, token="t")
         assert type(error.value) is kind
         assert kit.cloud.faults.count(self.launch_call) == num_calls
         assert kit.cloud.alive == []
@@ -198,9 +199,9 @@ class CloudProvisionerTests:
         code, status = self.throttled
         kit.cloud.faults.inject(self.launch_call, code, status=status, times=5)
         with pytest.raises(TransientError, match=f"{self.name} throttles the requests"):
-            kit.provisioner.create(request, token="t")
+            plaincalls.create(kit.provisioner, request, token="t")
         assert kit.cloud.faults.count(self.launch_call) == 3
-        assert len(kit.provisioner.create(request, token="t")) == 1
+        assert len(plaincalls.create(kit.provisioner, request, token="t")) == 1
         assert kit.cloud.faults.count(self.launch_call) == 6
 
     @pytest.mark.full
@@ -208,9 +209,9 @@ class CloudProvisionerTests:
         request = kit.request()
         provisioner = self.without_api(monkeypatch)
         with pytest.raises(TransientError, match=self.unreached):
-            provisioner.create(request, token="t")
+            plaincalls.create(provisioner, request, token="t")
         with pytest.raises(TransientError, match=f"listing the machines: {self.unreached}"):
-            provisioner.instances()
+            plaincalls.instances(provisioner)
 
     def test_an_answer_that_is_none_of_the_clouds_leaves_the_outcome_open(self, kit, door):
         def proxy(environ, start_response):
@@ -220,7 +221,7 @@ class CloudProvisionerTests:
         request = kit.request()
         door.app = proxy
         with pytest.raises(TransientError, match=self.garbled_launch):
-            kit.provisioner.create(request, token="t")
+            plaincalls.create(kit.provisioner, request, token="t")
         with pytest.raises(TransientError, match=self.garbled_listing):
             kit.listed()
 
@@ -232,13 +233,13 @@ class CloudProvisionerTests:
         self.launch_stranger(kit)
         assert len(kit.cloud.alive) == 3
         assert list(kit.listed()) == [one.id]
-        assert {found.id for found in kit.provisioner.instances()} == {one.id, other.id}
+        assert {found.id for found in plaincalls.instances(kit.provisioner)} == {one.id, other.id}
 
     def test_a_machine_that_is_going_is_alive(self, kit):
         (instance,) = kit.launch()
         kit.listed()
         kit.cloud.host.ends_at_once = False
-        kit.provisioner.terminate([instance.id])
+        plaincalls.terminate(kit.provisioner, [instance.id])
         found = kit.listed()[instance.id]
         assert (found.state, found.end_reason) == (InstanceState.SHUTTING_DOWN, self.going_reason)
 
@@ -262,7 +263,7 @@ class CloudProvisionerTests:
             kit.provisioner.announce(made, {"MASTER_ADDR": "10.77.0.11", "NUM_NODES": "2"})
 
     def test_terminating_nothing_asks_nobody(self, kit):
-        kit.provisioner.terminate([])
+        plaincalls.terminate(kit.provisioner, [])
         assert kit.cloud.faults.calls == []
 
     # --- a role that is seconds old ---------------------------------------------------------------
@@ -272,10 +273,10 @@ class CloudProvisionerTests:
         request = kit.request()
         self.give_role(request.body, "nobodys")
         with pytest.raises(TransientError, match=r"it may be too new to be known: trying again$"):
-            kit.provisioner.create(request, token="t")
+            plaincalls.create(kit.provisioner, request, token="t")
         monkeypatch.setattr(cloudprovider, "NEW_ROLE_SECONDS", 0.0)
         with pytest.raises(ProvisionError, match=rf"^providers\.{kit.provisioner.provider}\.") as error:
-            kit.provisioner.create(request, token="t")
+            plaincalls.create(kit.provisioner, request, token="t")
         assert "too new" not in str(error.value)
         assert kit.cloud.alive == []
 
@@ -355,10 +356,10 @@ class AccountTests:
     def test_another_accounts_empty_listing_proves_nothing(self, kit):
         other = "9" * len(self.account)
         with pytest.raises(AuthError) as error:
-            type(kit)(kit.cloud, account=other).provisioner.instances()
+            plaincalls.instances(type(kit)(kit.cloud, account=other).provisioner)
         provider = kit.provisioner.provider
         assert str(error.value) == (
             f"providers.{provider}.account: the job's machines are in account {other}, and these credentials "
             f"are of {self.account}; use others"
         )
-        assert type(kit)(kit.cloud, account=self.account).provisioner.instances() == ()
+        assert plaincalls.instances(type(kit)(kit.cloud, account=self.account).provisioner) == ()

@@ -20,6 +20,8 @@ from typing import Any
 
 from support.jobs.acting_user import COMMAND
 
+from cloudspot.testing import plaincalls
+
 NAME = "interrupted"
 NOTICE = "20s"
 """Of the provider ``local``; a cloud gives its own."""
@@ -148,7 +150,7 @@ def _end_machine(provider: str, shown: Mapping[str, Any], cloudspot: Callable[..
     from cloudspot.registry import open_provider
 
     # As by its owner's hand: a drill of a cloud always gives the cloud's notice.
-    open_provider(provider, None).provisioner().terminate([shown["nodes"][-1]["instance_id"]])
+    plaincalls.terminate(open_provider(provider, None).provisioner(), [shown["nodes"][-1]["instance_id"]])
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import msgspec
 from support.records.made_records import Records
 from support.records.uploads import upload_files
 
+from cloudspot.calls import InstancesResult, OffersResult
 from cloudspot.controller.reconcile import Reconciled, Reconciler
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import spec_from_json
@@ -42,17 +43,17 @@ class ListedMachines:
     def provisioner(self):
         return self
 
-    def instances(self, *, job_id=None):
-        return [one for one in self.machines if job_id in {None, one.job_id}]
+    def instances(self, request):
+        return InstancesResult(instances=tuple(filter(request.wants, self.machines)))
 
-    def offers(self, _resources):
-        return []
+    def offers(self, _request):
+        return OffersResult(offers=())
 
     def announce(self, instances, facts):
         pass
 
-    def terminate(self, instance_ids):
-        raise AssertionError(f"{instance_ids} have every right to run")
+    def terminate(self, request):
+        raise AssertionError(f"{request.instance_ids} have every right to run")
 
     def release(self, job_id, *, store_url):
         pass

@@ -45,8 +45,8 @@ def breaks(*promises):
 class IgnoresTheToken(MemoryProvisioner):
     """a repeated token creates again"""
 
-    def create(self, request, *, token):
-        return super().create(request, token=f"{token}-{next(self.cloud.numbers)}")
+    def created(self, request, *, token):
+        return super().created(request, token=f"{token}-{next(self.cloud.numbers)}")
 
 
 @breaks(
@@ -56,11 +56,11 @@ class IgnoresTheToken(MemoryProvisioner):
 class ChecksTheTokenTooEarly(MemoryProvisioner):
     """looks for the token, and creates later"""
 
-    def create(self, request, *, token):
+    def created(self, request, *, token):
         if token in self.cloud.tokens:
-            return super().create(request, token=token)
+            return super().created(request, token=token)
         time.sleep(0.05)
-        made = super().create(request, token=f"{token}-{next(self.cloud.numbers)}")
+        made = super().created(request, token=f"{token}-{next(self.cloud.numbers)}")
         self.cloud.tokens.setdefault(token, (request, [one.id for one in made]))
         return made
 
@@ -71,12 +71,12 @@ class ChecksTheTokenTooEarly(MemoryProvisioner):
 class LooksInTheListingFirst(MemoryProvisioner):
     """finds a token's machines by the listing, which lags"""
 
-    def create(self, request, *, token):
+    def created(self, request, *, token):
         with self.cloud.lock:
-            listed = {one.id for one in MemoryProvisioner.instances(self)}
+            listed = {one.id for one in MemoryProvisioner.listed(self)}
             if token in self.cloud.tokens and not listed.intersection(self.cloud.tokens[token][1]):
                 del self.cloud.tokens[token]
-            return super().create(request, token=token)
+            return super().created(request, token=token)
 
 
 @breaks(
@@ -85,11 +85,11 @@ class LooksInTheListingFirst(MemoryProvisioner):
 class RevivesAnEndedToken(MemoryProvisioner):
     """buys again where a token's machines have ended"""
 
-    def create(self, request, *, token):
-        made = super().create(request, token=token)
+    def created(self, request, *, token):
+        made = super().created(request, token=token)
         if all(one.state is InstanceState.ENDED for one in made):
             del self.cloud.tokens[token]
-            return super().create(request, token=token)
+            return super().created(request, token=token)
         return made
 
 
@@ -99,9 +99,9 @@ class RevivesAnEndedToken(MemoryProvisioner):
 class RemembersTheTokenAfterTheAnswer(MemoryProvisioner):
     """forgets the token when the answer is lost"""
 
-    def create(self, request, *, token):
+    def created(self, request, *, token):
         try:
-            return super().create(request, token=token)
+            return super().created(request, token=token)
         except TransientError:
             self.cloud.tokens.pop(token, None)
             raise
@@ -115,9 +115,9 @@ class RemembersTheTokenAfterTheAnswer(MemoryProvisioner):
 class LeavesAPartOfALaunch(MemoryProvisioner):
     """too few machines are an error, and stay"""
 
-    def create(self, request, *, token):
+    def created(self, request, *, token):
         try:
-            return super().create(request, token=token)
+            return super().created(request, token=token)
         except CapacityError:
             for rank in range(self.cloud.room):
                 self.make(request.body, rank)
@@ -132,9 +132,9 @@ class LeavesAPartOfALaunch(MemoryProvisioner):
 class IgnoresTheMinimum(MemoryProvisioner):
     """fewer machines than min_nodes count as success"""
 
-    def create(self, request, *, token):
+    def created(self, request, *, token):
         request = replace(request, body={**request.body, "min_nodes": 1})
-        return super().create(request, token=token)
+        return super().created(request, token=token)
 
 
 @breaks(
@@ -143,9 +143,9 @@ class IgnoresTheMinimum(MemoryProvisioner):
 class TakesAllOrNone(MemoryProvisioner):
     """fewer machines than wished but enough are refused"""
 
-    def create(self, request, *, token):
+    def created(self, request, *, token):
         body = {**request.body, "min_nodes": request.body.get("num_nodes")}
-        return super().create(replace(request, body=body), token=token)
+        return super().created(replace(request, body=body), token=token)
 
 
 @breaks(
@@ -154,8 +154,8 @@ class TakesAllOrNone(MemoryProvisioner):
 class TopsUpAtAReplay(MemoryProvisioner):
     """a replay of a launch that came smaller buys the rest"""
 
-    def create(self, request, *, token):
-        made = list(super().create(request, token=token))
+    def created(self, request, *, token):
+        made = list(super().created(request, token=token))
         rest = range(len(made), request.body["num_nodes"]) if self.cloud.room is None else ()
         return [*made, *(self.make(request.body, rank) for rank in rest)]
 
@@ -168,9 +168,9 @@ class TopsUpAtAReplay(MemoryProvisioner):
 class CallsNoRoomTransient(MemoryProvisioner):
     """no room is an unknown outcome"""
 
-    def create(self, request, *, token):
+    def created(self, request, *, token):
         try:
-            return super().create(request, token=token)
+            return super().created(request, token=token)
         except CapacityError as error:
             raise TransientError(str(error)) from error
 
@@ -179,9 +179,9 @@ class CallsNoRoomTransient(MemoryProvisioner):
 class CallsAQuotaNoRoom(MemoryProvisioner):
     """the account's limit counts as the cloud's"""
 
-    def create(self, request, *, token):
+    def created(self, request, *, token):
         try:
-            return super().create(request, token=token)
+            return super().created(request, token=token)
         except QuotaError as error:
             raise CapacityError(str(error)) from error
 
@@ -190,9 +190,9 @@ class CallsAQuotaNoRoom(MemoryProvisioner):
 class CallsADenialTransient(MemoryProvisioner):
     """a missing right is tried again for ever"""
 
-    def create(self, request, *, token):
+    def created(self, request, *, token):
         try:
-            return super().create(request, token=token)
+            return super().created(request, token=token)
         except AuthError as error:
             raise TransientError(str(error)) from error
 
@@ -201,19 +201,19 @@ class CallsADenialTransient(MemoryProvisioner):
 class GivesUpWhenThrottled(MemoryProvisioner):
     """throttling ends the launch for good"""
 
-    def create(self, request, *, token):
+    def created(self, request, *, token):
         if self.cloud.faults.get(Call.CREATE) is Fault.THROTTLED:
             raise ProvisionError("throttled")
-        return super().create(request, token=token)
+        return super().created(request, token=token)
 
 
 @breaks("each_refusal_of_a_launch_says_what_to_do_next_and_leaves_nothing[refused]")
 class LeavesAMachineWhenRefused(MemoryProvisioner):
     """a request that cannot work leaves a machine"""
 
-    def create(self, request, *, token):
+    def created(self, request, *, token):
         try:
-            return super().create(request, token=token)
+            return super().created(request, token=token)
         except ProvisionError:
             if self.cloud.faults.get(Call.CREATE) is Fault.REFUSED:
                 self.make(request.body, 0)
@@ -226,9 +226,9 @@ class LeavesAMachineWhenRefused(MemoryProvisioner):
 class TakesAnyRequest(MemoryProvisioner):
     """a request of another provider is carried out"""
 
-    def create(self, request, *, token):
+    def created(self, request, *, token):
         if request.provider == "memory":
-            return super().create(request, token=token)
+            return super().created(request, token=token)
         known = dict.fromkeys(("user_data", "labels", "max_seconds", "disk_bytes"))
         body = {"launch": 1, "store_url": "", "zone": "a", "instance_type": "m", "market": "spot", **known}
         return [self.make({**body, **request.body}, 0)]
@@ -240,10 +240,10 @@ class TakesAnyRequest(MemoryProvisioner):
 class KeepsTheRequestInItself(MemoryProvisioner):
     """two threads that create at once share one request"""
 
-    def create(self, request, *, token):
+    def created(self, request, *, token):
         self.request = request
         time.sleep(0.05)
-        return super().create(self.request, token=token)
+        return super().created(self.request, token=token)
 
 
 @breaks(
@@ -284,9 +284,9 @@ class AsksWhileItRenders(MemoryProvisioner):
 class ListsNothingWhenUnwell(MemoryProvisioner):
     """a listing that fails is empty"""
 
-    def instances(self, *, job_id=None):
+    def listed(self, *, job_id=None):
         try:
-            return super().instances(job_id=job_id)
+            return super().listed(job_id=job_id)
         except TransientError:
             return ()
 
@@ -295,9 +295,9 @@ class ListsNothingWhenUnwell(MemoryProvisioner):
 class CallsAForbiddenListingTransient(MemoryProvisioner):
     """a missing right to list is tried again for ever"""
 
-    def instances(self, *, job_id=None):
+    def listed(self, *, job_id=None):
         try:
-            return super().instances(job_id=job_id)
+            return super().listed(job_id=job_id)
         except AuthError as error:
             raise TransientError(str(error)) from error
 
@@ -309,16 +309,26 @@ class CallsAForbiddenListingTransient(MemoryProvisioner):
 class ListsEveryJob(MemoryProvisioner):
     """a job sees the machines of all"""
 
-    def instances(self, *, job_id=None):
-        return super().instances()
+    def listed(self, *, job_id=None):
+        return super().listed()
+
+
+@breaks(
+    "machines_of_two_stores_jobs_of_one_name_are_told_apart",
+)
+class ListsEveryStore(MemoryProvisioner):
+    """a store sees the machines of all"""
+
+    def instances(self, request):
+        return super().instances(replace(request, store_url=""))
 
 
 class _Lists(MemoryProvisioner):
     def told(self, one):
         raise NotImplementedError
 
-    def instances(self, *, job_id=None):
-        return tuple(self.told(one) for one in super().instances(job_id=job_id))
+    def listed(self, *, job_id=None):
+        return tuple(self.told(one) for one in super().listed(job_id=job_id))
 
 
 @breaks(
@@ -390,11 +400,11 @@ class CallsEveryEndAReclaim(_Lists):
 class RaisesAtUnknownMachines(MemoryProvisioner):
     """terminating what is not there is an error"""
 
-    def terminate(self, instance_ids):
+    def ended(self, instance_ids):
         for one in instance_ids:
             if one not in self.cloud.machines:
                 raise CloudspotError(f"there is no machine {one!r}")
-        super().terminate(instance_ids)
+        super().ended(instance_ids)
 
 
 @breaks(
@@ -403,11 +413,11 @@ class RaisesAtUnknownMachines(MemoryProvisioner):
 class StopsAtUnknownMachines(MemoryProvisioner):
     """an unknown id saves the machines behind it"""
 
-    def terminate(self, instance_ids):
+    def ended(self, instance_ids):
         for one in instance_ids:
             if one not in self.cloud.machines:
                 return
-            super().terminate([one])
+            super().ended([one])
 
 
 @breaks(
@@ -419,9 +429,9 @@ class StopsAtUnknownMachines(MemoryProvisioner):
 class TerminatesTheWholeLaunch(MemoryProvisioner):
     """terminating some machines ends their neighbours"""
 
-    def terminate(self, instance_ids):
+    def ended(self, instance_ids):
         launches = {(one.job_id, one.launch) for one in map(self.cloud.machines.get, instance_ids) if one}
-        super().terminate([m.id for m in self.cloud.alive() if (m.job_id, m.launch) in launches])
+        super().ended([m.id for m in self.cloud.alive() if (m.job_id, m.launch) in launches])
 
 
 @breaks(
@@ -430,8 +440,8 @@ class TerminatesTheWholeLaunch(MemoryProvisioner):
 class TerminatesAllForNothing(MemoryProvisioner):
     """an empty list means every machine"""
 
-    def terminate(self, instance_ids):
-        super().terminate(instance_ids or list(self.cloud.machines))
+    def ended(self, instance_ids):
+        super().ended(instance_ids or list(self.cloud.machines))
 
 
 @breaks(
@@ -454,7 +464,7 @@ class ReleasesByTheJobsName(MemoryProvisioner):
     """a release ends another store's job of the same name"""
 
     def release(self, job_id, *, store_url=""):
-        self.terminate([one.id for one in self.cloud.alive() if one.job_id == job_id])
+        self.ended([one.id for one in self.cloud.alive() if one.job_id == job_id])
 
 
 @breaks(
@@ -463,8 +473,8 @@ class ReleasesByTheJobsName(MemoryProvisioner):
 class OffersTheSameTwice(MemoryProvisioner):
     """two offers have one name"""
 
-    def offers(self, resources):
-        return super().offers(resources) * 2
+    def offered(self, resources):
+        return super().offered(resources) * 2
 
 
 @breaks(
@@ -476,8 +486,8 @@ class OffersTheSameTwice(MemoryProvisioner):
 class OffersWhatNobodySells(MemoryProvisioner):
     """an accelerator that does not exist is offered"""
 
-    def offers(self, resources):
-        return super().offers(Resources())
+    def offered(self, resources):
+        return super().offered(Resources())
 
 
 @breaks(
@@ -488,8 +498,8 @@ class OffersWhatNobodySells(MemoryProvisioner):
 class OffersForNothing(MemoryProvisioner):
     """an offer costs nothing"""
 
-    def offers(self, resources):
-        return [replace(one, price_per_hour=0.0) for one in super().offers(resources)]
+    def offered(self, resources):
+        return [replace(one, price_per_hour=0.0) for one in super().offered(resources)]
 
 
 @breaks(

@@ -177,8 +177,8 @@ class OffersOneZone(MemoryProvisioner):
 class OffersTheCheapestAlone(MemoryProvisioner):
     """only the cheapest type that fits is offered"""
 
-    def offers(self, resources):
-        found = super().offers(resources)
+    def offered(self, resources):
+        found = super().offered(resources)
         least = min((one.on_demand_price_per_hour for one in found), default=0.0)
         return [one for one in found if one.on_demand_price_per_hour == least]
 
@@ -216,7 +216,7 @@ class TellsThePriceOfTheFirstNow(MemoryProvisioner):
     """what an offer costs now is the price of the first one"""
 
     def current_price(self, offer):
-        return self.offers(Resources())[0].price_per_hour
+        return self.offered(Resources())[0].price_per_hour
 
 
 OFFERS = [

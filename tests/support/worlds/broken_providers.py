@@ -12,6 +12,7 @@ from contextlib import suppress
 from support.worlds.broken_machines import breaks
 from support.worlds.memorycloud import MemoryProvider
 
+from cloudspot.calls import CheckResults, PreemptResult
 from cloudspot.errors import CloudspotError
 from cloudspot.hookspecs import hookimpl
 from cloudspot.interfaces import Inventory
@@ -39,8 +40,8 @@ class Sound(MemoryProvider):
     def inventories(self, *, all_regions):
         return (Machines(),)
 
-    def preempt(self, instance_id, *, notice_seconds=None):
-        raise CloudspotError(f"there is no machine {instance_id}")
+    def preempt(self, request):
+        raise CloudspotError(f"there is no machine {request.instance_id}")
 
 
 class Broken(Sound):
@@ -105,16 +106,16 @@ class CannotFetch(Broken):
 class ChecksWithoutAdvice(Broken):
     """a check fails and says nothing"""
 
-    def check(self, *, resources=None):
-        return (CheckResult(name="credentials", ok=False),)
+    def check(self, request):
+        return CheckResults(results=(CheckResult(name="credentials", ok=False),))
 
 
 @breaks("each_check_is_one_line_and_says_what_to_do")
 class ChecksInLines(Broken):
     """a check's finding breaks the line"""
 
-    def check(self, *, resources=None):
-        return (CheckResult(name="credentials", ok=True, detail="found\nsomewhere"),)
+    def check(self, request):
+        return CheckResults(results=(CheckResult(name="credentials", ok=True, detail="found\nsomewhere"),))
 
 
 @breaks("the_default_store_can_be_opened")
@@ -137,8 +138,8 @@ class LogsInAnywhere(Broken):
 class ReclaimsInSilence(Broken):
     """reclaiming a machine that is not there succeeds"""
 
-    def preempt(self, instance_id, *, notice_seconds=None):
-        return None
+    def preempt(self, request):
+        return PreemptResult()
 
 
 @breaks("its_inventories_have_titles")

@@ -195,9 +195,9 @@ class _Replays(MemoryProvisioner):
     def replayed(self, request, token, made):
         raise NotImplementedError
 
-    def create(self, request, *, token):
+    def created(self, request, *, token):
         with self.cloud.lock:
-            made = super().create(request, token=token)
+            made = super().created(request, token=token)
             ended = [one for one in made if one.state is InstanceState.ENDED]
             return self.replayed(request, token, made) if 0 < len(ended) < len(made) else made
 
@@ -253,8 +253,8 @@ class _Lists(MemoryProvisioner):
     def told(self, one):
         raise NotImplementedError
 
-    def instances(self, *, job_id=None):
-        return tuple(self.told(one) for one in super().instances(job_id=job_id))
+    def listed(self, *, job_id=None):
+        return tuple(self.told(one) for one in super().listed(job_id=job_id))
 
 
 @breaks(SAID_TO_HAVE_ENDED)

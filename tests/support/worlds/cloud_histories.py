@@ -27,6 +27,7 @@ from cloudspot.model import InstanceState, Market
 from cloudspot.story.events import EventKind
 from cloudspot.story.ledger import bill
 from cloudspot.story.outcomes import launch_end
+from cloudspot.testing import plaincalls
 
 JOB = "digits-1"
 LIMIT_SECONDS = 60_000.0
@@ -233,7 +234,7 @@ class Town:
         lines = {line.instance_id: line for line in bill(history, self.world.now()).lines}
         assert set(lines) <= set(self.host.truth.machines)
         self.faults.throttle_every = 0
-        listed = {one.id: one for one in self.provider().provisioner().instances(job_id=JOB)}
+        listed = {one.id: one for one in plaincalls.instances(self.provider().provisioner(), job_id=JOB)}
         for machine in self.host.truth.machines.values():
             launch = history.launches[machine.launch - 1]
             assert machine.rank in launch.slots, f"{machine.id} is in nobody's books"

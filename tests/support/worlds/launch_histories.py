@@ -41,6 +41,7 @@ from cloudspot.jobstore.layout.records import (
 from cloudspot.jobstore.nodes.delivering import SILENT_LIMIT_SECONDS, SILENT_NEWCOMER_SECONDS
 from cloudspot.jobstore.nodes.seats import seats_of
 from cloudspot.model import Market
+from cloudspot.testing import plaincalls
 
 JOB = "digits-1"
 NUM_TRIES = 400
@@ -140,7 +141,7 @@ def moving(world, store, cloud):
         one = Controller(store, JOB, SimProvider(cloud), clock=world.clock(), sleep=world.sleep)
         try:
             history = HistoryReader(with_retries(store, sleep=world.sleep), JOB).read()
-            offers = cloud.offers(None)
+            offers = plaincalls.offers(cloud, None)
             yield world.rng.choice([0.0, 0.0, 30.0])  # A person looks at the price.
             launch = plan_move(job_file_of(history.submission), history, offers, world.now(), target)
             one.open_launch(launch, history)

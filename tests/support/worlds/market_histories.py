@@ -36,7 +36,7 @@ class MarketCloud(SimCloud):
         super().__init__(world, **options)
         self._is_up, self._prices = is_up, prices
 
-    def offers(self, resources):
+    def offered(self, resources):
         return [
             Offer(
                 instance_type="sim",
@@ -51,10 +51,10 @@ class MarketCloud(SimCloud):
     def current_price(self, offer):
         return offer.price_per_hour
 
-    def create(self, request, *, token):
+    def created(self, request, *, token):
         if request.body["market"] == Market.SPOT.value and not self.has_capacity(request.body["zone"]):
             raise CapacityError(f"{request.body['zone']} has none now")
-        return super().create(request, token=token)
+        return super().created(request, token=token)
 
     def has_capacity(self, zone):
         tick = int(self._world.time / TICK_SECONDS)

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import msgspec
 
+from cloudspot.calls import CreateResult, InstancesResult, OffersResult, PreemptResult, TerminateResult
 from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaError, TransientError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
 from cloudspot.model import (
@@ -148,7 +149,10 @@ class MemoryProvisioner(Provisioner):
         }
         return LaunchRequest(provider="memory", body=body)
 
-    def create(self, request, *, token):
+    def create(self, request):
+        return CreateResult(instances=tuple(self.created(request.request, token=request.token)))
+
+    def created(self, request, *, token):
         if request.provider != "memory":
             raise ProvisionError("the request is not one of provider 'memory'")
         body, cloud = request.body, self.cloud
@@ -193,7 +197,12 @@ class MemoryProvisioner(Provisioner):
         names = ("user_data", "instance_type", "zone", "disk_bytes", "labels", "max_seconds")
         return Bought(market=Market(body["market"]), **{name: body[name] for name in names})
 
-    def instances(self, *, job_id=None):
+    def instances(self, request):
+        listed = self.listed(job_id=request.job_id)
+        ours = (one for one in listed if request.store_url in {"", one.store_url} or not one.store_url)
+        return InstancesResult(instances=tuple(ours))
+
+    def listed(self, *, job_id=None):
         with self.cloud.lock:
             self.cloud.check(Call.LIST)
             return tuple(
@@ -202,12 +211,19 @@ class MemoryProvisioner(Provisioner):
                 if job_id in {None, one.job_id} and self.cloud.shown_at[one.id] <= self.cloud.now
             )
 
-    def terminate(self, instance_ids):
+    def terminate(self, request):
+        self.ended(request.instance_ids)
+        return TerminateResult()
+
+    def ended(self, instance_ids):
         with self.cloud.lock:
             for one in instance_ids:
                 self.cloud.end(one, EndReason.TERMINATED)
 
-    def offers(self, resources):
+    def offers(self, request):
+        return OffersResult(offers=tuple(self.offered(request.resources)))
+
+    def offered(self, resources):
         sold = [one for one in self.price_list() if self.fits(one, resources)]
         return tuple(self.offer(one) for one in sold)
 
@@ -284,9 +300,10 @@ class MemoryProvider(Provider):
     def boot_profile(self):
         return BootProfile()
 
-    def preempt(self, instance_id, *, notice_seconds=None):
+    def preempt(self, request):
         with self.cloud.lock:
-            self.cloud.end(instance_id, EndReason.RECLAIMED)
+            self.cloud.end(request.instance_id, EndReason.RECLAIMED)
+        return PreemptResult()
 
 
 class MemoryAccount(Account):

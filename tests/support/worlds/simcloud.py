@@ -9,6 +9,16 @@ from datetime import timedelta
 import msgspec
 from support.worlds.simulation import START, Actor, Life, Violation, World
 
+from cloudspot.calls import (
+    CreateRequest,
+    CreateResult,
+    InstancesRequest,
+    InstancesResult,
+    OffersRequest,
+    OffersResult,
+    TerminateRequest,
+    TerminateResult,
+)
 from cloudspot.errors import CapacityError, CloudspotError, ProvisionError, QuotaError, TransientError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
 from cloudspot.jobstore.layout.records import Generation
@@ -118,8 +128,12 @@ class SimCloud(Provisioner):
         }
         return LaunchRequest(provider="sim", body=body)
 
-    def create(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+    def create(self, request: CreateRequest) -> CreateResult:
         """Create all machines, once while the token is remembered in the zone."""
+        return CreateResult(instances=tuple(self.created(request.request, token=request.token)))
+
+    def created(self, request: LaunchRequest, *, token: str) -> Sequence[Instance]:
+        """Create the machines; the tests override it."""
         self._enter()
         zone = request.body["zone"]
         born, sent, machines = self._tokens.get((zone, token), (-1e9, request, []))
@@ -135,8 +149,12 @@ class SimCloud(Provisioner):
         self._leave()
         return [self._show(one, self._world.time) for one in machines]
 
-    def instances(self, *, job_id: str | None = None) -> Sequence[Instance]:
+    def instances(self, request: InstancesRequest) -> InstancesResult:
         """List as of some moment within the last ``max_lag_seconds``."""
+        return InstancesResult(instances=tuple(filter(request.wants, self.listed(job_id=request.job_id))))
+
+    def listed(self, *, job_id: str | None = None) -> Sequence[Instance]:
+        """List the machines; the tests override it."""
         self._enter()
         is_late = self._world.chance(self.lag_chance)
         lag = self._world.rng.uniform(0, self.max_lag_seconds) if is_late else 0.0
@@ -151,10 +169,10 @@ class SimCloud(Provisioner):
         self._leave()
         return shown
 
-    def terminate(self, instance_ids: Sequence[str]) -> None:
+    def terminate(self, request: TerminateRequest) -> TerminateResult:
         """Begin the end of the machines; user code goes on until it has come."""
         self._enter()
-        for instance_id in instance_ids:
+        for instance_id in request.instance_ids:
             machine = self.machines.get(instance_id)
             if machine is None or machine.has_ended:
                 continue
@@ -163,9 +181,14 @@ class SimCloud(Provisioner):
             self._set(machine, InstanceState.SHUTTING_DOWN)
             self._world.start(self._finish_off(machine), delay=self._world.rng.uniform(1, 60))
         self._leave()
+        return TerminateResult()
 
-    def offers(self, resources: Resources) -> Sequence[Offer]:
+    def offers(self, request: OffersRequest) -> OffersResult:
         """Return spot in two zones and on-demand in one."""
+        return OffersResult(offers=tuple(self.offered(request.resources)))
+
+    def offered(self, resources: Resources) -> Sequence[Offer]:
+        """Return the offers; the tests override it."""
         self._enter()
         prices = (("a", Market.SPOT, 1.0), ("b", Market.SPOT, 1.0), ("a", Market.ON_DEMAND, 3.0))
         return [

@@ -8,6 +8,7 @@ from support.worlds.listed_host import ListedHost
 from cloudspot.emulation.role_credentials import Secrets
 from cloudspot.emulation.wsgi_server import Server
 from cloudspot.model import Market, Resources
+from cloudspot.testing import plaincalls
 from cloudspot_aliyun.api import ask
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.ecs import EcsProvisioner
@@ -78,7 +79,7 @@ class Cloud:
         """Return the first offer of the market, in a zone if one is named."""
         return next(
             one
-            for one in provisioner.offers(resources or Resources())
+            for one in plaincalls.offers(provisioner, resources or Resources())
             if one.market is Market(market) and zone in {None, one.zone}
         )
 

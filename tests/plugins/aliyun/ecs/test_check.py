@@ -2,13 +2,14 @@ import pytest
 from support.worlds.groups import group_of
 
 from cloudspot.model import Resources
+from cloudspot.testing import plaincalls
 
 TYPE = "ecs.gn7i-c8g1.2xlarge"
 GRANT = "grant it: docs/aliyun/policy-submitter.json has all rights that a submitter needs"
 
 
 def lines(provider, **resources):
-    return {one.name: one for one in provider.check(resources=Resources(**resources))}
+    return {one.name: one for one in plaincalls.check(provider, resources=Resources(**resources))}
 
 
 def failed(provider, **resources):
@@ -41,7 +42,7 @@ def test_the_right_to_read_consoles_is_tried_on_a_machine_where_there_is_one(clo
     provider = cloud.provider(instance_types=(TYPE,))
     provisioner = provider.provisioner()
     group = group_of(cloud.offer(provisioner))
-    provisioner.create(provisioner.render(group), token="t")
+    plaincalls.create(provisioner, provisioner.render(group), token="t")
     assert lines(provider)["console"].detail == "ecs:GetInstanceConsoleOutput is granted"
     cloud.faults.denied = {"ecs:GetInstanceConsoleOutput"}
     detail, remedy = failed(provider)["console"]

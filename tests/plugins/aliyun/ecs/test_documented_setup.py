@@ -10,6 +10,7 @@ import pytest
 from support.clouds.documented_setup import ROOT, documented_commands, filled, options_of
 
 from cloudspot.model import Resources
+from cloudspot.testing import plaincalls
 
 HERE = {"YOU": "ada", "BUCKET": "bucket"}
 """What a user writes in place of the page's own words."""
@@ -65,5 +66,5 @@ def test_the_documented_setup_gives_the_user_and_the_machines_role_their_policie
 
 
 def test_a_job_finds_the_documented_network_by_itself(cloud, answers):
-    offers = cloud.provider().provisioner().offers(Resources())
+    offers = plaincalls.offers(cloud.provider().provisioner(), Resources())
     assert {one.zone for one in offers} == {"cn-hangzhou-i"}

@@ -30,6 +30,7 @@ from cloudspot.model import (
     InstanceState,
 )
 from cloudspot.plugin import cloudprovider
+from cloudspot.testing import plaincalls
 from cloudspot.testing.imagekit import KEY, OTHER_KEY
 from cloudspot.testing.provisionerkit import ProvisionerTests
 from cloudspot_aliyun.options import MAX_OWN_TAGS, AliyunOptions
@@ -373,9 +374,9 @@ def test_every_jobs_machines_have_names_that_ecs_takes_and_ranks_at_their_end(ki
 
 def test_a_replay_sends_the_very_bytes_of_the_first_time(kit):
     request = kit.request(num_nodes=2)
-    kit.provisioner.create(request, token="t")
+    plaincalls.create(kit.provisioner, request, token="t")
     kit.cloud.now += 300.0
-    kit.provisioner.create(request, token="t")
+    plaincalls.create(kit.provisioner, request, token="t")
     changing = {"Signature", "SignatureNonce", "Timestamp"}
     first, again = (
         {name: value for name, value in call.items() if name not in changing}
@@ -422,7 +423,7 @@ def test_an_account_in_arrears_stops_everything(kit):
     request = kit.request()
     kit.cloud.ecs.is_in_arrears = True
     with pytest.raises(AuthError) as error:
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
     assert str(error.value) == (
         f"launching 1 spot {TYPE} in {ZONE}: the account cannot buy: Your account has been in arrears. "
         "(Account.Arrearage); settle it in the console's Expenses"
@@ -448,7 +449,7 @@ def test_what_was_removed_since_the_offers_is_named_by_its_option(kit, monkeypat
     request = kit.request()
     request.body["run_instances"].update(change)
     with pytest.raises(ProvisionError, match=rf"^providers\.aliyun\.{field}: launching 1 spot ecs\.\S+ in "):
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
 
 
 @pytest.mark.parametrize("right", ["ram:PassRole", "ecs:RunInstances"])
@@ -456,14 +457,14 @@ def test_a_right_that_is_missing_is_named(kit, right):
     request = kit.request()
     kit.cloud.faults.denied = {right}
     with pytest.raises(AuthError, match=rf"lack {right}.*docs/aliyun\.md has the policy"):
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
 
 
 def test_credentials_that_have_expired_are_told(kit):
     request = kit.request()
     kit.cloud.faults.expired_keys = {"LTAI5tExampleKeyOfATest"}
     with pytest.raises(AuthError, match="the Alibaba Cloud credentials have expired"):
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
 
 
 def test_a_key_that_expires_in_mid_run_is_renewed_and_the_call_made_again(kit, monkeypatch):
@@ -476,7 +477,7 @@ def test_a_key_that_expires_in_mid_run_is_renewed_and_the_call_made_again(kit, m
 
     kit.cloud.faults.expired_keys = {"LTAI5tExampleKeyOfATest"}
     kit.cloud.faults.on_call = expire
-    assert len(kit.provisioner.create(request, token="t")) == 1
+    assert len(plaincalls.create(kit.provisioner, request, token="t")) == 1
     assert [call.error for call in kit.cloud.faults.calls][-2:] == ["InvalidSecurityToken.Expired", None]
 
 
@@ -494,14 +495,14 @@ def test_a_machine_with_an_empty_tag_is_nobodys_and_spoils_no_list(kit):
     nobodys, mine = kit.launch(num_nodes=2)
     empty = [{"Key": "cloudspot-job", "Value": ""}]
     kit.cloud.ask("TagResources", ResourceType="instance", ResourceId=[nobodys.id], Tag=empty)
-    assert [one.id for one in kit.another().instances()] == [mine.id]
+    assert [one.id for one in plaincalls.instances(kit.another())] == [mine.id]
 
 
 def test_a_machine_of_somebody_elses_without_an_id_spoils_no_list(kit, monkeypatch):
     strangers, mine = kit.launch(num_nodes=2)
     machine = kit.cloud.ecs.machines.by_id[strangers.id]
     monkeypatch.setattr(machine, "describe", lambda: {"Status": "Running"})
-    found = kit.another().instances(job_id=JOB)
+    found = plaincalls.instances(kit.another(), job_id=JOB)
     assert [one.id for one in found] == [mine.id]
 
 
@@ -529,13 +530,13 @@ def test_a_released_machine_is_told_as_ended_by_whoever_released_it(kit):
     (one,) = kit.launch()
     kit.listed()
     kit.cloud.host.ends_at_once = False
-    kit.provisioner.terminate([one.id])
+    plaincalls.terminate(kit.provisioner, [one.id])
     assert kit.listed()[one.id].state is InstanceState.SHUTTING_DOWN
     kit.cloud.host.end(one.id, EndReason.TERMINATED)
     found = kit.listed()[one.id]
     assert (found.state, found.end_reason) == (InstanceState.ENDED, EndReason.TERMINATED)
     other = kit.cloud.provider(instance_types=(TYPE,)).provisioner()
-    assert other.instances(job_id="digits-1") == ()
+    assert plaincalls.instances(other, job_id="digits-1") == ()
 
 
 def test_a_machine_that_has_shut_itself_down_is_billed_and_not_dead(kit):
@@ -543,7 +544,7 @@ def test_a_machine_that_has_shut_itself_down_is_billed_and_not_dead(kit):
     kit.cloud.host.end(one.id, EndReason.SELF)
     assert kit.listed()[one.id].state is InstanceState.SHUTTING_DOWN
     assert kit.cloud.describe(one.id)[one.id]["Status"] == "Stopped"
-    kit.provisioner.terminate([one.id])
+    plaincalls.terminate(kit.provisioner, [one.id])
     assert kit.cloud.describe(one.id) == {}
 
 
@@ -559,12 +560,12 @@ def test_a_profile_that_is_switched_to_another_account_in_mid_run_proves_nothing
 ):
     kit = Kit(kit.cloud, account="1234567890123456")
     request = kit.request()
-    (one,) = kit.provisioner.create(request, token="t")
+    (one,) = plaincalls.create(kit.provisioner, request, token="t")
     assert list(kit.listed()) == [one.id]
     kit.cloud.ecs.accounts["LTAI5tTheNextKey"] = "9999999999999999"
     monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_ID", "LTAI5tTheNextKey")
     monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_SECRET", "TheNextSecret")
-    for call in (kit.listed, lambda: kit.provisioner.create(request, token="t-2")):
+    for call in (kit.listed, lambda: plaincalls.create(kit.provisioner, request, token="t-2")):
         with pytest.raises(AuthError, match="these credentials are of 9999999999999999; use others"):
             call()
     assert kit.cloud.faults.count("RunInstances") == 1
@@ -661,7 +662,7 @@ def test_a_machine_is_released_by_ecs_when_its_time_is_up_though_nobody_asks_for
 def test_a_short_life_ends_no_earlier_than_ecs_allows_by_a_clock_that_is_slow(kit, late):
     request = kit.request(max_seconds=60.0)
     kit.cloud.now += late + 15 * 60.0
-    (one,) = kit.provisioner.create(request, token="t")
+    (one,) = plaincalls.create(kit.provisioner, request, token="t")
     assert kit.cloud.alive == [one.id]
 
 
@@ -669,7 +670,7 @@ def test_one_machine_that_cannot_be_released_yet_keeps_no_other(kit):
     first, second = kit.launch(num_nodes=2)
     kit.cloud.faults.inject("DeleteInstances", "IncorrectInstanceStatus", status=403, times=2)
     with pytest.raises(TransientError, match="IncorrectInstanceStatus"):
-        kit.provisioner.terminate([first.id, second.id])
+        plaincalls.terminate(kit.provisioner, [first.id, second.id])
     assert kit.cloud.alive == [first.id]
 
 
@@ -682,7 +683,7 @@ def test_one_machine_that_can_never_be_released_keeps_no_other(kit, code, kind):
     # The first call as a whole, and then the first machine alone.
     kit.cloud.faults.inject("DeleteInstances", code, status=403, times=2)
     with pytest.raises(kind, match=rf"^releasing {made[0].id}: .*{code}"):
-        kit.provisioner.terminate([one.id for one in made])
+        plaincalls.terminate(kit.provisioner, [one.id for one in made])
     assert kit.cloud.alive == [made[0].id]
 
 
@@ -690,7 +691,7 @@ def test_an_api_that_is_unwell_is_not_asked_for_each_machine(kit):
     made = kit.launch(num_nodes=2)
     kit.cloud.faults.inject("DeleteInstances", "ServiceUnavailable", status=503)
     with pytest.raises(TransientError, match=r"^releasing 2 machines: "):
-        kit.provisioner.terminate([one.id for one in made])
+        plaincalls.terminate(kit.provisioner, [one.id for one in made])
     assert kit.cloud.faults.count("DeleteInstances") == 1
 
 
@@ -705,7 +706,7 @@ def test_a_deployment_set_is_made_used_and_removed_with_the_job(cloud):
     assert [one.id for one in kit.launch(num_nodes=2)] == [one.id for one in made]
     with pytest.raises(TransientError, match="DependencyViolation"):
         kit.provisioner.release("digits-1", store_url=STORE)
-    kit.provisioner.terminate([one.id for one in made])
+    plaincalls.terminate(kit.provisioner, [one.id for one in made])
     kit.provisioner.release("digits-1", store_url="oss://bucket/another")
     assert list(cloud.place.deployment_sets) == [set_id]
     for _ in range(2):
@@ -716,7 +717,7 @@ def test_a_deployment_set_is_made_used_and_removed_with_the_job(cloud):
 def test_a_deployment_set_that_another_driver_removed_meanwhile_is_removed(cloud):
     kit = Kit(cloud, deployment_set="auto")
     made = kit.launch(num_nodes=2)
-    kit.provisioner.terminate([one.id for one in made])
+    plaincalls.terminate(kit.provisioner, [one.id for one in made])
     cloud.faults.inject("DeleteDeploymentSet", "InvalidDeploymentSetId.NotFound", happens=True)
     kit.provisioner.release("digits-1", store_url=STORE)
     assert cloud.place.deployment_sets == {}

@@ -3,6 +3,7 @@ import pytest
 from cloudspot.errors import AuthError, SpecError, TransientError
 from cloudspot.model import Market, Resources
 from cloudspot.plugin.cloudprovider import FAILURE_SECONDS
+from cloudspot.testing import plaincalls
 from cloudspot_aliyun.offers import STOCK_SECONDS
 from cloudspot_aliyun_sandbox.market import KINDS, spot_price
 
@@ -16,7 +17,7 @@ DISK = 0.14
 
 
 def offers(cloud, resources=None, **options):
-    return cloud.provider(**options).provisioner().offers(resources or Resources())
+    return plaincalls.offers(cloud.provider(**options).provisioner(), resources or Resources())
 
 
 def failure(cloud, resources=None, **options):
@@ -263,12 +264,12 @@ def test_types_that_are_to_be_had_come_before_those_that_are_not(cloud):
 
 def test_stock_is_asked_for_again_after_a_minute_and_facts_are_not(cloud):
     provisioner = cloud.provider(instance_types=(A10,)).provisioner()
-    provisioner.offers(Resources())
+    plaincalls.offers(provisioner, Resources())
     cloud.faults.calls.clear()
-    provisioner.offers(Resources())
+    plaincalls.offers(provisioner, Resources())
     assert cloud.faults.calls == []
     cloud.monotonic += STOCK_SECONDS
-    provisioner.offers(Resources())
+    plaincalls.offers(provisioner, Resources())
     assert set(cloud.faults.actions()) == {"DescribeAvailableResource", "DescribeSpotPriceHistory"}
 
 

@@ -7,6 +7,7 @@ import pytest
 from support.worlds.groups import group_of
 
 from cloudspot.model import Resources
+from cloudspot.testing import plaincalls
 from cloudspot.testing.imagekit import KEY
 from cloudspot_aliyun_sandbox.rights import rights_of
 
@@ -57,23 +58,23 @@ def session(cloud):
         "image": image,
         "key_pair": "mine",
     }
-    cloud.provider(**options, deployment_set=mine).provisioner().offers(Resources())
-    cloud.provider().provisioner().offers(Resources(cpus=4))
+    plaincalls.offers(cloud.provider(**options, deployment_set=mine).provisioner(), Resources())
+    plaincalls.offers(cloud.provider().provisioner(), Resources(cpus=4))
     provider = cloud.provider(**options, deployment_set="auto", account="1234567890123456")
     provisioner = provider.provisioner()
     for market in ("spot", "on-demand"):
         request = provisioner.render(group_of(cloud.offer(provisioner, market=market), num_nodes=2))
-        provisioner.create(request, token=market)
-    machines = provisioner.instances(job_id="digits-1")
+        plaincalls.create(provisioner, request, token=market)
+    machines = plaincalls.instances(provisioner, job_id="digits-1")
     assert len(machines) == 4
     provisioner.announce(machines, {"MASTER_ADDR": "10.77.0.11"})
     assert provider.pinned_options()["account"] == "1234567890123456"
-    assert [one.name for one in provider.check(resources=Resources()) if not one.ok] == []
+    assert [one.name for one in plaincalls.check(provider, resources=Resources()) if not one.ok] == []
     host = provider.image_host()
-    host.save(provisioner.instances(job_id="digits-1")[0], key=KEY, job_name="digits")
+    host.save(plaincalls.instances(provisioner, job_id="digits-1")[0], key=KEY, job_name="digits")
     cloud.now += 600.0
     host.remove(host.images()[0].id)
-    provisioner.terminate([one.id for one in machines])
+    plaincalls.terminate(provisioner, [one.id for one in machines])
     provisioner.release("digits-1")
     return cloud.faults.calls
 

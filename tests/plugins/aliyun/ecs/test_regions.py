@@ -5,6 +5,7 @@ from support.worlds.groups import group_of
 
 from cloudspot.errors import AuthError, SpecError, TransientError
 from cloudspot.model import Market, Resources
+from cloudspot.testing import plaincalls
 from cloudspot_aliyun.options import AliyunOptions, options_in
 from cloudspot_aliyun.pricing import transfer_price
 from cloudspot_aliyun.provider import AliyunProvider
@@ -26,15 +27,15 @@ def make(cloud):
 def launch(provisioner, region, market="spot"):
     offer = next(
         one
-        for one in provisioner.offers(Resources())
+        for one in plaincalls.offers(provisioner, Resources())
         if one.zone.startswith(region) and one.market is Market(market)
     )
-    (machine,) = provisioner.create(provisioner.render(group_of(offer)), token=f"token-{region}")
+    (machine,) = plaincalls.create(provisioner, provisioner.render(group_of(offer)), token=f"token-{region}")
     return machine
 
 
 def test_offers_are_in_both_each_with_its_own_network(make):
-    offers = make().provisioner().offers(Resources())
+    offers = plaincalls.offers(make().provisioner(), Resources())
     assert {one.details["region"] for one in offers} == {HOME, OTHER}
     assert all(one.zone.startswith(one.network) and one.network == one.details["region"] for one in offers)
     switches = {one.details["vswitch"] for one in offers}
@@ -47,27 +48,30 @@ def test_a_machine_of_the_other_region_is_made_listed_tagged_read_and_ended_ther
     provisioner = make().provisioner()
     at_home, there = launch(provisioner, HOME), launch(provisioner, OTHER)
     assert [one.metadata["region-id"] for one in cloud.host.machines.values()] == [HOME, OTHER]
-    assert {one.id for one in provisioner.instances(job_id=there.job_id)} == {at_home.id, there.id}
-    assert {one.id for one in make().provisioner().instances()} == {at_home.id, there.id}
+    assert {one.id for one in plaincalls.instances(provisioner, job_id=there.job_id)} == {
+        at_home.id,
+        there.id,
+    }
+    assert {one.id for one in plaincalls.instances(make().provisioner())} == {at_home.id, there.id}
     provisioner.announce([at_home, there], {"MASTER_ADDR": "10.0.0.1"})
     assert [one.tags["MASTER_ADDR"] for one in cloud.ecs.machines.by_id.values()] == ["10.0.0.1"] * 2
     provisioner.console(there)
-    provisioner.terminate([there.id])
+    plaincalls.terminate(provisioner, [there.id])
     assert cloud.alive == [at_home.id]
-    ended = {one.id: one.state.value for one in provisioner.instances()}
+    ended = {one.id: one.state.value for one in plaincalls.instances(provisioner)}
     assert ended == {at_home.id: "running", there.id: "ended"}
 
 
 @pytest.mark.full
 def test_who_has_listed_nothing_ends_machines_wherever_they_are(cloud, make):
     ids = [launch(make().provisioner(), region).id for region in (HOME, OTHER)]
-    make().provisioner().terminate([*ids, "i-bp1unknown0000000000"])
+    plaincalls.terminate(make().provisioner(), [*ids, "i-bp1unknown0000000000"])
     assert cloud.alive == []
 
 
 def test_another_regions_id_is_not_found(cloud, make):
     there = launch(make().provisioner(), OTHER)
-    make(regions=()).provisioner().terminate([there.id])  # no error, and no effect
+    plaincalls.terminate(make(regions=()).provisioner(), [there.id])  # no error, and no effect
     assert cloud.alive == [there.id]
     refused = [call.error for call in cloud.faults.calls if call.action == "DeleteInstances"]
     assert set(refused) == {"InvalidInstanceId.NotFound"}
@@ -77,21 +81,21 @@ def test_another_regions_id_is_not_found(cloud, make):
 def test_a_region_that_does_not_answer_leaves_no_listing(cloud, make):
     provisioner = make().provisioner()
     launch(provisioner, OTHER)
-    provisioner.instances()
+    plaincalls.instances(provisioner)
     cloud.faults.denied.add("ecs:DescribeInstances")
     with pytest.raises(AuthError):
-        provisioner.instances()
+        plaincalls.instances(provisioner)
     cloud.faults.denied.clear()
     cloud.faults.inject("DescribeInstances", "ServiceUnavailable", status=503, times=3)
     with pytest.raises(TransientError):
-        provisioner.instances()
-    assert len(provisioner.instances()) == 1
+        plaincalls.instances(provisioner)
+    assert len(plaincalls.instances(provisioner)) == 1
 
 
 def test_the_accounts_own_image_is_in_its_region_only(make):
     provider = make(image_family="cloudspot-bare")
     with pytest.raises(SpecError, match='image_family: there is no "cloudspot-bare" in cn-beijing'):
-        provider.provisioner().offers(Resources())
+        plaincalls.offers(provider.provisioner(), Resources())
 
 
 def test_a_machine_of_the_other_region_is_told_where_the_bucket_is_and_ends_itself_where_it_is(make):
@@ -103,7 +107,7 @@ def test_a_machine_of_the_other_region_is_told_where_the_bucket_is_and_ends_itse
 
 @pytest.mark.full
 def test_the_check_tells_of_each_region(make):
-    found = {one.name: one for one in make().check()}
+    found = {one.name: one for one in plaincalls.check(make())}
     assert found[f"{HOME}: region"].ok
     assert found[f"{OTHER}: launch, spot"].detail.startswith("ecs.g7.large in cn-beijing")
 
@@ -145,7 +149,7 @@ def test_what_is_of_no_region_or_of_one_only_is_refused(make, table, message):
 
 
 def test_an_offer_tells_what_a_gib_to_the_jobs_own_region_costs(make):
-    offers = make().provisioner().offers(Resources())
+    offers = plaincalls.offers(make().provisioner(), Resources())
     found = {one.details["region"]: one.transfer_price_per_gib for one in offers}
     assert found == {HOME: 0.0, OTHER: pytest.approx(1.2)}
     assert {one.currency for one in offers} == {"CNY"}

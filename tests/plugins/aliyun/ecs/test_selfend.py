@@ -9,6 +9,7 @@ import pytest
 from support.worlds.groups import group_of
 
 from cloudspot.boot.script import ending_command
+from cloudspot.testing import plaincalls
 from cloudspot_aliyun import selfend
 
 TYPE = "ecs.g7.large"
@@ -19,7 +20,7 @@ def machine(cloud, serve_metadata):
     """Return a launched machine, behind a metadata service of its own; with the service's address."""
     provisioner = cloud.provider(instance_types=(TYPE,)).provisioner()
     group = group_of(cloud.offer(provisioner), store_url="oss://bucket")
-    (instance,) = provisioner.create(provisioner.render(group), token="t")
+    (instance,) = plaincalls.create(provisioner, provisioner.render(group), token="t")
     facts = {**cloud.host.machines[instance.id].metadata, "role-seed": cloud.keys.seed}
     return instance.id, serve_metadata(facts)
 

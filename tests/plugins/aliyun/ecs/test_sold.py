@@ -5,6 +5,8 @@ import re
 import pytest
 from support.clouds.soldtypes import Sold, assert_sold, combinations, table
 
+from cloudspot.testing import plaincalls
+
 # Source: ECS documentation, "GPU-accelerated compute-optimized instance families" (gn6i, gn6v, gn7, gn7e, gn7i;
 # checked 2026-11). Without bare metal, which is bought only by its name.
 SOLD = {
@@ -62,7 +64,7 @@ def test_what_is_offered_with_an_accelerator_is_sold(cloud, accelerator):
     by_name = {row.name: row for row in sold}
     provisioner = cloud.provider().provisioner()
     for asked in combinations(accelerator):
-        names = {one.instance_type for one in provisioner.offers(asked)}
+        names = {one.instance_type for one in plaincalls.offers(provisioner, asked)}
         assert names <= {*by_name}, asked
         assert_sold(asked, [by_name[name] for name in names], sold)
 
@@ -78,7 +80,7 @@ def plain(name):
 def test_what_is_offered_without_an_accelerator_has_none_and_is_large_enough(cloud):
     provisioner = cloud.provider().provisioner()
     for asked in combinations(None):
-        rows = [plain(one.instance_type) for one in provisioner.offers(asked)]
+        rows = [plain(one.instance_type) for one in plaincalls.offers(provisioner, asked)]
         # The emulated cloud sells no larger machine without accelerators than these.
         assert bool(rows) == (asked.cpus <= 8 and asked.memory_bytes <= 32 * 2**30), asked
         assert [row for row in rows if not row.has(asked)] == [], asked

@@ -18,6 +18,7 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.model import LogRecord
+from cloudspot.testing import plaincalls
 from cloudspot_aliyun import clients
 from cloudspot_aliyun.clients import AliyunClients, oss_endpoint
 from cloudspot_aliyun.credentials import Credentials, CredentialsSource
@@ -43,7 +44,7 @@ def test_a_bucket_with_versions_is_refused_with_one_line(oss, state):
         assert f"has versioning {state}" in str(caught.value)
         assert "use a bucket that never had versioning" in str(caught.value)
     assert oss.faults.count("PutObject") == 0
-    (found,) = store.check()
+    (found,) = plaincalls.check(store)
     assert not found.ok
 
 
@@ -156,7 +157,7 @@ def test_a_key_that_has_ended_by_the_clock_is_renewed_at_first_use_too(oss, buck
 
 
 def test_check_tells_the_bucket_its_versions_and_what_stays_and_is_billed(oss, bucket):
-    found = {each.name: each for each in quick(bucket).check()}
+    found = {each.name: each for each in plaincalls.check(quick(bucket))}
     assert [each.ok for each in found.values()] == [True, True, True]
     assert found["bucket versioning"].detail == "off"
     assert "add a rule with AbortMultipartUpload" in found["bucket lifecycle"].detail
@@ -164,14 +165,14 @@ def test_check_tells_the_bucket_its_versions_and_what_stays_and_is_billed(oss, b
         b"<LifecycleConfiguration><Rule><ID>1</ID><Prefix></Prefix><Status>Enabled</Status>"
         b"<AbortMultipartUpload><Days>3</Days></AbortMultipartUpload></Rule></LifecycleConfiguration>"
     )
-    found = {each.name: each for each in quick(bucket).check()}
+    found = {each.name: each for each in plaincalls.check(quick(bucket))}
     assert found["bucket lifecycle"].detail == "unfinished uploads are removed"
     oss.faults.denied.update({"oss:GetBucketLifecycle", "oss:GetBucketInfo"})
-    found = {each.name: each for each in quick(bucket).check()}
+    found = {each.name: each for each in plaincalls.check(quick(bucket))}
     assert found["bucket lifecycle"].detail == "the right to ask is missing"
     assert found["bucket versioning"].detail == "the right to ask is missing"
     oss.faults.denied.add("oss:ListObjects")
-    (only,) = quick(bucket).check()
+    (only,) = plaincalls.check(quick(bucket))
     assert not only.ok
 
 

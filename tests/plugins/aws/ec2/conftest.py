@@ -14,6 +14,7 @@ from werkzeug.serving import make_server
 
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.model import Market, Resources
+from cloudspot.testing import plaincalls
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.provider import AwsProvider
@@ -119,7 +120,7 @@ class Cloud:
         """Return the first offer of the market, in a zone if one is named."""
         return next(
             one
-            for one in provisioner.offers(resources or Resources())
+            for one in plaincalls.offers(provisioner, resources or Resources())
             if one.market is Market(market) and zone in {None, one.zone}
         )
 

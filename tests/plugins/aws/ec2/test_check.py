@@ -4,10 +4,11 @@ import pytest
 from support.worlds.groups import group_of
 
 from cloudspot.model import Resources
+from cloudspot.testing import plaincalls
 
 
 def lines(provider, **resources):
-    found = provider.check(resources=Resources(**resources))
+    found = plaincalls.check(provider, resources=Resources(**resources))
     return {one.name: one for one in found}
 
 
@@ -48,7 +49,7 @@ def test_rights_on_machines_are_tried_where_there_is_one(cloud):
     provider = cloud.provider(instance_types=("m5.large",))
     provisioner = provider.provisioner()
     request = provisioner.render(group_of(cloud.offer(provisioner)))
-    provisioner.create(request, token="t")
+    plaincalls.create(provisioner, request, token="t")
     assert lines(provider)["ending"].detail == "ec2:TerminateInstances is granted"
     assert lines(provider)["console"].detail == "ec2:GetConsoleOutput is granted"
     cloud.faults.denied = {"ec2:GetConsoleOutput"}
@@ -129,7 +130,7 @@ def test_how_old_the_image_is_and_that_its_owner_advises_against_it_is_told(clou
     from moto.ec2.models import ec2_backends  # it reads its tables for a second
 
     provider = cloud.provider(instance_types=("m5.large",))
-    provider.check(resources=Resources())  # the account has its images from its first call on
+    plaincalls.check(provider, resources=Resources())  # the account has its images from its first call on
     image = ec2_backends["123456789012"]["us-east-1"].amis["ami-0c10d5b07ca5e0001"]
     today = datetime.now(timezone.utc)
     image.creation_date = today - timedelta(days=51)
@@ -155,7 +156,7 @@ def test_a_quota_that_may_not_be_read_is_no_fault(cloud):
 
 def test_without_accepted_credentials_nothing_else_is_tried(cloud):
     cloud.faults.rejected_keys.add("AKIAIOSFODNN7EXAMPLE")
-    found = cloud.provider().check()
+    found = plaincalls.check(cloud.provider())
     assert [(one.name, one.ok) for one in found] == [("region", True), ("credentials", False)]
     assert "AWS does not accept the credentials" in found[1].detail
     assert {call.action for call in cloud.faults.calls} == {"GetCallerIdentity"}

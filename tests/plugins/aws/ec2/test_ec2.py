@@ -24,6 +24,7 @@ from cloudspot.errors import (
 )
 from cloudspot.model import EndReason, InstanceState
 from cloudspot.plugin import cloudprovider
+from cloudspot.testing import plaincalls
 from cloudspot.testing.imagekit import KEY
 from cloudspot.testing.provisionerkit import ProvisionerTests
 from cloudspot_aws.options import AwsOptions
@@ -304,14 +305,14 @@ def test_what_was_removed_since_the_offers_is_named_by_its_option(kit, monkeypat
     with pytest.raises(
         ProvisionError, match=rf"^providers\.aws\.{field}: launching 1 spot \w+\.\w+ in us-east-1a: "
     ):
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
 
 
 def test_a_right_that_is_missing_is_named(kit):
     request = kit.request()
     kit.cloud.faults.denied = {"iam:PassRole"}
     with pytest.raises(AuthError) as error:
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
     assert str(error.value) == (
         "launching 1 spot g5.xlarge in us-east-1a: the credentials lack iam:PassRole; "
         "docs/aws.md has the policy"
@@ -322,14 +323,14 @@ def test_a_right_that_cannot_be_decoded_is_told_as_the_calls_own(kit):
     request = kit.request()
     kit.cloud.faults.denied = {"iam:PassRole", "sts:DecodeAuthorizationMessage"}
     with pytest.raises(AuthError, match="the credentials lack ec2:RunInstances"):
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
 
 
 def test_expired_credentials_stop_everything(kit, monkeypatch):
     request = kit.request()
     kit.cloud.faults.expired_keys.add("AKIAIOSFODNN7EXAMPLE")
     with pytest.raises(AuthError, match="the AWS credentials have expired; log in again"):
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
 
 
 # --- listing --------------------------------------------------------------------------------------
@@ -359,9 +360,9 @@ def test_another_servers_answer_is_no_list_without_machines(kit, ec2_server):
 
     ec2_server.app = foreign
     with pytest.raises(TransientError, match=r"^listing the machines: the answer cannot be read$"):
-        kit.provisioner.instances()
+        plaincalls.instances(kit.provisioner)
     with pytest.raises(TransientError, match=r"^creating the machines: the answer cannot be read$"):
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
 
 
 @pytest.mark.parametrize(
@@ -403,7 +404,7 @@ def test_a_machine_that_died_at_its_launch_says_why_and_what_to_do(kit, code, sa
 def test_an_ended_machine_is_listed_for_an_hour_with_its_end(kit):
     (instance,) = kit.launch()
     kit.cloud.now += 100
-    kit.provisioner.terminate([instance.id])
+    plaincalls.terminate(kit.provisioner, [instance.id])
     found = kit.listed()[instance.id]
     assert found.launched_at.timestamp() == kit.cloud.now - 100
     assert found.ended_at.timestamp() == kit.cloud.now
@@ -457,7 +458,7 @@ def test_a_machine_takes_its_volume_along(kit):
         Filters=[{"Name": "tag:cloudspot-job", "Values": ["digits-1"]}]
     )["Volumes"]
     assert [one["Size"] for one in volumes] == [65, 65]
-    kit.provisioner.terminate([one.id for one in made])
+    plaincalls.terminate(kit.provisioner, [one.id for one in made])
     assert kit.cloud.client().describe_volumes()["Volumes"] == []
 
 
@@ -475,7 +476,7 @@ def test_a_placement_group_is_made_used_and_removed_with_the_job(cloud):
     assert {one["Placement"]["GroupName"] for one in reservation["Instances"]} == {group["GroupName"]}
     with pytest.raises(TransientError, match=r"InvalidPlacementGroup\.InUse"):
         kit.provisioner.release("digits-1", store_url=STORE)
-    kit.provisioner.terminate([one.id for one in made])
+    plaincalls.terminate(kit.provisioner, [one.id for one in made])
     kit.provisioner.release("digits-1", store_url="s3://bucket/another")
     assert client.describe_placement_groups()["PlacementGroups"] == [group]
     for _ in range(2):
@@ -491,7 +492,7 @@ def test_another_stores_job_of_the_same_id_has_a_placement_group_of_its_own_and_
     kit.launch(num_nodes=2)
     kit.launch(num_nodes=2, token="token-2", store_url="s3://bucket/another")
     assert len(cloud.client().describe_placement_groups()["PlacementGroups"]) == 2
-    assert sorted(one.store_url for one in kit.provisioner.instances(job_id="digits-1")) == [
+    assert sorted(one.store_url for one in plaincalls.instances(kit.provisioner, job_id="digits-1")) == [
         *["s3://bucket/another"] * 2,
         *[STORE] * 2,
     ]
@@ -517,7 +518,7 @@ def test_a_placement_group_of_ones_own_is_used_and_stays(cloud):
     cloud.client().create_placement_group(GroupName="mine", Strategy="cluster")
     kit = Kit(cloud, placement_group="mine")
     made = kit.launch()
-    kit.provisioner.terminate([one.id for one in made])
+    plaincalls.terminate(kit.provisioner, [one.id for one in made])
     kit.provisioner.release("digits-1")
     groups = cloud.client().describe_placement_groups()["PlacementGroups"]
     assert [group["GroupName"] for group in groups] == ["mine"]

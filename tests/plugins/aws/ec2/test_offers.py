@@ -7,6 +7,7 @@ from cloudspot.errors import AuthError, SpecError, TransientError
 from cloudspot.model import Billing, Market, Offer, Resources
 from cloudspot.plugin.answercache import FACTS_SECONDS
 from cloudspot.plugin.cloudprovider import FAILURE_SECONDS
+from cloudspot.testing import plaincalls
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.offers import SPOT_PRICE_SECONDS, AwsOfferFinder
 from cloudspot_aws.options import AwsOptions
@@ -21,7 +22,7 @@ ADDRESS = 0.005
 
 
 def offers(cloud, resources=None, **options):
-    return cloud.provider(**options).provisioner().offers(resources or Resources())
+    return plaincalls.offers(cloud.provider(**options).provisioner(), resources or Resources())
 
 
 def test_a_type_is_offered_in_each_zone_that_has_it_on_both_markets_with_its_prices(cloud):
@@ -196,7 +197,7 @@ def test_burstable_and_xen_types_are_bought_only_by_their_names(cloud):
 
 def test_a_burstable_type_gets_no_credits_that_cost_extra(cloud):
     named = cloud.provider(instance_types=("t3.large", "m7i-flex.large")).provisioner()
-    for offer in named.offers(Resources()):
+    for offer in plaincalls.offers(named, Resources()):
         group = group_of(offer, store_url="s3://bucket", max_seconds=3600.0)
         body = named.render(group).body["run_instances"]
         expected = {"CpuCredits": "standard"} if offer.instance_type == "t3.large" else None
@@ -287,7 +288,7 @@ def test_the_price_list_is_asked_where_it_is(region, endpoint):
 
 def test_the_price_list_of_another_region_is_asked_elsewhere(cloud):
     provider = AwsProvider(AwsOptions(region="eu-west-1", instance_types=("m5.large",)))
-    found = provider.provisioner().offers(Resources())
+    found = plaincalls.offers(provider.provisioner(), Resources())
     assert {one.zone for one in found} == {"eu-west-1a", "eu-west-1b", "eu-west-1c"}
     assert [call.region for call in cloud.faults.calls if call.action == "GetProducts"] == [
         "eu-central-1"
@@ -326,8 +327,8 @@ def test_a_failure_is_not_kept(cloud):
     provisioner = cloud.provider(instance_types=("m5.large",)).provisioner()
     cloud.faults.inject("DescribeSubnets", "InternalError", times=3)
     with pytest.raises(TransientError, match="looking up the default subnets"):
-        provisioner.offers(Resources())
-    assert provisioner.offers(Resources())
+        plaincalls.offers(provisioner, Resources())
+    assert plaincalls.offers(provisioner, Resources())
 
 
 @pytest.mark.parametrize(
@@ -450,12 +451,12 @@ def test_without_credentials_one_line_says_what_to_do(cloud, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(AuthError, match="no AWS credentials found; run `aws configure`"):
-        AwsProvider(AwsOptions(region="us-east-1")).provisioner().offers(Resources())
+        plaincalls.offers(AwsProvider(AwsOptions(region="us-east-1")).provisioner(), Resources())
 
 
 def test_without_a_region_one_line_says_what_to_set(cloud):
     with pytest.raises(SpecError) as error:
-        AwsProvider().provisioner().offers(Resources())
+        plaincalls.offers(AwsProvider().provisioner(), Resources())
     assert str(error.value) == (
         "no AWS region: set providers.aws.region, AWS_REGION or the profile's region (aws configure)"
     )

@@ -9,6 +9,7 @@ from support.worlds.groups import group_of
 
 from cloudspot.errors import AuthError
 from cloudspot.model import Market, Resources
+from cloudspot.testing import plaincalls
 from cloudspot.testing.imagekit import KEY
 from cloudspot_aws_sandbox.rights import is_allowed, rights_of
 
@@ -61,15 +62,15 @@ def session(cloud):
         "key_name": "mine",
         "limit_role": ROLE,
     }
-    cloud.provider(**options, placement_group="mine").provisioner().offers(Resources())
-    cloud.provider().provisioner().offers(Resources(cpus=4))
+    plaincalls.offers(cloud.provider(**options, placement_group="mine").provisioner(), Resources())
+    plaincalls.offers(cloud.provider().provisioner(), Resources(cpus=4))
     provider = cloud.provider(**options, placement_group="auto", account="123456789012")
     provisioner = provider.provisioner()
     for market in ("spot", "on-demand"):
         request = provisioner.render(
             group_of(cloud.offer(provisioner, market=market, zone="us-east-1a"), num_nodes=2)
         )
-        provisioner.create(request, token=market)
+        plaincalls.create(provisioner, request, token=market)
     cloud.faults.inject(
         "RunInstances",
         "UnauthorizedOperation",
@@ -77,20 +78,20 @@ def session(cloud):
         message="Encoded authorization failure message: AAAA",
     )
     with pytest.raises(Exception, match="ec2:RunInstances"):
-        provisioner.create(request, token="denied")
-    machines = provisioner.instances(job_id="digits-1")
+        plaincalls.create(provisioner, request, token="denied")
+    machines = plaincalls.instances(provisioner, job_id="digits-1")
     provisioner.announce(machines, {"MASTER_ADDR": "172.31.0.4"})
     host = provider.image_host()
     host.save(machines[0], key=KEY, job_name="digits")
     cloud.now += 60.0
     host.remove(host.images()[0].id)
-    assert [one.name for one in provider.check(resources=Resources()) if not one.ok] == []
+    assert [one.name for one in plaincalls.check(provider, resources=Resources()) if not one.ok] == []
     spot = next(one for one in machines if one.market is Market.SPOT)
     cloud.client("iam").create_role(RoleName="cloudspot-drill", AssumeRolePolicyDocument="{}")
     cloud.faults.calls.pop()
-    provider.preempt(spot.id)
+    plaincalls.preempt(provider, spot.id)
     assert cloud.host.reclaimed == [(spot.id, 120.0)]
-    provisioner.terminate([one.id for one in machines])
+    plaincalls.terminate(provisioner, [one.id for one in machines])
     provisioner.release("digits-1")
     return cloud.faults.calls
 
@@ -194,8 +195,8 @@ def test_a_driver_may_make_the_role_that_an_accounts_first_spot_request_needs_as
     request = provisioner.render(group_of(cloud.offer(provisioner), num_nodes=1))
     cloud.faults.denied.add(right)
     with pytest.raises(AuthError, match="lack iam:CreateServiceLinkedRole"):
-        provisioner.create(request, token="first")
+        plaincalls.create(provisioner, request, token="first")
     cloud.faults.denied.clear()
-    assert len(provisioner.create(request, token="second")) == 1
+    assert len(plaincalls.create(provisioner, request, token="second")) == 1
     cloud.faults.denied.add(right)  # of no use any more
-    assert len(provisioner.create(request, token="third")) == 1
+    assert len(plaincalls.create(provisioner, request, token="third")) == 1

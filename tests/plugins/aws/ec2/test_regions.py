@@ -5,6 +5,7 @@ from support.worlds.groups import group_of
 
 from cloudspot.errors import SpecError
 from cloudspot.model import Market, Resources
+from cloudspot.testing import plaincalls
 from cloudspot_aws.options import AwsOptions, options_in
 from cloudspot_aws.pricing import transfer_price
 from cloudspot_aws.provider import AwsProvider
@@ -27,16 +28,16 @@ def make(cloud):
 def launch(provisioner, region, market="spot"):
     offer = next(
         one
-        for one in provisioner.offers(Resources())
+        for one in plaincalls.offers(provisioner, Resources())
         if one.zone.startswith(region) and one.market is Market(market)
     )
-    (machine,) = provisioner.create(provisioner.render(group_of(offer)), token=f"token-{region}")
+    (machine,) = plaincalls.create(provisioner, provisioner.render(group_of(offer)), token=f"token-{region}")
     return machine
 
 
 @pytest.mark.full
 def test_offers_are_in_both_each_with_its_own_image_subnet_and_network(make):
-    offers = make().provisioner().offers(Resources())
+    offers = plaincalls.offers(make().provisioner(), Resources())
     by_region = {one.details["region"]: one for one in offers}
     assert set(by_region) == {HOME, OTHER}
     assert all(one.zone.startswith(one.details["region"]) for one in offers)
@@ -53,31 +54,34 @@ def test_a_machine_of_the_other_region_is_made_listed_tagged_read_and_ended_ther
     at_home, there = launch(provisioner, HOME), launch(provisioner, OTHER)
     assert there.zone.startswith(OTHER)
     assert [one.metadata["region"] for one in cloud.host.machines.values()] == [HOME, OTHER]
-    assert {one.id for one in provisioner.instances(job_id=there.job_id)} == {at_home.id, there.id}
-    assert {one.id for one in make().provisioner().instances()} == {at_home.id, there.id}
+    assert {one.id for one in plaincalls.instances(provisioner, job_id=there.job_id)} == {
+        at_home.id,
+        there.id,
+    }
+    assert {one.id for one in plaincalls.instances(make().provisioner())} == {at_home.id, there.id}
     # Only what was made with one region sees no other.
-    assert {one.id for one in make(regions=()).provisioner().instances()} == {at_home.id}
+    assert {one.id for one in plaincalls.instances(make(regions=()).provisioner())} == {at_home.id}
     provisioner.announce([at_home, there], {"MASTER_ADDR": "10.0.0.1"})
     assert {name: tags["MASTER_ADDR"] for name, tags in cloud.host.tags.items()} == {
         at_home.id: "10.0.0.1",
         there.id: "10.0.0.1",
     }
     provisioner.console(there)
-    provisioner.terminate([there.id])
+    plaincalls.terminate(provisioner, [there.id])
     assert cloud.alive == [at_home.id]
 
 
 @pytest.mark.full
 def test_who_has_listed_nothing_ends_machines_wherever_they_are(cloud, make):
     ids = [launch(make().provisioner(), region).id for region in (HOME, OTHER)]
-    make().provisioner().terminate([*ids, "i-0123456789abcdef0"])
+    plaincalls.terminate(make().provisioner(), [*ids, "i-0123456789abcdef0"])
     assert cloud.alive == []
 
 
 @pytest.mark.full
 def test_another_regions_id_is_not_found(cloud, make):
     there = launch(make().provisioner(), OTHER)
-    make(regions=()).provisioner().terminate([there.id])  # no error, and no effect
+    plaincalls.terminate(make(regions=()).provisioner(), [there.id])  # no error, and no effect
     assert cloud.alive == [there.id]
     refused = [call.error for call in cloud.faults.calls if call.action == "TerminateInstances"]
     assert refused == ["InvalidInstanceID.NotFound"]
@@ -93,13 +97,13 @@ def test_a_drill_takes_a_machine_where_it_is(cloud, make):
     cloud.client("iam").create_role(RoleName="cloudspot-drill", AssumeRolePolicyDocument="{}")
     provider = make()
     there = launch(provider.provisioner(), OTHER)
-    make().preempt(there.id)
+    plaincalls.preempt(make(), there.id)
     assert cloud.host.reclaimed == [(there.id, 120.0)]
 
 
 @pytest.mark.full
 def test_the_check_tells_of_each_region(make):
-    found = {one.name: one for one in make().check()}
+    found = {one.name: one for one in plaincalls.check(make())}
     assert found[f"{HOME}: region"].ok
     assert found[f"{OTHER}: offers"].ok, found
     assert found[f"{OTHER}: launch, spot"].detail.startswith("g5.xlarge in us-west-2")
@@ -109,7 +113,7 @@ def test_the_check_tells_of_each_region(make):
 def test_a_region_that_does_not_sell_a_named_type_is_named(make):
     provider = make(regions=(HOME, "ap-south-2"), instance_types=("g5.xlarge",))
     with pytest.raises(SpecError, match=r'instance_types: ap-south-2 has no "g5.xlarge"'):
-        provider.provisioner().offers(Resources())
+        plaincalls.offers(provider.provisioner(), Resources())
 
 
 def test_what_names_things_of_one_region_is_meant_for_it():
@@ -156,11 +160,13 @@ def test_what_is_of_no_region_or_of_one_only_is_refused(make, table, message):
 @pytest.mark.full
 def test_an_offer_tells_what_a_gib_to_the_jobs_own_region_costs(make):
     found = {
-        one.details["region"]: one.transfer_price_per_gib for one in make().provisioner().offers(Resources())
+        one.details["region"]: one.transfer_price_per_gib
+        for one in plaincalls.offers(make().provisioner(), Resources())
     }
     assert found == {HOME: 0.0, OTHER: 0.02}
     (alone,) = {
-        one.transfer_price_per_gib for one in make(regions=(OTHER,)).provisioner().offers(Resources())
+        one.transfer_price_per_gib
+        for one in plaincalls.offers(make(regions=(OTHER,)).provisioner(), Resources())
     }
     assert alone == 0.02
 

@@ -6,6 +6,7 @@ import pytest
 from support.clouds.soldtypes import GIB, Sold, assert_sold, combinations, table
 
 from cloudspot.model import Resources
+from cloudspot.testing import plaincalls
 
 pytestmark = pytest.mark.full
 
@@ -97,7 +98,7 @@ def test_what_is_offered_with_an_accelerator_is_sold(provisioner, accelerator):
     sold = table(accelerator, SOLD[accelerator])
     by_name = {row.name: row for row in sold}
     for asked in combinations(accelerator):
-        names = {one.instance_type for one in provisioner.offers(asked)}
+        names = {one.instance_type for one in plaincalls.offers(provisioner, asked)}
         assert names <= {*by_name}, asked
         assert_sold(asked, [by_name[name] for name in names], sold)
 
@@ -113,7 +114,7 @@ def plain(name):
 
 def test_what_is_offered_without_an_accelerator_has_none_and_is_large_enough(provisioner):
     for asked in combinations(None):
-        rows = [plain(one.instance_type) for one in provisioner.offers(asked)]
+        rows = [plain(one.instance_type) for one in plaincalls.offers(provisioner, asked)]
         assert rows
         assert [row for row in rows if not row.has(asked)] == [], asked
 
@@ -123,6 +124,8 @@ def test_a_type_with_part_of_a_gpu_or_another_accelerator_is_bought_only_by_its_
     special = ("gr6f.4xlarge", "g6f.large", "inf2.xlarge", "trn1.2xlarge", "f2.6xlarge", "vt1.3xlarge")
     for cpus, gib in [(2, 8), (4, 16), (8, 32), (12, 24), (16, 128), (24, 256)]:
         asked = Resources(cpus=cpus, memory_bytes=gib * GIB)
-        assert not {one.instance_type for one in provisioner.offers(asked)} & {*special}
+        assert not {one.instance_type for one in plaincalls.offers(provisioner, asked)} & {*special}
     named = cloud.provider(instance_types=special[-4:], on_demand_prices=dict.fromkeys(special, 1.0))
-    assert {one.instance_type for one in named.provisioner().offers(Resources())} == {*special[-4:]}
+    assert {one.instance_type for one in plaincalls.offers(named.provisioner(), Resources())} == {
+        *special[-4:]
+    }

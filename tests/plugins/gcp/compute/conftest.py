@@ -6,6 +6,7 @@ from support.worlds.listed_host import ListedHost
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.wsgi_server import Server
 from cloudspot.model import Market, Resources
+from cloudspot.testing import plaincalls
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.options import GcpOptions
 from cloudspot_gcp.provider import GcpProvider
@@ -79,7 +80,7 @@ class Cloud:
         """Return the first offer of the market, in a region if one is named."""
         return next(
             one
-            for one in provisioner.offers(resources or Resources())
+            for one in plaincalls.offers(provisioner, resources or Resources())
             if one.market is Market(market) and region in {None, one.zone}
         )
 

@@ -1,6 +1,7 @@
 import pytest
 
 from cloudspot.model import Resources
+from cloudspot.testing import plaincalls
 from cloudspot_gcp.check import PERMISSIONS
 from cloudspot_gcp_sandbox.catalogue import IMAGES, Image
 
@@ -8,7 +9,7 @@ ROLE = "grant it: docs/gcp/role-submitter.yaml has all permissions that a submit
 
 
 def lines(provider, **resources):
-    found = provider.check(resources=Resources(**resources))
+    found = plaincalls.check(provider, resources=Resources(**resources))
     return {one.name: one for one in found}
 
 

@@ -23,6 +23,7 @@ from cloudspot.errors import (
 )
 from cloudspot.model import EndReason, InstanceState, LaunchRequest, Market, Resources
 from cloudspot.plugin import cloudprovider
+from cloudspot.testing import plaincalls
 from cloudspot.testing.imagekit import KEY
 from cloudspot.testing.provisionerkit import ProvisionerTests
 from cloudspot_gcp.clients import GcpClients
@@ -169,7 +170,7 @@ class TestComputeImages(EmulatedImageTests):
 
     def _disk_and_price(self, provider):
         provisioner = provider.provisioner()
-        offer = next(one for one in provisioner.offers(Resources()) if one.market is Market.SPOT)
+        offer = next(one for one in plaincalls.offers(provisioner, Resources()) if one.market is Market.SPOT)
         request = provisioner.render(group_of(offer, num_nodes=1, store_url=STORE))
         (disk,) = request.body["bulk_insert"]["instanceProperties"]["disks"]
         return disk["initializeParams"]["diskSizeGb"], offer.price_per_hour
@@ -188,7 +189,7 @@ class TestComputeImages(EmulatedImageTests):
         request = provider.provisioner().render(self._group(account, provider, launch=2))
         account.cloud.faults.inject(BULK_INSERT, code, message=message, status=400)
         with pytest.raises(CapacityError, match="the image that held the job's setup was removed"):
-            provider.provisioner().create(request, token="kit-2")
+            plaincalls.create(provider.provisioner(), request, token="kit-2")
 
     @pytest.mark.full
     def test_a_launch_whose_operation_misses_the_image_asks_for_another_offer(self, account):
@@ -198,7 +199,7 @@ class TestComputeImages(EmulatedImageTests):
         message = "The resource 'projects/x/global/images/y' was not found"
         account.cloud.faults.inject(f"operation {BULK_INSERT}", "RESOURCE_NOT_FOUND", message=message)
         with pytest.raises(CapacityError, match="the image that held the job's setup was removed"):
-            provider.provisioner().create(request, token="kit-2")
+            plaincalls.create(provider.provisioner(), request, token="kit-2")
 
     @pytest.mark.full
     def test_an_image_that_is_being_removed_is_listed_no_more_and_its_name_is_waited_for(self, account):
@@ -297,10 +298,10 @@ class TestComputePromises(CloudProvisionerTests):
         kit.cloud.compute.operation_seconds = 1.0
         kit.cloud.faults.inject(action, "internalError", happens=True, times=4)
         with pytest.raises(TransientError):
-            kit.provisioner.create(request, token="t")
+            plaincalls.create(kit.provisioner, request, token="t")
         kit.cloud.now += 1
         kit.cloud.faults.withdraw()
-        (instance,) = kit.provisioner.create(request, token="t")
+        (instance,) = plaincalls.create(kit.provisioner, request, token="t")
         assert kit.cloud.alive == [instance.id.split("/")[1]]
 
 
@@ -412,7 +413,7 @@ def test_what_is_sent_is_what_was_rendered_and_stored(kit):
     request = kit.request(num_nodes=2)
     stored = msgspec.json.decode(msgspec.json.encode(request), type=LaunchRequest)
     assert stored == request
-    kit.provisioner.create(stored, token="token-1")
+    plaincalls.create(kit.provisioner, stored, token="token-1")
     (call,) = [call for call in kit.cloud.faults.calls if call.action == BULK_INSERT]
     assert call.parameters["body"] == request.body["bulk_insert"]
     assert call.parameters["requestId"] == request_id("token-1")
@@ -461,7 +462,7 @@ def test_a_token_whose_machines_are_gone_makes_no_others_and_tells_why(kit):
 def test_a_machine_of_a_name_that_was_used_before_is_another_machine(kit):
     """As when a controller sleeps between its intent and the request until nobody remembers the request."""
     (first,) = kit.launch()
-    kit.provisioner.terminate([first.id])
+    plaincalls.terminate(kit.provisioner, [first.id])
     kit.cloud.now += 3600
     kit.cloud.faults.describe_lag_seconds = 10.0
     (second,) = kit.launch()
@@ -472,7 +473,7 @@ def test_a_machine_of_a_name_that_was_used_before_is_another_machine(kit):
     kit.cloud.now += 10
     states = {one.id: one.state for one in kit.listed().values()}
     assert states == {first.id: InstanceState.ENDED, second.id: InstanceState.RUNNING}
-    kit.provisioner.terminate([first.id])
+    plaincalls.terminate(kit.provisioner, [first.id])
     assert kit.cloud.alive == [str(FIRST_NUMBER + 1)]
 
 
@@ -491,7 +492,7 @@ def test_a_failed_launch_that_tells_no_group_touches_no_other_jobs_machines(kit,
     )
     kit.cloud.faults.inject(f"operation {BULK_INSERT}", "PERMISSIONS_ERROR", message="no")
     with pytest.raises(AuthError, match=r"no \(PERMISSIONS_ERROR\)"):
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
     assert kit.cloud.host.terminated == []
     assert len(kit.cloud.alive) == 2
 
@@ -511,7 +512,7 @@ def test_a_stored_request_that_this_sdk_does_not_know_is_told_in_a_line(kit):
     with pytest.raises(
         ProvisionError, match=r"cannot read the stored request: .*sinceNextYear.*; install"
     ) as error:
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
     assert "\n" not in str(error.value)
 
 
@@ -578,9 +579,9 @@ def test_what_a_failed_launch_has_left_and_cannot_be_deleted_leaves_the_outcome_
     kit.cloud.faults.inject(f"operation {BULK_INSERT}", "INTERNAL_ERROR", happens=True)
     kit.cloud.faults.inject("compute.instances.delete", "forbidden", status=403)
     with pytest.raises(TransientError, match=r"deleting what is left of it: .*; machines may be left"):
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
     with pytest.raises(CapacityError, match="INTERNAL_ERROR"):
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
     assert kit.cloud.alive == []
 
 
@@ -589,7 +590,7 @@ def test_an_api_that_is_not_enabled_says_how_to_enable_it(kit):
     message = "Compute Engine API has not been used in project 1 before or it is disabled."
     kit.cloud.faults.inject(BULK_INSERT, "accessNotConfigured", status=403, message=message)
     with pytest.raises(AuthError, match=r"the API is not enabled; run: gcloud services enable compute\.goo"):
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
 
 
 def put(request, path, value):
@@ -633,7 +634,7 @@ def test_what_was_removed_or_broken_since_the_offers_is_named_by_its_option(
     with pytest.raises(
         ProvisionError, match=rf"^providers\.gcp\.{field}: launching 1 spot \S+ in us-central1: "
     ):
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
     assert kit.cloud.alive == []
 
 
@@ -642,9 +643,9 @@ def test_without_a_preemption_notice_machines_are_launched_all_the_same_and_that
     kit.cloud.compute.site.has_preemption_notice = False
     for launch in (1, 2):
         request = kit.request(launch=launch)
-        assert len(kit.provisioner.create(request, token=f"t{launch}")) == 1
+        assert len(plaincalls.create(kit.provisioner, request, token=f"t{launch}")) == 1
         # Another driver sends the same request again.
-        assert len(kit.provisioner.create(request, token=f"t{launch}")) == 1
+        assert len(plaincalls.create(kit.provisioner, request, token=f"t{launch}")) == 1
     assert len(kit.cloud.alive) == 2
     for machine in kit.cloud.listed().values():
         assert machine.scheduling.provisioning_model == "SPOT"
@@ -662,7 +663,7 @@ def test_without_a_preemption_notice_machines_are_launched_all_the_same_and_that
 def test_an_operation_that_fails_for_the_notice_is_followed_by_one_without(kit, caplog):
     message = "Field preemptionNoticeDuration is not supported by n2-standard-4."
     kit.cloud.faults.inject(f"operation {BULK_INSERT}", "UNSUPPORTED_OPERATION", message=message)
-    assert len(kit.provisioner.create(kit.request(), token="t")) == 1
+    assert len(plaincalls.create(kit.provisioner, kit.request(), token="t")) == 1
     (machine,) = kit.cloud.listed().values()
     assert machine.scheduling.preemption_notice_duration.seconds == 0
     assert message in caplog.text
@@ -673,7 +674,7 @@ def test_a_right_that_is_missing_is_named(kit, right):
     request = kit.request()
     kit.cloud.faults.denied = {right}
     with pytest.raises(AuthError) as error:
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
     assert str(error.value) == (
         f"launching 1 spot n2-standard-4 in us-central1: the credentials lack {right}; docs/gcp.md has the role"
     )
@@ -685,7 +686,7 @@ def test_a_service_account_that_one_may_not_give_to_machines_is_named(kit):
     with pytest.raises(
         AuthError, match=r"does not have access to service account 'cloudspot-node@.*docs/gcp\.md"
     ):
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
 
 
 # --- listing --------------------------------------------------------------------------------------
@@ -704,7 +705,7 @@ def test_a_listing_has_every_page(kit, monkeypatch):
 def test_a_machine_with_an_empty_label_is_nobodys_and_spoils_no_list(kit):
     kit.launch(num_nodes=2)
     set_label(kit.cloud, NAMES[0], "cloudspot-job", "")
-    assert [kit.host_id(one.id) for one in kit.provisioner.instances()] == [NAMES[1]]
+    assert [kit.host_id(one.id) for one in plaincalls.instances(kit.provisioner)] == [NAMES[1]]
 
 
 @pytest.mark.parametrize(
@@ -719,7 +720,7 @@ def test_a_machine_with_an_empty_label_is_nobodys_and_spoils_no_list(kit):
 def test_an_ended_machine_says_why_though_compute_engine_may_not_list_it_any_more(kit, reason, is_listed):
     (instance,) = kit.launch()
     if reason is EndReason.TERMINATED:
-        kit.provisioner.terminate([instance.id])
+        plaincalls.terminate(kit.provisioner, [instance.id])
     else:
         kit.cloud.host.end(NAMES[0], reason)
     assert (NAMES[0] in kit.cloud.listed()) is is_listed
@@ -727,13 +728,13 @@ def test_an_ended_machine_says_why_though_compute_engine_may_not_list_it_any_mor
     assert (found.state, found.end_reason) == (InstanceState.ENDED, reason)
     assert (found.job_id, found.launch, found.rank, found.zone) == ("digits-1", 1, 0, IN_A)
     assert found.store_url == STORE
-    assert kit.provisioner.instances()[0].id == instance.id
+    assert plaincalls.instances(kit.provisioner)[0].id == instance.id
 
 
 def test_another_controller_knows_of_a_machine_that_is_gone_all_but_its_store(kit):
     (instance,) = kit.launch()
     kit.cloud.host.end(NAMES[0], EndReason.RECLAIMED)
-    (found,) = kit.cloud.provider().provisioner().instances(job_id="digits-1")
+    (found,) = plaincalls.instances(kit.cloud.provider().provisioner(), job_id="digits-1")
     assert (found.id, found.end_reason, found.store_url) == (instance.id, EndReason.RECLAIMED, "")
 
 
@@ -743,7 +744,7 @@ def test_a_machine_that_is_taken_and_then_deleted_was_reclaimed(kit):
     kit.cloud.host.end(NAMES[0], EndReason.RECLAIMED, shutting_down=True)
     found = kit.listed()[instance.id]
     assert (found.state, found.end_reason) == (InstanceState.SHUTTING_DOWN, EndReason.RECLAIMED)
-    kit.provisioner.terminate([instance.id])
+    plaincalls.terminate(kit.provisioner, [instance.id])
     found = kit.listed()[instance.id]
     assert (found.state, found.end_reason) == (InstanceState.ENDED, EndReason.RECLAIMED)
 
@@ -752,7 +753,7 @@ def test_a_machine_that_is_taken_and_then_deleted_was_reclaimed(kit):
 def test_an_ended_machine_is_remembered_for_two_weeks_with_its_end(kit):
     (instance,) = kit.launch()
     kit.cloud.now += 100
-    kit.provisioner.terminate([instance.id])
+    plaincalls.terminate(kit.provisioner, [instance.id])
     found = kit.listed()[instance.id]
     assert found.ended_at.timestamp() == kit.cloud.now
     kit.cloud.now += 14 * 86400 - 1
@@ -862,14 +863,14 @@ def test_a_machine_that_something_else_is_done_to_is_terminated_later(kit):
     (instance,) = kit.launch()
     kit.cloud.faults.inject("compute.instances.delete", "resourceNotReady", status=400)
     with pytest.raises(TransientError, match="deleting machines: injected"):
-        kit.provisioner.terminate([instance.id])
+        plaincalls.terminate(kit.provisioner, [instance.id])
 
 
 def test_one_machine_that_cannot_be_terminated_does_not_keep_the_others(kit):
     made = kit.launch(num_nodes=2)
     kit.cloud.faults.inject("compute.instances.delete", "forbidden", status=403)
     with pytest.raises(AuthError, match="deleting machines: access denied"):
-        kit.provisioner.terminate([one.id for one in made])
+        plaincalls.terminate(kit.provisioner, [one.id for one in made])
     assert kit.cloud.alive == NAMES[:1]
 
 
@@ -906,7 +907,7 @@ def test_a_placement_policy_is_made_used_and_removed_with_the_job(cloud):
         assert machine.scheduling.on_host_maintenance == "TERMINATE"
     with pytest.raises(TransientError, match="is already being used by"):
         kit.provisioner.release("digits-1", store_url=STORE)
-    kit.provisioner.terminate([one.id for one in made])
+    plaincalls.terminate(kit.provisioner, [one.id for one in made])
     kit.provisioner.release("digits-1", store_url="gs://bucket/another")
     assert list(cloud.listed("ResourcePoliciesClient")) == [policy.name]
     for _ in range(2):
@@ -947,7 +948,7 @@ def test_a_placement_policy_of_ones_own_is_used_and_stays(cloud):
         resource_policy_resource={"name": "mine", "group_placement_policy": {"collocation": "COLLOCATED"}},
     )
     kit = Kit(cloud, placement_policy="mine")
-    kit.provisioner.terminate([one.id for one in kit.launch()])
+    plaincalls.terminate(kit.provisioner, [one.id for one in kit.launch()])
     kit.provisioner.release("digits-1")
     assert list(cloud.listed("ResourcePoliciesClient")) == ["mine"]
 
@@ -957,5 +958,5 @@ def test_a_policy_that_cannot_be_made_is_told_before_any_machine_is_asked_for(cl
     request = kit.request(num_nodes=2)
     cloud.faults.inject("compute.resourcePolicies.insert", "quotaExceeded", status=403)
     with pytest.raises(QuotaError, match="making placement policy cs-digits-1-60e73611"):
-        kit.provisioner.create(request, token="t")
+        plaincalls.create(kit.provisioner, request, token="t")
     assert cloud.faults.count(BULK_INSERT) == 0

@@ -5,6 +5,7 @@ from support.worlds.groups import group_of
 
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.model import EndReason
+from cloudspot.testing import plaincalls
 
 
 @pytest.fixture
@@ -15,7 +16,7 @@ def drill(cloud):
         provider = cloud.provider(**options)
         provisioner = provider.provisioner()
         request = provisioner.render(group_of(cloud.offer(provisioner, market=market)))
-        (machine,) = provisioner.create(request, token="token")
+        (machine,) = plaincalls.create(provisioner, request, token="token")
         cloud.faults.calls.clear()
         return provider, machine.id
 
@@ -35,13 +36,13 @@ def test_a_spot_machine_is_taken_with_the_notice_that_it_was_launched_with(
     cloud, drill, options, notice_seconds, total
 ):
     provider, machine = drill("spot", **options)
-    provider.preempt(machine, notice_seconds=notice_seconds)
+    plaincalls.preempt(provider, machine, notice_seconds=notice_seconds)
     assert cloud.host.reclaimed == [(machine.split("/")[1], total)]
     assert cloud.faults.actions() == [
         "compute.instances.get",
         "compute.instances.simulateMaintenanceEvent",
     ]
-    (found,) = provider.provisioner().instances()
+    (found,) = plaincalls.instances(provider.provisioner())
     assert found.end_reason is EndReason.RECLAIMED
 
 
@@ -49,7 +50,7 @@ def test_a_spot_machine_is_taken_with_the_notice_that_it_was_launched_with(
 def test_compute_engine_gives_no_other_notice(cloud, drill, notice_seconds):
     provider, machine = drill("spot")
     with pytest.raises(CloudspotError, match="reclaims this machine 120 s after its notice, never otherwise"):
-        provider.preempt(machine, notice_seconds=notice_seconds)
+        plaincalls.preempt(provider, machine, notice_seconds=notice_seconds)
     assert cloud.host.reclaimed == []
 
 
@@ -58,15 +59,15 @@ def test_a_machine_on_demand_is_never_reclaimed(cloud, drill):
     with pytest.raises(
         CloudspotError, match=r"is not a running spot machine, .* instances delete cs-digits-1-"
     ):
-        provider.preempt(machine)
+        plaincalls.preempt(provider, machine)
     assert cloud.host.reclaimed == []
 
 
 def test_a_machine_that_is_gone_is_not_there(cloud, drill):
     provider, machine = drill("spot")
-    provider.provisioner().terminate([machine])
+    plaincalls.terminate(provider.provisioner(), [machine])
     with pytest.raises(CloudspotError, match="there is no machine us-central1-a/cs-digits-1-"):
-        provider.preempt(machine)
+        plaincalls.preempt(provider, machine)
 
 
 def test_what_is_no_machine_of_ours_is_not_touched(cloud, drill):
@@ -74,7 +75,7 @@ def test_what_is_no_machine_of_ours_is_not_touched(cloud, drill):
     with pytest.raises(
         CloudspotError, match="web-1 is not a machine of cloudspot's; expected ZONE/NAME/NUMBER"
     ):
-        provider.preempt("web-1")
+        plaincalls.preempt(provider, "web-1")
     assert cloud.faults.calls == []
 
 
@@ -84,4 +85,4 @@ def test_the_right_that_is_missing_is_named(cloud, drill):
     with pytest.raises(
         AuthError, match=r"Required 'compute\.instances\.simulateMaintenanceEvent' permission"
     ):
-        provider.preempt(machine)
+        plaincalls.preempt(provider, machine)

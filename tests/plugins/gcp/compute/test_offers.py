@@ -9,6 +9,7 @@ from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientErro
 from cloudspot.model import Billing, Market, Offer, Resources
 from cloudspot.plugin.answercache import FACTS_SECONDS
 from cloudspot.plugin.cloudprovider import FAILURE_SECONDS
+from cloudspot.testing import plaincalls
 from cloudspot_gcp.lookups import NUM_TRIES, is_called
 from cloudspot_gcp.offers import GcpOfferFinder
 from cloudspot_gcp.options import GcpOptions
@@ -26,7 +27,7 @@ NUM_PAGES = math.ceil(len(prices.skus()) / 100)
 
 
 def offers(cloud, resources=None, **options):
-    return cloud.provider(**options).provisioner().offers(resources or Resources())
+    return plaincalls.offers(cloud.provider(**options).provisioner(), resources or Resources())
 
 
 def test_a_type_is_offered_in_each_region_on_both_markets_with_its_prices(cloud):
@@ -238,7 +239,7 @@ def test_the_attached_accelerator_is_in_the_request_and_the_machine(cloud):
     properties = request.body["bulk_insert"]["instanceProperties"]
     assert properties["guestAccelerators"] == [{"acceleratorType": "nvidia-tesla-t4", "acceleratorCount": 1}]
     assert properties["scheduling"]["onHostMaintenance"] == "TERMINATE"
-    (made,) = provisioner.create(request, token="t")
+    (made,) = plaincalls.create(provisioner, request, token="t")
     (machine,) = cloud.listed().values()
     assert made.zone in {"us-central1-a", "us-central1-b", "us-central1-c", "us-central1-f"}
     assert machine.guest_accelerators[0].accelerator_type.endswith("/nvidia-tesla-t4")
@@ -572,7 +573,7 @@ def test_a_subnetwork_of_ones_own_takes_the_place_of_the_network(cloud):
         "subnetwork": "regions/us-central1/subnetworks/default",
         "accessConfigs": [{"name": "External NAT", "type": "ONE_TO_ONE_NAT"}],
     }
-    assert len(provisioner.create(request, token="t")) == 1
+    assert len(plaincalls.create(provisioner, request, token="t")) == 1
 
 
 @pytest.mark.parametrize(

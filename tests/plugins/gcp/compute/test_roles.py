@@ -8,6 +8,7 @@ from support.worlds.groups import group_of
 
 from cloudspot.errors import TransientError
 from cloudspot.model import Market, Resources
+from cloudspot.testing import plaincalls
 from cloudspot_gcp.attributes import machine_name
 from cloudspot_gcp.check import wanted_permissions
 from cloudspot_gcp_sandbox.catalogue import IMAGES, Image
@@ -47,7 +48,7 @@ def bake(cloud, machine):
     host = cloud.provider().image_host()
     made = host.save(machine, key="0a1b", job_name="digits")
     cloud.now += 60.0
-    (offer, *_) = cloud.provider(setup_key="0a1b").provisioner().offers(Resources())
+    (offer, *_) = plaincalls.offers(cloud.provider(setup_key="0a1b").provisioner(), Resources())
     assert offer.details["image"].endswith(f"/{made.id}")
     with pytest.raises(TransientError, match="not decided yet"):
         host.remove(made.id)
@@ -66,30 +67,32 @@ def session(cloud):
         "subnetworks": ("regions/us-central1/subnetworks/default",),
         "image": "projects/ubuntu-os-cloud/global/images/ubuntu-2204-jammy-v20261101",
     }
-    cloud.provider(**own).provisioner().offers(Resources())
+    plaincalls.offers(cloud.provider(**own).provisioner(), Resources())
     cloud.compute.site.images = (*IMAGES, OWN_IMAGE)
     accelerated = Resources(accelerator="T4", accelerator_count=1)
-    cloud.provider(machine_types=()).provisioner().offers(accelerated)
+    plaincalls.offers(cloud.provider(machine_types=()).provisioner(), accelerated)
     with pytest.raises(Exception, match="is no region"):
-        cloud.provider(regions=("us-central2",)).provisioner().offers(Resources())
+        plaincalls.offers(cloud.provider(regions=("us-central2",)).provisioner(), Resources())
     provider = cloud.provider(placement_policy="auto", network_tags=("training",), image=OWN_IMAGE.path)
     provisioner = provider.provisioner()
     for launch, market in enumerate(("spot", "on-demand"), start=1):
         request = provisioner.render(group(cloud.offer(provisioner, market=market), launch=launch))
-        provisioner.create(request, token=market)
+        plaincalls.create(provisioner, request, token=market)
     cloud.compute.operation_seconds = 1.0
     with pytest.raises(TransientError, match="not decided yet"):
-        provisioner.create(provisioner.render(group(cloud.offer(provisioner), launch=3)), token="slow")
-    machines = [one for one in provisioner.instances(job_id="digits-1") if one.launch < 3]
+        plaincalls.create(
+            provisioner, provisioner.render(group(cloud.offer(provisioner), launch=3)), token="slow"
+        )
+    machines = [one for one in plaincalls.instances(provisioner, job_id="digits-1") if one.launch < 3]
     provisioner.announce(machines, {"MASTER_ADDR": "10.0.0.4", "NUM_NODES": "1"})
     assert cloud.faults.count("compute.instances.setMetadata") == 4
     assert [provisioner.console(one) for one in machines] == [""] * 4
-    assert [one.name for one in provider.check(resources=Resources()) if not one.ok] == []
+    assert [one.name for one in plaincalls.check(provider, resources=Resources()) if not one.ok] == []
     bake(cloud, next(one for one in machines if one.market is Market.ON_DEMAND))
-    provider.preempt(next(one.id for one in machines if one.market is Market.SPOT))
+    plaincalls.preempt(provider, next(one.id for one in machines if one.market is Market.SPOT))
     cloud.now += 1.0
     cloud.compute.operation_seconds = 0.0
-    provisioner.terminate([one.id for one in provisioner.instances()])
+    plaincalls.terminate(provisioner, [one.id for one in plaincalls.instances(provisioner)])
     provisioner.release("digits-1", store_url="gs://bucket")
     return cloud.faults.calls
 
@@ -119,7 +122,7 @@ def test_a_launch_is_refused_without_a_right_that_it_takes(cloud, right):
     request = provisioner.render(group(cloud.offer(provisioner)))
     cloud.faults.denied = {right}
     with pytest.raises(Exception, match=right if right != ON_THE_ACCOUNT else "service account"):
-        provisioner.create(request, token="t")
+        plaincalls.create(provisioner, request, token="t")
 
 
 def test_the_check_asks_for_rights_of_the_role_only(cloud):

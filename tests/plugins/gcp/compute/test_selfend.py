@@ -12,6 +12,7 @@ from cloudspot.boot.script import ending_command
 from cloudspot.emulation.cloud import MachineView
 from cloudspot.local.metadataservice import MetadataServer
 from cloudspot.model import EndReason, InstanceState
+from cloudspot.testing import plaincalls
 from cloudspot_gcp_sandbox.metadata_server import GceMetadata
 
 NAME = "cs-digits-1-60e73611-1-0"
@@ -26,7 +27,7 @@ def provisioner(cloud):
 def machine(cloud, compute_door, provisioner):
     """Return a launched machine, and the address of its metadata server."""
     group = group_of(cloud.offer(provisioner), store_url="gs://bucket/prefix")
-    (instance,) = provisioner.create(provisioner.render(group), token="t")
+    (instance,) = plaincalls.create(provisioner, provisioner.render(group), token="t")
     facts = {**cloud.host.machines[NAME].metadata, "token-seed": compute_door.machine_tokens.seed}
     server = MetadataServer(
         GceMetadata(MachineView(address=facts["ip"], facts=facts, tags=dict)), "127.0.0.1"
@@ -57,7 +58,7 @@ def test_a_machine_deletes_itself_by_its_account_and_is_known_to_have_ended_by_i
         None,
         "cloudspot-node@",
     )
-    (found,) = provisioner.instances(job_id="digits-1")
+    (found,) = plaincalls.instances(provisioner, job_id="digits-1")
     assert (found.id, found.state, found.end_reason) == (instance_id, InstanceState.ENDED, EndReason.SELF)
 
 
@@ -77,8 +78,8 @@ def test_a_machine_without_a_metadata_server_goes_down(cloud):
 
 
 def test_a_deletion_by_somebody_else_is_no_end_of_ones_own(machine, provisioner):
-    provisioner.terminate([machine[0]])
-    (found,) = provisioner.instances(job_id="digits-1")
+    plaincalls.terminate(provisioner, [machine[0]])
+    (found,) = plaincalls.instances(provisioner, job_id="digits-1")
     assert found.end_reason is EndReason.TERMINATED
 
 

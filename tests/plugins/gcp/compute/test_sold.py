@@ -4,6 +4,7 @@ import pytest
 from support.clouds.soldtypes import Sold, assert_sold, combinations, table
 
 from cloudspot.model import Market
+from cloudspot.testing import plaincalls
 
 # Source: Compute Engine documentation, "GPU machine types" and "Accelerator-optimized machine family" (as of
 # 2026-04-14; checked 2026-11). Without the types that have part of a GPU (g4-standard-6, -12 and -24).
@@ -106,7 +107,7 @@ def test_what_is_offered_with_an_accelerator_of_its_own_is_sold(cloud, accelerat
     by_name = {row.name: row for row in sold}
     provisioner = provisioner_of(cloud, accelerator)
     for asked in combinations(accelerator):
-        found = provisioner.offers(asked)
+        found = plaincalls.offers(provisioner, asked)
         names = {one.instance_type for one in found}
         assert names <= {*by_name}, asked
         assert_sold(asked, [by_name[name] for name in names], sold)
@@ -122,7 +123,7 @@ def test_what_is_offered_with_an_accelerator_to_attach_may_have_so_many(cloud, a
     provisioner = provisioner_of(cloud, accelerator)
     for asked in combinations(accelerator):
         rows = set()
-        for one in provisioner.offers(asked):
+        for one in plaincalls.offers(provisioner, asked):
             count = int(one.details["accelerator_count"])
             assert one.details["accelerator"] == f"nvidia-tesla-{accelerator.lower()}"
             rows.add(plain[one.instance_type]._replace(accelerator=accelerator, count=count))
@@ -139,7 +140,7 @@ def test_what_is_offered_without_an_accelerator_is_sold_and_has_none(cloud):
     plain = {row.name: row for row in PLAIN}
     provisioner = provisioner_of(cloud, None)
     for asked in combinations(None):
-        found = provisioner.offers(asked)
+        found = plaincalls.offers(provisioner, asked)
         assert not [one for one in found if "has_accelerator" in one.details]
         rows = [plain[name] for name in sorted({one.instance_type for one in found})]
         assert_sold(asked, rows, PLAIN)

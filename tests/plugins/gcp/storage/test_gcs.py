@@ -17,6 +17,7 @@ from cloudspot.errors import (
     StoreRefused,
     TransientError,
 )
+from cloudspot.testing import plaincalls
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.gcs import GcsStore
 from cloudspot_gcp_sandbox import storagemethods
@@ -358,7 +359,7 @@ def test_a_presigned_url_that_was_changed_or_is_over_is_refused(store):
 
 def test_check_tells_what_a_bucket_keeps_that_is_billed(gcp, bucket):
     store = GcsStore(f"gs://{bucket}")
-    found = {one.name: one for one in store.check()}
+    found = {one.name: one for one in plaincalls.check(store)}
     assert [(one.name, one.ok) for one in found.values()] == [
         ("bucket", True),
         ("bucket location", True),
@@ -380,12 +381,12 @@ def test_check_tells_what_a_bucket_keeps_that_is_billed(gcp, bucket):
             "retentionPolicy": {"retentionPeriod": "3600"},
         },
     )
-    found = {one.name: one for one in store.check()}
+    found = {one.name: one for one in plaincalls.check(store)}
     assert "deletes noncurrent versions" in found["bucket versioning"].detail
     assert found["bucket soft delete"].detail == "off"
     assert not found["bucket retention"].ok
     gcp.faults.denied.add("storage.buckets.get")
-    assert [(one.is_known, one.detail) for one in store.check()[1:]] == [
+    assert [(one.is_known, one.detail) for one in plaincalls.check(store)[1:]] == [
         (False, "the right to ask is missing (storage.buckets.get)")
     ]
 
@@ -404,6 +405,6 @@ def test_check_tells_what_a_bucket_keeps_that_is_billed(gcp, bucket):
 def test_check_refuses_a_rule_that_would_delete_checkpoints(gcp, bucket, store, condition, ok):
     rule = {"action": {"type": "Delete"}, "condition": condition}
     gcp.storage.buckets.change(bucket, {"lifecycle": {"rule": [rule]}, "storageClass": "NEARLINE"})
-    found = {one.name: one for one in store.check()}
+    found = {one.name: one for one in plaincalls.check(store)}
     assert found["bucket lifecycle"].ok is ok
     assert found["bucket storage class"].detail.startswith("NEARLINE: each object is billed")

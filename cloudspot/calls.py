@@ -1,0 +1,123 @@
+"""The requests and results of the calls to a provider: later versions add fields to them, with defaults."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import msgspec
+
+from cloudspot.model import CheckResult, Instance, LaunchRequest, Offer, Resources
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """What every request has."""
+
+    deadline: float = math.inf
+    """The moment by this process's ``time.monotonic()`` after which nobody waits for the result any more."""
+
+    def seconds_left(self) -> float:
+        """Return how long the caller still waits; 0 once the deadline has passed."""
+        return max(0.0, self.deadline - time.monotonic())
+
+
+class CreateRequest(Call, frozen=True, kw_only=True):
+    """For ``Provisioner.create``."""
+
+    request: LaunchRequest
+    """As ``render`` returned it, perhaps in another process."""
+    token: str
+    """The idempotency token: the same one belongs to the same request."""
+
+
+class CreateResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ``Provisioner.create``."""
+
+    instances: tuple[Instance, ...]
+
+
+class InstancesRequest(Call, frozen=True, kw_only=True):
+    """For ``Provisioner.instances``."""
+
+    job_id: str | None = None
+    """Only this job's machines; None: those of all jobs."""
+    store_url: str = ""
+    """Only those of this store's jobs, as ``InstanceGroup.store_url``, and those that name no store; empty:
+    those of all stores."""
+
+    def wants(self, instance: Instance) -> bool:
+        """Return whether the machine is one of those that are asked for."""
+        return self.job_id in {None, instance.job_id} and (
+            not self.store_url or instance.store_url in {"", self.store_url}
+        )
+
+
+class InstancesResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ``Provisioner.instances``."""
+
+    instances: tuple[Instance, ...]
+
+
+class TerminateRequest(Call, frozen=True, kw_only=True):
+    """For ``Provisioner.terminate``."""
+
+    instance_ids: tuple[str, ...]
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine that the provider did not begin to end."""
+
+    instance_id: str
+    reason: str
+    """One line, such as that somebody protects the machine."""
+
+
+class TerminateResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ``Provisioner.terminate``."""
+
+    refused: tuple[Refused, ...] = ()
+    """Those that may run on; unknown and ended machines are not among them."""
+
+    @property
+    def problem(self) -> str:
+        """What was refused, in a line; empty: nothing."""
+        return "; ".join(f"{one.instance_id} cannot be ended: {one.reason}" for one in self.refused)
+
+
+class OffersRequest(Call, frozen=True, kw_only=True):
+    """For ``Provisioner.offers``."""
+
+    resources: Resources
+
+
+class OffersResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ``Provisioner.offers``."""
+
+    offers: tuple[Offer, ...]
+    """In any order."""
+
+
+class PreemptRequest(Call, frozen=True, kw_only=True):
+    """For ``Provider.preempt``."""
+
+    instance_id: str
+    notice_seconds: float | None = None
+    """0 takes the machine without notice; None gives the provider's usual notice."""
+
+
+class PreemptResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ``Provider.preempt``: the provider has accepted; there is nothing to tell yet."""
+
+
+class CheckRequest(Call, frozen=True, kw_only=True):
+    """For ``Provider.check`` and ``ObjectStore.check``."""
+
+    resources: Resources | None = None
+    """What one node of the job must have; None: no job is known."""
+
+
+class CheckResults(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ``Provider.check`` and ``ObjectStore.check``."""
+
+    results: tuple[CheckResult, ...] = ()
+    """In the order in which they are shown."""
