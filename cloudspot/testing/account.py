@@ -180,9 +180,9 @@ class StoreAccount(Service):
     def open(self) -> ObjectStore:
         """Return the store as another process opens it; its retries need not sleep."""
 
-    def pending(self) -> Sequence[str] | None:
-        """Return the keys of the uploads whose parts the store still has; None: it has none to keep."""
-        return None
+    @abstractmethod
+    def pending(self) -> Sequence[str]:
+        """Return the keys of the uploads whose parts the service still has, and bills."""
 
 
 class LogAccount(Service):

@@ -15,17 +15,21 @@ import pytest
 from cloudspot.testing.imagekit import ImageHostTests
 from cloudspot.testing.jobkit import WholeJobTests
 from cloudspot.testing.kit import promise_of, promises_of
+from cloudspot.testing.logfaultkit import LogFaultTests
 from cloudspot.testing.logkit import LogSinkTests
 from cloudspot.testing.nodekit import NodeIdentityTests, PreemptionSourceTests
 from cloudspot.testing.offerkit import OfferTests
 from cloudspot.testing.providerkit import ProviderTests
 from cloudspot.testing.provisionerkit import ProvisionerTests
 from cloudspot.testing.purchasekit import PurchaseTests
+from cloudspot.testing.storefaultkit import StoreFaultTests
 from cloudspot.testing.storekit import ObjectStoreTests
 
 KITS: tuple[type[Any], ...] = (
     ObjectStoreTests,
+    StoreFaultTests,
     LogSinkTests,
+    LogFaultTests,
     ProvisionerTests,
     PurchaseTests,
     OfferTests,
