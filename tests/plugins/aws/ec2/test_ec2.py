@@ -3,7 +3,6 @@ from types import MappingProxyType
 
 import botocore.exceptions
 import pytest
-from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 from support.clouds.emulated_account import Call, EmulatedAccount, Fault
 from support.clouds.imagetests import EmulatedImageTests
 from support.clouds.provisionertests import (
@@ -73,6 +72,8 @@ class PlainEc2Account(Ec2Account):
     options = MappingProxyType({"instance_types": ("m5.large", "m5.2xlarge")})
 
     def sold(self):
+        from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
+
         found = []
         for offering in INSTANCE_TYPE_OFFERINGS["availability-zone"]["us-east-1"]:
             name, zone = offering["InstanceType"], offering["Location"]
