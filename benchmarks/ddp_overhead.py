@@ -1,14 +1,17 @@
-"""What a session costs a real training step: DDP on two processes, with ``run.steps()`` and with ``range``.
+"""What a session costs a real training step: DDP on two processes, with ``range`` and with ``run.steps()``.
 
-torchrun --nproc-per-node 2 benchmarks/ddp_overhead.py [--steps 200] [--rounds 21]
+torchrun --nproc-per-node 2 benchmarks/ddp_overhead.py [--batch 4096] [--steps 12] [--rounds 15]
 
-Blocks of both kinds alternate in one run, and each is compared with its neighbour. Nothing is pending:
-no save, no drain. The session has its background thread, its store and its hand-off directory.
+Blocks of three kinds alternate in one run: a bare loop, a session that is ready to save what survives a
+silent death (``checkpoint.rescue``), and one that is not. Each is compared with the bare block before it.
+The session tracks the model and the optimizer, with its threads, its store and its hand-off directory;
+nothing is pending, neither a save nor a drain.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import tempfile
@@ -24,19 +27,25 @@ from torch.nn.parallel import DistributedDataParallel
 import cloudspot.train as spot
 from cloudspot.train import handoff
 
+KINDS = ("range", "run.steps, rescue", "run.steps, no rescue")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--batch", type=int, default=4096, help="samples of a step and rank")
+    parser.add_argument("--steps", type=int, default=12, help="in a block")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--dropout", action="store_true", help="draw random numbers in the steps")
     options = parser.parse_args()
     torch.set_num_threads(1)
     spot.init_process_group()
     torch.manual_seed(0)
-    inner = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
-    model = DistributedDataParallel(inner)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs, wanted = torch.randn(128, 256), torch.randint(10, (128,))
+    layers = [nn.Linear(256, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()]
+    if options.dropout:
+        layers.append(nn.Dropout(0.1))
+    model = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(512, 10)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
+    inputs, wanted = torch.randn(options.batch, 256), torch.randint(10, (options.batch,))
 
     def block(steps: Iterable[int]) -> float:
         dist.barrier()
@@ -48,24 +57,36 @@ def main() -> None:
             optimizer.step()
         return (time.perf_counter() - started) / options.steps
 
-    block(range(options.steps))
-    bare, served = [], []
-    for _ in range(options.rounds):
-        bare.append(block(range(options.steps)))
+    def served(*, rescue: bool) -> float:
         with tempfile.TemporaryDirectory() as name:
-            os.environ[handoff.HANDOFF] = str(Path(name))
-            run = spot.session(model=nn.Linear(2, 2))
-            served.append(block(run.steps(options.steps)))
+            os.environ |= {handoff.HANDOFF: str(Path(name)), handoff.RESCUE: str(int(rescue))}
+            run = spot.session(model=model, optimizer=optimizer)
+            steps = run.steps(2 * options.steps)
+            block(itertools.islice(steps, options.steps))  # warms up
+            found = block(itertools.islice(steps, options.steps))
             run.close()
             del os.environ[handoff.HANDOFF]
+        return found
+
+    block(range(2 * options.steps))
+    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    ratios: dict[str, list[float]] = {kind: [] for kind in KINDS[1:]}
+    for _ in range(options.rounds):
+        for kind in KINDS[1:]:
+            bare = block(range(options.steps))
+            with_session = served(rescue=kind == KINDS[1])
+            seconds["range"].append(bare)
+            seconds[kind].append(with_session)
+            ratios[kind].append(100 * (with_session / bare - 1))
     if dist.get_rank() == 0:
-        ratios = sorted(
-            100 * (with_session / alone - 1) for alone, with_session in zip(bare, served, strict=True)
-        )
-        print(f"range      {1e3 * statistics.median(bare):7.3f} ms a step, median of {options.rounds} blocks")
-        print(f"run.steps  {1e3 * statistics.median(served):7.3f} ms a step")
-        spread = f"block by block: {ratios[0]:+.1f} to {ratios[-1]:+.1f} %"
-        print(f"difference {statistics.median(ratios):+.2f} % ({spread})")
+        for kind in KINDS:
+            line = f"{kind:21} {1e3 * statistics.median(seconds[kind]):8.2f} ms a step"
+            if kind in ratios:
+                found = sorted(ratios[kind])
+                quarter = len(found) // 4
+                middle = f"middle half {found[quarter]:+.1f} to {found[-1 - quarter]:+.1f}"
+                line += f"  {statistics.median(found):+.2f} %, {middle}"
+            print(line)
     dist.destroy_process_group()
 
 

@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timezone
 from types import TracebackType
-from typing import Any, ClassVar, Final, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, get_args
 from urllib.parse import quote
 
 import msgspec
@@ -52,6 +52,7 @@ from cloudspot.host.names import MAX_SEGMENT_BYTES, is_safe_name
 from cloudspot.model import (
     Asset,
     BootProfile,
+    Capability,
     DriverFunction,
     FunctionStatus,
     Instance,
@@ -70,6 +71,16 @@ from cloudspot.model import (
     RegistryLogin,
     UnfinishedUpload,
 )
+
+Options = TypeVar("Options", bound=msgspec.Struct)
+"""The type of a provider's options, for classes that are generic in it."""
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as DefaultedTypeVar
+
+    # A plain ``Provider`` is one of any options. typing has defaults from Python 3.13 on.
+    _Options = DefaultedTypeVar("_Options", bound=msgspec.Struct, default=Any)
+else:
+    _Options = Options
 
 Data = bytes | bytearray | memoryview
 
@@ -183,10 +194,10 @@ class Provisioner(ABC):
         """
 
     def console(self, instance: Instance) -> str:
-        """Return what the machine has printed since its boot, as far as the provider has it.
+        """Return what the machine has printed since its boot, as far as the provider has it (CONSOLE).
 
         Drivers ask while a machine that was launched has not come up, to say why. The end may be missing, and
-        the beginning of a long text. The default is for providers that do not keep it.
+        the beginning of a long text.
         """
         return ""
 
@@ -437,8 +448,9 @@ class ObjectStore(ABC):
     """A flat, strongly consistent map from keys to bytes, with create-if-absent.
 
     A key is ``/``-separated words of 1 to 255 printable ASCII characters, none of them ``.`` or ``..``;
-    every method raises ValueError for anything else. A put is atomic: no reader sees a part of it. Once it
-    returns, every get and listing shows it. No reference to a caller's buffer is kept.
+    every method raises ValueError for anything else. A store escapes what its service does not take in a
+    name, and nobody else hears of it. A put is atomic: no reader sees a part of it. Once it returns, every
+    get and listing shows it. No reference to a caller's buffer is kept.
 
     TransientError means that the outcome is unknown: the caller reads back.
 
@@ -549,8 +561,13 @@ class ObjectStore(ABC):
         """
 
     @abstractmethod
-    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
+    def list_page(
+        self, prefix: str, *, after: str | None = None, limit: int = 1000, cursor: str = ""
+    ) -> ObjectPage:
         """Return up to ``limit`` objects whose keys start with ``prefix`` and come after ``after``.
+
+        ``cursor`` is that of the page before, whose ``next_after`` is ``after``; a store that never returns
+        one is never given one.
 
         Keys are in ascending order of their bytes. ``after`` need not be a key. A page may hold fewer than
         ``limit`` objects although more follow. Names that are not valid keys are skipped, and told as
@@ -563,6 +580,14 @@ class ObjectStore(ABC):
     @abstractmethod
     def delete(self, key: str) -> None:
         """Remove the object; a missing key is no error."""
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Remove the objects, in any order; missing keys are no error. After an error some may be left.
+
+        The default asks for one after the other; override it where the service takes many at once.
+        """
+        for key in keys:
+            self.delete(key)
 
     @abstractmethod
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
@@ -587,6 +612,13 @@ class ObjectStore(ABC):
         """Drop one of those; one that no longer exists is no error."""
         return None
 
+    def close(self) -> None:  # noqa: B027 (few stores hold anything)
+        """Give back what the store holds, such as connections; safe to repeat.
+
+        Called once the command or the agent that opened the store is over, however it ended, unless it was
+        killed. The default does nothing.
+        """
+
     def check(self, request: CheckRequest) -> CheckResults:
         """Find out whether the store can be used, what is missing, and what it costs besides."""
         return CheckResults()
@@ -606,12 +638,13 @@ class ObjectStore(ABC):
 
     def list_pages(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectPage]:
         """Yield the pages of that listing."""
+        given: dict[str, Any] = {}
         while True:
-            page = self.list_page(prefix, after=after)
+            page = self.list_page(prefix, after=after, **given)
             yield page
             if page.next_after is None:
                 return
-            after = page.next_after
+            after, given = page.next_after, {"cursor": page.cursor} if page.cursor else {}
 
 
 def _check_answers(cls: type, interface: type, **checks: Callable[[Any], Any]) -> None:
@@ -624,9 +657,15 @@ def _check_answers(cls: type, interface: type, **checks: Callable[[Any], Any]) -
 
 def _checked_page(list_page: Callable[..., ObjectPage]) -> Callable[..., ObjectPage]:
     @functools.wraps(list_page)
-    def checked(self: ObjectStore, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
-        page = list_page(self, prefix, after=after, limit=limit)
+    def checked(
+        self: ObjectStore, prefix: str, *, after: str | None = None, limit: int = 1000, cursor: str = ""
+    ) -> ObjectPage:
+        given = {"cursor": cursor} if cursor else {}
+        page = list_page(self, prefix, after=after, limit=limit, **given)
         _check_page(self, page, prefix, after)
+        if page.cursor and page.cursor == cursor:
+            where = prefix or "all objects"
+            raise _refused(self, f"the listing of {where} does not move forward: it repeats its cursor")
         return page
 
     return checked
@@ -828,8 +867,27 @@ class LogSink(ABC):
         )
 
 
-class Provider(ABC):
+CAPABILITY_METHODS: Final = {
+    Capability.LOGS: "log_sink",
+    Capability.REGISTRY: "registry_login",
+    Capability.IMAGES: "image_host",
+    Capability.FUNCTIONS: "function_host",
+    Capability.PREEMPT: "preempt",
+}
+"""The methods of Provider that belong to one capability."""
+_LACKS: Final = {
+    Capability.IMAGES: (
+        "makes no images of machines; run.image can name a container that has what the job needs"
+    ),
+    Capability.FUNCTIONS: "runs no functions; cloudspot reconcile drives jobs too, from cron, say",
+    Capability.PREEMPT: "cannot reclaim a machine on demand",
+}
+
+
+class Provider(ABC, Generic[_Options]):
     """What a plugin registers: factories of the interfaces. Importing its module imports no SDK.
+
+    It is generic in its options: ``class AcmeProvider(Provider[AcmeOptions])``.
 
     ``node_identity`` is checked before a caller sees it: a number outside the bounds of its field raises
     TransientError.
@@ -844,25 +902,29 @@ class Provider(ABC):
     """The entry point's name, and that of the job file's table ``[providers.NAME]``."""
     options_type: ClassVar[type[msgspec.Struct]]
     """The type of that table; a field without a default is required."""
-    can_run_containers: ClassVar[bool] = True
-    """Whether docker or podman can run on its machines, so that a job may have ``run.image``."""
-    has_images: ClassVar[bool] = False
-    """Whether ``image_host`` returns one."""
-    is_this_computer: ClassVar[bool] = False
-    """Its machines are processes of the computer that drives them, and end when that is switched off. A job
-    of it is driven only where it was submitted, or adopted: else whoever can write to a store would choose
-    what runs there."""
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+    """What it can do. A method that belongs to one of them is overridden where that is declared, and is not
+    called where it is not."""
     cut_network_advice: ClassVar[str] = ""
     """What may keep its machines from reaching one another, and what to change, for the message that they do
     not."""
+    made_by: ClassVar[str] = ""
+    """Its plugin's distribution and version; written by whoever imports the plugin."""
     driver_options: ClassVar[frozenset[str]] = frozenset()
     """The options that name something of the computer that drives, such as a profile or a file with
     credentials. A driver takes them from its own note of the job or from its user's config file, never
     because a stored job names them. On a node they have their defaults."""
 
-    def __init__(self, options: msgspec.Struct) -> None:
+    def __init__(self, options: _Options) -> None:
         """Keep the job's options, an ``options_type``; do no I/O."""
         self.options = options
+
+    @classmethod
+    def require(cls, capability: Capability) -> None:
+        """Raise CloudspotError, with what to do instead, unless the provider has declared the capability."""
+        if capability not in cls.capabilities:
+            lack = _LACKS.get(capability, f"does not declare {capability.value!r}")
+            raise CloudspotError(f"provider {cls.name!r} {lack}")
 
     @abstractmethod
     def provisioner(self) -> Provisioner:
@@ -897,28 +959,15 @@ class Provider(ABC):
         return {}
 
     def function_host(self) -> FunctionHost:
-        """Return where a driver can run as a function, for jobs that nobody is awake to drive.
-
-        Raises:
-            CloudspotError: the provider runs no functions.
-        """
-        raise CloudspotError(
-            f"provider {self.name!r} runs no functions; cloudspot reconcile drives jobs too, from cron, say"
-        )
+        """Return where a driver can run as a function, for jobs that nobody is awake to drive (FUNCTIONS)."""
+        raise NotImplementedError
 
     def image_host(self) -> ImageHost:
-        """Return where images of machines are kept. Its options then have a field ``setup_key``.
-
-        Raises:
-            CloudspotError: the provider keeps none.
-        """
-        raise CloudspotError(
-            f"provider {self.name!r} makes no images of machines; run.image can name a container that has "
-            "what the job needs"
-        )
+        """Return where images of machines are kept (IMAGES). Its options then have a field ``setup_key``."""
+        raise NotImplementedError
 
     def registry_login(self, registry: str) -> RegistryLogin | None:
-        """Return a new log-in for a registry of container images of this provider's; None: it is not one.
+        """Return a new log-in for a registry of container images of this provider's (REGISTRY), or None.
 
         ``registry`` is the host in an image's name. Asked where a job is submitted and, before each pull, on
         its nodes: with the credentials and the rights that each has.
@@ -941,7 +990,7 @@ class Provider(ABC):
         return None
 
     def log_sink(self, store: ObjectStore, job_id: str) -> LogSink | None:
-        """Return the sink for the job's logs; None keeps them in the object store."""
+        """Return the sink for the job's logs (LOGS); None keeps them in the object store."""
         return None
 
     def check(self, request: CheckRequest) -> CheckResults:
@@ -949,12 +998,12 @@ class Provider(ABC):
         return CheckResults()
 
     def preempt(self, request: PreemptRequest) -> PreemptResult:
-        """Reclaim a machine on purpose, for drills.
+        """Reclaim a machine on purpose, for drills (PREEMPT).
 
         Raises:
-            CloudspotError: the provider cannot.
+            CloudspotError: the provider cannot take this one, or not with this notice.
         """
-        raise CloudspotError(f"provider {self.name!r} cannot reclaim a machine on demand")
+        raise NotImplementedError
 
 
 class Notifier(ABC):

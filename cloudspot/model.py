@@ -57,6 +57,29 @@ class Market(OpenEnum):
 GIB: Final = 1 << 30
 
 
+class Capability(str, enum.Enum):
+    """What a provider can do, beside creating, listing and ending machines."""
+
+    CONTAINERS = "containers"
+    """Its machines can run docker or podman, so that a job may have ``run.image``."""
+    CONSOLE = "console"
+    """``Provisioner.console`` tells what a machine has printed."""
+    LOGS = "logs"
+    """``Provider.log_sink`` can keep logs elsewhere than in the object store."""
+    REGISTRY = "registry"
+    """``Provider.registry_login`` logs in to the provider's own registry of containers."""
+    IMAGES = "images"
+    """``Provider.image_host`` keeps images of machines, so that ``cloudspot image`` works."""
+    FUNCTIONS = "functions"
+    """``Provider.function_host`` runs drivers as functions, so that ``cloudspot driver`` works."""
+    PREEMPT = "preempt"
+    """``Provider.preempt`` reclaims a machine, so that ``cloudspot preempt`` works."""
+    THIS_COMPUTER = "this-computer"
+    """Its machines are processes of the computer that drives them, and end when that is switched off. A job
+    of it is driven only where it was submitted, or adopted: else whoever can write to a store would choose
+    what runs there."""
+
+
 class InstanceState(OpenEnum):
     """The state of a machine. Only ``ENDED`` proves that it no longer runs anything.
 
@@ -121,6 +144,19 @@ class Billing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return max(self.minimum_seconds, math.ceil(seconds / self.increment_seconds) * self.increment_seconds)
 
 
+class PricePart(msgspec.Struct, frozen=True, kw_only=True):
+    """What a price adds up, such as the machine and its disk."""
+
+    name: str
+    per_hour: Price | None
+    """In the offer's currency; None: it costs something that nobody tells, and that the price leaves out."""
+
+    def __str__(self) -> str:
+        if self.per_hour is None:
+            return f"{self.name} not counted"
+        return f"{self.name} {self.per_hour:.6f}".rstrip("0").rstrip(".")
+
+
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that can be bought: an instance type in a zone on a market, with its price."""
 
@@ -140,9 +176,21 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     network: str = ""
     """Machines of different networks, such as two regions' VPCs, do not reach each other; empty: all of the
     provider's do."""
+    extras_per_hour: Price = 0.0
+    """What of the price is for what is billed beside the machine, such as its disk."""
+    price_parts: tuple[PricePart, ...] = ()
+    """What the price adds up, for people; empty: nobody tells."""
+    region: str = ""
+    """Where the provider has several at once: the one in which the machine would be."""
+    image: str = ""
+    """The id of the image from which the machine would start, where the provider finds it with the offer."""
+    image_gib: Tally = 0
+    """How large that image is; see ``cloudspot.plugin.launchrequests.disk_gib``."""
+    has_setup: bool = False
+    """The image is one of ``ImageHost``, and the job's setup is done in it."""
     details: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """What the plugin looked up for this offer, such as an image's id, so that ``render`` needs no I/O. It is
-    stored with the launch and holds no secret. ``price_parts`` may tell people what the price adds up."""
+    """What the plugin alone needs of what it has looked up, so that ``render`` needs no I/O. It is stored
+    with the launch and holds no secret."""
 
     @property
     def key(self) -> str:
@@ -154,18 +202,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         return self.network == other.network or not (self.network and other.network)
 
     @property
-    def price_parts(self) -> str:
+    def price_text(self) -> str:
         """What the price adds up, such as ``machine 0.0318, disk 0.011``; empty: nobody tells."""
-        return self.details.get("price_parts", "")
-
-    @property
-    def extras_per_hour(self) -> float:
-        """What of the price is for what is billed beside the machine, such as its disk; 0: nobody tells."""
-        try:
-            extras = float(self.details.get("extras_per_hour", 0.0))
-        except ValueError:
-            return 0.0
-        return min(extras, self.price_per_hour) if extras > 0 else 0.0
+        return ", ".join(map(str, self.price_parts))
 
 
 class DriverFunction(msgspec.Struct, frozen=True, kw_only=True):
@@ -343,6 +382,9 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     provider: str
     body: dict[str, Any]
     """JSON values only; holds no secret."""
+    made_by: str = ""
+    """The distribution and the version of the plugin that rendered it, such as ``cloudspot-acme 1.2``;
+    written by whoever stores the request."""
     signature: str = ""
     """Where ``create`` obeys only requests of the provider's own making: how it knows them again."""
 
@@ -378,6 +420,9 @@ class ObjectPage(msgspec.Struct, frozen=True, kw_only=True):
     objects: tuple[ObjectMeta, ...]
     next_after: str | None
     """The ``after`` of the next page; None if this was the last."""
+    cursor: str = ""
+    """How the store finds the next page, where its service lists by a token of its own. It is given back
+    beside ``next_after``, to the same store and with the same prefix; empty: ``next_after`` is enough."""
     skipped: tuple[str, ...] = ()
     """Names that were passed over: those that are not valid keys, such as what is not ASCII, and symlinks.
     Some may be told with several pages. What stands for a directory (``folder/``) is not among them."""

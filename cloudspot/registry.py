@@ -10,7 +10,9 @@ import difflib
 import importlib
 import inspect
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -21,12 +23,15 @@ import pluggy
 import cloudspot
 from cloudspot import hookspecs
 from cloudspot.errors import CloudspotError, PluginError, SpecError
-from cloudspot.interfaces import Notifier, ObjectStore, Provider
+from cloudspot.interfaces import CAPABILITY_METHODS, Notifier, ObjectStore, Provider
 from cloudspot.jobfile.spec import POLICIES, JobSpec, decode_options
 from cloudspot.jobfile.tables import convert
+from cloudspot.model import Capability
 from cloudspot.plugin.installed import COMMAND_GROUP, Declared, from_distributions, reason_of
 
 R = TypeVar("R")
+
+_opened: Final[weakref.WeakSet[ObjectStore]] = weakref.WeakSet()
 
 _BUILT_IN: Final = {
     hookspecs.PROVIDER_GROUP: {"local": "cloudspot.local.plugin"},
@@ -76,7 +81,7 @@ def open_provider(name: str, spec: JobSpec | None, configured: Mapping[str, Any]
         if configured:
             table = {**configured, **spec.providers.get(name, {})}
             spec = msgspec.structs.replace(spec, providers={**spec.providers, name: table})
-        if spec.run.image is not None and not class_.can_run_containers:
+        if spec.run.image is not None and Capability.CONTAINERS not in class_.capabilities:
             raise SpecError(
                 f'run.image: machines of the provider "{name}" run no containers; the table providers.{name} '
                 "says which image they have"
@@ -118,7 +123,15 @@ def open_store(url: str) -> ObjectStore:
         raise PluginError(
             f"store plugin {declared} is broken: for {scheme}:// it returned a {found}, not an ObjectStore"
         )
+    _opened.add(store)
     return store
+
+
+def close_stores() -> None:
+    """Close what ``open_store`` has opened and somebody still has; nothing depends on how that goes."""
+    for store in tuple(_opened):
+        with suppress(CloudspotError):
+            store.close()
 
 
 def open_job_store(url: str, store_id: str | None = None) -> ObjectStore:
@@ -321,6 +334,11 @@ def _provider_class(declared: Declared) -> type[Provider]:
     options = getattr(class_, "options_type", None)
     if not (isinstance(options, type) and issubclass(options, msgspec.Struct)):
         raise PluginError(f"{what} is broken: {class_.__name__}.options_type is not a msgspec.Struct")
+    for capability, method in CAPABILITY_METHODS.items():
+        if capability in class_.capabilities and getattr(class_, method) is getattr(Provider, method):
+            fault = f"{class_.__name__} declares {capability.value!r}, and lacks {method}"
+            raise PluginError(f"{what} is broken: {fault}")
+    class_.made_by = f"{declared.distribution} {declared.version}".rstrip()
     return class_
 
 

@@ -23,6 +23,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import getsource
 from pathlib import Path
 from types import ModuleType
 
@@ -51,7 +52,9 @@ from cloudspot.jobfile.spec import JobSpec, Nodes
 from cloudspot.jobfile.toml import read_toml
 from cloudspot.jobstore.nodes import delivering
 from cloudspot.local.options import LocalOptions
+from cloudspot.model import Capability
 from cloudspot.plugin import cloudprovider
+from cloudspot.registry import provider_class
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = "cloudspot/job.schema.json"
@@ -94,7 +97,7 @@ def generated() -> Mapping[str, str]:
         ),
         "docs/plugin-kits.md": _with_regions(
             (ROOT / "docs" / "plugin-kits.md").read_text(encoding="utf-8"),
-            {"broken on purpose": broken_on_purpose()},
+            {"broken on purpose": broken_on_purpose(), "capabilities": capabilities()},
         ),
         "docs/outputs.md": _with_regions(
             (ROOT / "docs" / "outputs.md").read_text(encoding="utf-8"), {"never kept": never_kept()}
@@ -192,6 +195,27 @@ def never_kept() -> str:
 
 
 # --- what the kits catch ------------------------------------------------------------------------
+
+
+def capabilities() -> str:
+    """Return the table of what a provider can declare, with those of this repository that do."""
+    providers = ("local", *(name for name, _ in _PLUGINS))
+    known = {name: provider_class(name).capabilities for name in providers}
+    rows = [
+        f"| `{one.name}` | {text} | {', '.join(name for name in providers if one in known[name])} |"
+        for one, text in zip(Capability, constant_docs(Capability), strict=True)
+    ]
+    return "\n".join(["", "| capability | what it means | declared by |", "|---|---|---|", *rows, "", ""])
+
+
+def constant_docs(kind: type) -> list[str]:
+    """Return the docstrings below the constants of a class, each on one line."""
+    (body,) = ast.parse(textwrap.dedent(getsource(kind))).body
+    assert isinstance(body, ast.ClassDef)
+    values = [one.value for one in body.body[1:] if isinstance(one, ast.Expr)]
+    return [
+        " ".join(str(one.value).split()).replace("``", "`") for one in values if isinstance(one, ast.Constant)
+    ]
 
 
 def broken_on_purpose() -> str:

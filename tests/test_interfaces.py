@@ -207,6 +207,38 @@ def test_what_a_head_cannot_say_is_refused_in_one_line(store, change):
     assert "\n" not in str(caught.value)
 
 
+class TokenStore(InMemoryStore):
+    """Goes on by a token, and notes those that it gets back."""
+
+    def __init__(self):
+        super().__init__("token://")
+        self.given, self.tokens = [], ("one", "two")
+
+    def list_page(self, prefix, *, after=None, limit=1000, cursor=""):
+        self.given.append((after, cursor))
+        page = super().list_page(prefix, after=after, limit=1)
+        if page.next_after is None:
+            return page
+        return msgspec.structs.replace(page, cursor=self.tokens[len(self.given) - 1])
+
+
+def test_a_listing_gives_each_cursor_back_beside_where_it_stands():
+    store = TokenStore()
+    for key in "abc":
+        store.put(key, b"")
+    assert [one.key for one in store.list_objects("")] == ["a", "b", "c"]
+    assert store.given == [(None, ""), ("a", "one"), ("b", "two")]
+
+
+def test_a_listing_that_repeats_its_cursor_is_given_up():
+    store = TokenStore()
+    store.tokens = ("one", "one")
+    for key in "abc":
+        store.put(key, b"")
+    with pytest.raises(StoreRefused, match="it repeats its cursor"):
+        list(store.list_objects(""))
+
+
 class EndlessStore(InMemoryStore):
     """Invents further keys for ever, in order."""
 

@@ -14,6 +14,7 @@ from cloudspot.errors import PluginError, SpecError
 from cloudspot.jobfile.spec import load_job
 from cloudspot.registry import (
     ProviderEntry,
+    close_stores,
     list_providers,
     open_provider,
     open_store,
@@ -306,6 +307,19 @@ def test_an_error_that_a_plugin_means_passes_as_it_is(site):
     site.install("cloudspot-sky", code=GOOD.replace("return Store(url) if", f"{refusal}; return None if"))
     with pytest.raises(SpecError, match=r"^no bucket$"):
         open_store("sky://")
+
+
+@pytest.mark.full
+def test_what_was_opened_is_closed_at_the_end_and_the_provider_knows_what_it_came_from(site):
+    close = "def close(self): import pathlib; pathlib.Path(self.url[6:]).write_text('closed')"
+    code = GOOD.replace("def delete(self, key): ...", f"def delete(self, key): ...\n        {close}")
+    site.install("cloudspot-sky", code=code)
+    assert provider_class("sky").made_by == "cloudspot-sky 1.2"
+    path = site.path / "log"
+    store = open_store(f"sky://{path}")
+    close_stores()
+    assert path.read_text() == "closed"
+    assert store.url == f"sky://{path}", "it is still there"
 
 
 # --- which interfaces it was written for --------------------------------------------------------

@@ -18,6 +18,7 @@ from contextlib import suppress
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.model import Capability
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +36,9 @@ class LastPass:
         self._context = context
         self._lock = threading.Lock()
         # Machines that are this very computer would end together with what they start.
-        self._is_able = context.job.spec.nodes.drive and not context.provider.is_this_computer
+        self._is_able = (
+            context.job.spec.nodes.drive and Capability.THIS_COMPUTER not in context.provider.capabilities
+        )
 
     def run(self) -> None:
         """Make one pass, by the node's deadline at the latest; whatever goes wrong is only logged."""

@@ -102,7 +102,10 @@ def _live(node: Node, pipe: NoticePipe) -> None:
     if seated is None:
         _log.warning("all seats of launch %d are void, or other machines': ending", node.launch)
         return
-    Life(node, store, provider, Job(submission, spec, seated), pipe).run()
+    try:
+        Life(node, store, provider, Job(submission, spec, seated), pipe).run()
+    finally:
+        store.close()
 
 
 def _at_start(call: Callable[[], _T]) -> _T:

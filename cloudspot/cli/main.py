@@ -147,7 +147,10 @@ class Program(click.Group):
         stdstreams.prepare()
         extra |= {"standalone_mode": False, "obj": invocation}
         try:
-            code = super().main(*args, **extra)
+            try:
+                code = super().main(*args, **extra)
+            finally:
+                _close_stores()
             sys.stdout.flush()
         except _NO_ARGUMENTS as error:
             # Someone who types a group alone wants its help.
@@ -179,6 +182,13 @@ def _commands_of_plugins() -> dict[str, Declared]:
     """Return what plugins declare as commands, by name, without importing them; none hides one of ours."""
     found = {one.name: one for one in from_distributions(COMMAND_GROUP) if one.error is None}
     return {name: found[name] for name in sorted(found.keys() - SHORT_HELPS.keys())}
+
+
+def _close_stores() -> None:
+    """Close the stores that the command has opened; most open none, and have not imported the registry."""
+    registry = sys.modules.get("cloudspot.registry")
+    if registry is not None:
+        registry.close_stores()
 
 
 def _brought_by(declared: Declared) -> str:

@@ -7,6 +7,8 @@ import uuid
 from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
+
 from cloudspot import __version__
 from cloudspot.boot.script import BootPlan, Install, render_boot_script
 from cloudspot.calls import OffersRequest
@@ -158,7 +160,7 @@ def render_launch(
         labels=spec.labels,
         drives=spec.nodes.drive,
     )
-    return provider.provisioner().render(group)
+    return msgspec.structs.replace(provider.provisioner().render(group), made_by=provider.made_by)
 
 
 def _install(submission: Submission) -> Install | None:

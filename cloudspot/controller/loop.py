@@ -46,7 +46,7 @@ from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Summary
 from cloudspot.jobstore.nodes.settled_launches import settled_launches, write_settled
 from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
-from cloudspot.model import Instance, InstanceState, Market, Offer
+from cloudspot.model import Capability, Instance, InstanceState, Market, Offer
 from cloudspot.retrying import doubled
 from cloudspot.story.events import Event, EventKind, diff
 from cloudspot.story.market_seen import market_seen
@@ -181,7 +181,8 @@ class Controller:
         self._submission_sha256 = opened_for
         """Of the submission by which the provider was opened; None: of the one that is read first."""
         self._memory = Memory()
-        self._consoles = Consoles(self._provisioner)
+        has_consoles = Capability.CONSOLE in provider.capabilities
+        self._consoles = Consoles(self._provisioner, has_consoles=has_consoles)
         self._actor = Actor(
             self._store, self._reader.journal, job_id, provider, memory=self._memory, clock=clock
         )

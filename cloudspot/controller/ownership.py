@@ -20,7 +20,7 @@ from cloudspot.jobstore.jobs import own_jobs
 from cloudspot.jobstore.jobs.state_home import state_home
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout.records import Submission
-from cloudspot.model import Instance, InstanceState
+from cloudspot.model import Capability, Instance, InstanceState
 from cloudspot.registry import open_provider, provider_class, with_driver_options
 
 MAX_LABEL = 128
@@ -56,7 +56,7 @@ def check_adopted(store: ObjectStore, provider: Provider, history: History) -> N
         NotAdopted: nobody submitted or adopted it here, or only with another submission.
         SpecError: the notes are open to others, or cannot be read.
     """
-    if not provider.is_this_computer or history.finished is not None:
+    if Capability.THIS_COMPUTER not in provider.capabilities or history.finished is not None:
         return
     job_id, label = history.submission.job_id, store_label(store)
     note = own_jobs.find_note(job_id, store_url=label)

@@ -9,7 +9,7 @@ import msgspec
 
 from cloudspot.interfaces import Provider
 from cloudspot.jobfile.rules import Variable, text_like
-from cloudspot.model import RegistryLogin
+from cloudspot.model import Capability, RegistryLogin
 
 HUB: Final = "registry-1.docker.io"
 """Docker's own registry."""
@@ -48,6 +48,7 @@ def find_login(
     ``secret`` returns the value of one of the job's secrets. Raises as that and the provider do.
     """
     if named is None:
-        return provider.registry_login(registry)
+        has_one = Capability.REGISTRY in provider.capabilities
+        return provider.registry_login(registry) if has_one else None
     origin = f"the user {named.user} of run.image_login"
     return RegistryLogin(user=named.user, password=secret(named.secret), origin=origin)

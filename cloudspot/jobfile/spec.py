@@ -265,8 +265,10 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """``[checkpoint]``: how often, how many, and who writes them."""
 
     interval: Annotated[PositiveDuration | None, or_word("auto")] = None
-    """The time between two checkpoints of a session. ``"auto"`` weighs what a save costs against one loss
-    without notice for each node and day: at least 30 s and one and a half uploads, at most 30 minutes."""
+    """The time between two checkpoints of a session. ``"auto"`` weighs the cost of a save against the losses
+    that no drain and no survivor catches: one for each node and day at first, then as many as the job has
+    met, and never fewer than one a week for the whole job. At least 30 s and one and a half uploads, at most
+    30 minutes."""
     keep: PositiveCount = 3
     """How many good checkpoints, the newest, stay in the store."""
     compression: Literal["none", "zstd"] = "none"

@@ -181,7 +181,9 @@ class FileStore(ObjectStore):
             raise ObjectMissing(f"{self.url}: no object {key}")
         return _meta(key, status)
 
-    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
+    def list_page(
+        self, prefix: str, *, after: str | None = None, limit: int = 1000, cursor: str = ""
+    ) -> ObjectPage:
         """Return a page of the objects under ``prefix``; see ObjectStore."""
         if limit < 1:
             raise ValueError(f"limit must be >= 1: got {limit}")

@@ -17,15 +17,17 @@ from cloudspot.local.metadata import LocalPreemptionSource, fetch_json
 from cloudspot.local.options import LocalOptions
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.local.supervisor_start import node_python_path
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity
+from cloudspot.model import BootProfile, Capability, CheckResult, NodeIdentity
 from cloudspot.plugin.optionchecks import data_cache_variable
 
 
-class LocalProvider(Provider):
+class LocalProvider(Provider[LocalOptions]):
     """Machines as process trees on this host: the same boot script, agent and trainer as in a cloud."""
 
     name: ClassVar[str] = "local"
-    is_this_computer: ClassVar[bool] = True
+    capabilities = frozenset(
+        {Capability.CONTAINERS, Capability.CONSOLE, Capability.PREEMPT, Capability.THIS_COMPUTER}
+    )
     options_type = LocalOptions
 
     def __init__(self, options: LocalOptions | None = None) -> None:
@@ -34,13 +36,12 @@ class LocalProvider(Provider):
         unknown = set(options.capacity) - set(options.zones)
         if unknown:
             raise SpecError(f"providers.local.capacity: no zone {min(unknown)!r} in providers.local.zones")
-        self._options = options
 
     def provisioner(self) -> Provisioner:
-        return LocalProvisioner(self._options)
+        return LocalProvisioner(self.options)
 
     def preemption_source(self) -> PreemptionSource:
-        return LocalPreemptionSource(notice_seconds=self._options.longest_notice_seconds)
+        return LocalPreemptionSource(notice_seconds=self.options.longest_notice_seconds)
 
     def node_identity(self) -> NodeIdentity:
         identity = fetch_json("/identity", NodeIdentity)
@@ -56,7 +57,7 @@ class LocalProvider(Provider):
             train_python=sys.executable,
             environment={
                 **({} if path is None else {"PYTHONPATH": path}),
-                **data_cache_variable(self.name, self._options.data_cache),
+                **data_cache_variable(self.name, self.options.data_cache),
             },
             has_cloudspot=True,
         )
@@ -97,6 +98,6 @@ class LocalProvider(Provider):
 
     def preempt(self, request: PreemptRequest) -> PreemptResult:
         """Reclaim a machine; by default with the notice of its job's options."""
-        provisioner = LocalProvisioner(self._options)
+        provisioner = LocalProvisioner(self.options)
         provisioner.reclaim(request.instance_id, notice_seconds=request.notice_seconds)
         return PreemptResult()

@@ -6,7 +6,7 @@ import functools
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -89,6 +89,36 @@ def accept(data: memoryview) -> None:
     """Accept the bytes: no checksum came with them."""
 
 
+class Chunks:
+    """The body of an answer that an SDK brings as an iterator of pieces, rather than as a file."""
+
+    def __init__(self, pieces: Iterable[bytes], close: Callable[[], None] = lambda: None) -> None:
+        """Take the pieces, none of which is empty before the end, and what gives the connection back."""
+        self._pieces = iter(pieces)
+        self._close = close
+        self._rest = memoryview(b"")
+
+    def read(self, size: int, /) -> bytes:
+        """Return up to ``size`` bytes; none at the end."""
+        return bytes(self._next(size))
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Fill the buffer as far as the piece at hand goes, and return how many bytes there were."""
+        piece = self._next(len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._close()
+
+    def _next(self, size: int) -> memoryview:
+        if not self._rest:
+            self._rest = memoryview(next(self._pieces, b""))
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        return piece
+
+
 @dataclass(frozen=True)
 class Download:
     """The answer to a read."""
@@ -119,13 +149,15 @@ class Bucket(ABC):
     rights: ClassVar[Mapping[str, str]]
     """The right that a request takes, by verb: list, read, write, create (a write with the condition that
     nothing is there), delete, sign for, and the plugin's own."""
+    deletes_many: ClassVar[bool] = False
+    """Whether ``delete_names`` removes many objects with one request."""
     how_to_create: ClassVar[str]
     """The shell command that creates a bucket, up to the bucket's name."""
 
     def __init_subclass__(cls) -> None:
         """Take an answer that the class's requests cannot read for somebody else's."""
         super().__init_subclass__()
-        for name in ("connect", "head", "download", "list_names", "list_uploads"):
+        for name in ("connect", "head", "download", "list_names", "list_uploads", "delete_names"):
             if name in cls.__dict__:
                 setattr(cls, name, _reading(cls.__dict__[name]))
 
@@ -186,6 +218,13 @@ class Bucket(ABC):
     def delete(self, client: Any, name: str) -> None:
         """Remove the object; ObjectMissing is no error."""
 
+    def delete_names(self, client: Any, names: Sequence[str]) -> None:
+        """Remove up to a thousand objects, missing ones too; raise the SDK's error if any of them is left."""
+        raise NotImplementedError
+
+    def disconnect(self, client: Any) -> None:  # noqa: B027 (SDKs differ in what they hold)
+        """Close the client's connections; by default they are closed with the process."""
+
     @abstractmethod
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
         """Return a URL that reads the object for so many seconds."""
@@ -224,6 +263,13 @@ class Bucket(ABC):
                 f"{what}: the answer is not {self.errors.cloud}'s, since it lacks {missing}: is there a "
                 "proxy or a login page in between?"
             ) from missing
+
+    def close(self) -> None:
+        """Let the plugin disconnect, if it has connected."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            self.disconnect(client)
 
     def ask(self, verb: str, key: str, call: Callable[[Any], T]) -> T:
         """Return what ``call`` returns for the client; where nothing was done it is called again."""

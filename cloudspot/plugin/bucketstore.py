@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from cloudspot.calls import CheckRequest, CheckResults
@@ -134,7 +135,9 @@ class BucketStore(ObjectStore):
         found = self.bucket.ask("read", key, lambda client: self.bucket.head(client, name))
         return ObjectMeta(key=key, size=found.size, modified_at=found.modified_at, etag=found.etag)
 
-    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
+    def list_page(
+        self, prefix: str, *, after: str | None = None, limit: int = 1000, cursor: str = ""
+    ) -> ObjectPage:
         """Return a page of objects, at most 1000; see ObjectStore.
 
         Skips what others keep in the bucket under names that are not keys, such as ``folder/``.
@@ -178,6 +181,23 @@ class BucketStore(ObjectStore):
             self.bucket.ask("delete", key, lambda client: self.bucket.delete(client, name))
         except ObjectMissing:
             return
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Remove the objects, a thousand with each request where the cloud takes them; see ObjectStore."""
+        if not self.bucket.deletes_many:
+            super().delete_many(keys)
+            return
+        names = [self.bucket.full(key) for key in keys]
+        for start in range(0, len(names), MAX_PAGE):
+            part = names[start : start + MAX_PAGE]
+            self.bucket.ask("delete", f"{len(part)} objects", partial(self._delete_names, names=part))
+
+    def _delete_names(self, client: Any, names: Sequence[str]) -> None:
+        self.bucket.delete_names(client, names)
+
+    def close(self) -> None:
+        """Give the connections back; see ObjectStore."""
+        self.bucket.close()
 
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
         """Start a streamed put; see ObjectStore. Holds a part for each thread in memory, and one more."""

@@ -8,18 +8,16 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar, cast
 
-import msgspec
-
 from cloudspot.calls import CheckRequest, CheckResults, OffersRequest, OffersResult
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.interfaces import ImageHost, Provider, Provisioner
+from cloudspot.interfaces import Options as Options  # noqa: PLC0414 - authors take it from here
 from cloudspot.model import CheckResult, MachineImage, Market, Offer, Resources
 from cloudspot.plugin.answercache import FACTS_SECONDS, AnswerCache
 from cloudspot.plugin.answers import readable
 from cloudspot.plugin.priceparts import price_with_extras
 from cloudspot.plugin.sdkerrors import UnknownRole
 
-Options = TypeVar("Options", bound=msgspec.Struct)
 Clients = TypeVar("Clients")
 Answer = TypeVar("Answer")
 
@@ -37,25 +35,24 @@ class Caller(NamedTuple):
     arn: str
 
 
-class CloudProvider(Provider, Generic[Options, Clients]):
+class CloudProvider(Provider[Options], Generic[Options, Clients]):
     """A provider whose clients and provisioner are made when first used, once each. Thread-safe."""
 
     def __init__(self, options: Options | None = None) -> None:
         """Keep the job's options (None: the defaults); raise SpecError if one can be seen to be wrong."""
         chosen = cast("Options", self.options_type()) if options is None else options
         super().__init__(chosen)
-        self._options = chosen
         self._lock = threading.RLock()
         self._clients: Clients | None = None
         self._provisioner: Provisioner | None = None
-        self._check_options(chosen)
+        self.check_options(chosen)
 
     @property
     def clients(self) -> Clients:
         """Return the SDK's clients."""
         with self._lock:
             if self._clients is None:
-                self._clients = self._make_clients()
+                self._clients = self.make_clients()
             return self._clients
 
     def provisioner(self) -> Provisioner:
@@ -63,26 +60,28 @@ class CloudProvider(Provider, Generic[Options, Clients]):
         clients = self.clients
         with self._lock:
             if self._provisioner is None:
-                self._provisioner = self._make_provisioner(clients)
+                self._provisioner = self.make_provisioner(clients)
             return self._provisioner
 
     def check(self, request: CheckRequest) -> CheckResults:
         """Try what a job needs, and say for each thing what is missing and how to mend it."""
-        return CheckResults(results=tuple(self._check(self.clients, request.resources or Resources())))
+        return CheckResults(results=tuple(self.run_checks(self.clients, request.resources or Resources())))
 
     @abstractmethod
-    def _check_options(self, options: Options) -> None:
+    def check_options(self, options: Options) -> None:
         """Refuse what can be seen to be wrong without a request."""
 
     @abstractmethod
-    def _make_clients(self) -> Clients:
+    def make_clients(self) -> Clients:
         """Return the SDK's clients; this imports it, and does no I/O."""
 
     @abstractmethod
-    def _make_provisioner(self, clients: Clients) -> Provisioner: ...
+    def make_provisioner(self, clients: Clients) -> Provisioner:
+        """Return the provisioner; no I/O."""
 
     @abstractmethod
-    def _check(self, clients: Clients, resources: Resources) -> Sequence[CheckResult]: ...
+    def run_checks(self, clients: Clients, resources: Resources) -> Sequence[CheckResult]:
+        """Return the lines of ``check``."""
 
 
 class OfferFinder(Generic[Options, Clients]):
@@ -96,9 +95,9 @@ class OfferFinder(Generic[Options, Clients]):
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Do no I/O."""
-        self._options = options
-        self._clients = clients
-        self._cache = AnswerCache(monotonic=monotonic)
+        self.options = options
+        self.clients = clients
+        self.cache = AnswerCache(monotonic=monotonic)
 
     @abstractmethod
     def offers(self, resources: Resources) -> tuple[Offer, ...]:
@@ -111,17 +110,17 @@ class OfferFinder(Generic[Options, Clients]):
         Whatever was asked for a short while ago is not asked for again.
         """
 
-    def _setup_image(self, host: ImageHost, key: str | None) -> MachineImage | None:
+    def setup_image(self, host: ImageHost, key: str | None) -> MachineImage | None:
         """Return the image in which the job's setup is done, if there is one that is ready.
 
         Whoever may not look for it, or removes it, has machines that run the setup.
         """
         if key is None:
             return None
-        found = self._if_known("setup image", lambda: host.find(key), seconds=SETUP_IMAGE_SECONDS)
+        found = self.if_known("setup image", lambda: host.find(key), seconds=SETUP_IMAGE_SECONDS)
         return found if found is not None and found.is_ready else None
 
-    def _if_known(
+    def if_known(
         self, key: Hashable, ask: Callable[[], Answer | None], *, seconds: float = FACTS_SECONDS
     ) -> Answer | None:
         """Return the answer; None: it cannot be had, and is asked for again after a minute."""
@@ -132,9 +131,9 @@ class OfferFinder(Generic[Options, Clients]):
             except CloudspotError:
                 return None
 
-        answer = self._cache.get(key, tried, seconds=seconds)
+        answer = self.cache.get(key, tried, seconds=seconds)
         if answer is None:
-            self._cache.shorten(key, seconds=FAILURE_SECONDS)
+            self.cache.shorten(key, seconds=FAILURE_SECONDS)
         return answer
 
 
@@ -157,18 +156,18 @@ class CloudProvisioner(Provisioner, Generic[Options, Clients]):
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Keep the job's options."""
-        self._options = options
-        self._clients = clients
-        self._monotonic = monotonic
-        self._finder = self.finder_type(options, clients, monotonic=monotonic)
+        self.options = options
+        self.clients = clients
+        self.monotonic = monotonic
+        self.finder = self.finder_type(options, clients, monotonic=monotonic)
         self._role_refused_at: float | None = None
         """When a launch was first refused for its role (monotonic)."""
 
-    def _unless_new(self, refusal: CloudspotError) -> CloudspotError:
+    def unless_new(self, refusal: CloudspotError) -> CloudspotError:
         """Return what the refusal of a launch means: try again, while the machines' role may be too new."""
         if not isinstance(refusal, UnknownRole):
             return refusal
-        now = self._monotonic()
+        now = self.monotonic()
         self._role_refused_at = now if self._role_refused_at is None else self._role_refused_at
         if now - self._role_refused_at >= NEW_ROLE_SECONDS:
             return refusal
@@ -181,7 +180,7 @@ class CloudProvisioner(Provisioner, Generic[Options, Clients]):
             SpecError: an option names what does not exist.
         """
         with readable("looking for offers"):
-            return OffersResult(offers=self._finder.offers(request.resources))
+            return OffersResult(offers=self.finder.offers(request.resources))
 
     def current_price(self, offer: Offer) -> float | None:
         """Return what a node of the offer costs an hour now; see Provisioner."""
@@ -189,14 +188,14 @@ class CloudProvisioner(Provisioner, Generic[Options, Clients]):
             return None
         try:
             with readable(f"asking what {offer.key} costs"):
-                price = self._finder.spot_price(offer)
+                price = self.finder.spot_price(offer)
         except (AuthError, TransientError):
             raise
         except CloudspotError as error:
             raise TransientError(str(error)) from error
         return None if price is None else price_with_extras(offer, price)
 
-    def _require_account(self, wanted: str, found: str) -> None:
+    def require_account(self, wanted: str, found: str) -> None:
         """Refuse another account than the submitter's: its empty listing would prove nothing."""
         if found != wanted:
             raise AuthError(

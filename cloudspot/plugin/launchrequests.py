@@ -25,13 +25,14 @@ def decode_request(request: LaunchRequest, type_: type[Body]) -> Body:
         body: Body = convert(request.body, type_)
         return body
     except msgspec.ValidationError as error:
-        message = f"the stored request of provider {request.provider!r} cannot be read here: {error}"
+        by = f" by {request.made_by}" if request.made_by else ""
+        message = f"the stored request of provider {request.provider!r}{by} cannot be read here: {error}"
         raise ProvisionError(message) from error
 
 
 def boot_disk_gib(group: InstanceGroup, *, wanted_bytes: int) -> int:
     """Return the size of the boot disk; see ``disk_gib``. The image's size is in the offer."""
-    return disk_gib(int(group.offer.details["image_gib"]), group.resources, wanted_bytes=wanted_bytes)
+    return disk_gib(group.offer.image_gib, group.resources, wanted_bytes=wanted_bytes)
 
 
 def disk_gib(image_gib: int, resources: Resources, *, wanted_bytes: int) -> int:

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from cloudspot.model import Offer
+from cloudspot.model import Offer, PricePart
 
 HOURS_A_MONTH: Final = 730.0
 """An average month, where a price list has a GiB by the month."""
@@ -18,7 +18,7 @@ Extras = Mapping[str, float | None]
 
 
 def with_extras(offer: Offer, extras: Extras, *, on_demand: Extras | None = None) -> Offer:
-    """Return the offer of a machine with what is billed beside it, and with ``price_parts`` in its details.
+    """Return the offer of a machine with what is billed beside it, and with the parts of its price.
 
     What is not known is left out of the price, and the parts say so. ``on_demand`` is what the same costs on
     demand, if that differs.
@@ -28,11 +28,8 @@ def with_extras(offer: Offer, extras: Extras, *, on_demand: Extras | None = None
         offer,
         price_per_hour=_total(offer.price_per_hour, extras),
         on_demand_price_per_hour=_total(offer.on_demand_price_per_hour, on_demand or extras),
-        details={
-            **offer.details,
-            "extras_per_hour": repr(_total(0.0, extras)),
-            "price_parts": ", ".join(map(_text, parts, parts.values())),
-        },
+        extras_per_hour=_total(0.0, extras),
+        price_parts=tuple(PricePart(name=name, per_hour=price) for name, price in parts.items()),
     )
 
 
@@ -43,9 +40,3 @@ def price_with_extras(offer: Offer, machine: float) -> float:
 
 def _total(machine: float, extras: Extras) -> float:
     return round(machine + sum(price or 0.0 for price in extras.values()), _DECIMALS)
-
-
-def _text(name: str, price: float | None) -> str:
-    if price is None:
-        return f"{name} not counted"
-    return f"{name} {price:.{_DECIMALS}f}".rstrip("0").rstrip(".")

@@ -31,44 +31,43 @@ class RegionalProvider(CloudProvider[Options, Clients]):
 
     @property
     @abstractmethod
-    def _regions(self) -> Sequence[str]:
+    def regions(self) -> Sequence[str]:
         """Return what the option names."""
 
     @abstractmethod
-    def _in_region(self, region: str) -> tuple[Options, Clients]:
+    def in_region(self, region: str) -> tuple[Options, Clients]:
         """Return the options as they are meant in one of the regions, and clients for it; no I/O."""
 
     @abstractmethod
-    def _transfer_price(self, offer: Offer) -> float:
+    def transfer_price(self, offer: Offer) -> float:
         """Return ``Offer.transfer_price_per_gib`` of an offer in one of the regions."""
 
     @abstractmethod
-    def _make_provisioner_of(self, options: Options, clients: Clients) -> Provisioner:
+    def make_provisioner_of(self, options: Options, clients: Clients) -> Provisioner:
         """Return the provisioner of the clients' region."""
 
     @abstractmethod
-    def _check_region(
-        self, options: Options, clients: Clients, resources: Resources
-    ) -> Sequence[CheckResult]: ...
+    def check_region(self, options: Options, clients: Clients, resources: Resources) -> Sequence[CheckResult]:
+        """Return the lines of ``check`` for the clients' region."""
 
-    def _image_host_of(self, options: Options, clients: Clients) -> ImageHost:
+    def image_host_of(self, options: Options, clients: Clients) -> ImageHost:
         """Return where images of the clients' region are kept; by default, nowhere."""
         return super().image_host()
 
     @abstractmethod
-    def _account_regions(self) -> Sequence[str]:
+    def account_regions(self) -> Sequence[str]:
         """Return all regions that the account can use."""
 
     @abstractmethod
-    def _inventories_of(self, options: Options, clients: Clients) -> Sequence[Inventory]:
+    def inventories_of(self, options: Options, clients: Clients) -> Sequence[Inventory]:
         """Return what ``inventories`` has of the clients' region."""
 
     def inventories(self, *, all_regions: bool) -> Sequence[Inventory]:
         """Return the inventories of the options' regions, or of all; see Provider."""
-        regions = self._account_regions() if all_regions else self._regions
+        regions = self.account_regions() if all_regions else self.regions
         if not regions:
-            return self._inventories_of(self._options, self.clients)
-        return [one for region in regions for one in self._inventories_of(*self._in_region(region))]
+            return self.inventories_of(self.options, self.clients)
+        return [one for region in regions for one in self.inventories_of(*self.in_region(region))]
 
     def image_host(self) -> ImageHost:
         """Return where images are kept; a region has its own.
@@ -76,34 +75,36 @@ class RegionalProvider(CloudProvider[Options, Clients]):
         Raises:
             SpecError: the options name several regions.
         """
-        if self._regions:
-            option = f"providers.{self.name}.region={self._regions[0]}"
+        if self.regions:
+            option = f"providers.{self.name}.region={self.regions[0]}"
             raise SpecError(
                 f"providers.{self.name}.regions: each region has its own images; choose one, as with "
                 f"--set providers.{self.name}.regions=[] --set {option}"
             )
-        return self._image_host_of(self._options, self.clients)
+        return self.image_host_of(self.options, self.clients)
 
-    def _make_provisioner(self, clients: Clients) -> Provisioner:
-        if not self._regions:
-            return self._make_provisioner_of(self._options, clients)
-        each = {region: self._make_provisioner_of(*self._in_region(region)) for region in self._regions}
-        return RegionalProvisioner(each, self._transfer_price)
+    def make_provisioner(self, clients: Clients) -> Provisioner:
+        """Return the provisioner of the only region, or of all of the options'."""
+        if not self.regions:
+            return self.make_provisioner_of(self.options, clients)
+        each = {region: self.make_provisioner_of(*self.in_region(region)) for region in self.regions}
+        return RegionalProvisioner(each, self.transfer_price)
 
-    def _check(self, clients: Clients, resources: Resources) -> Sequence[CheckResult]:
-        if not self._regions:
-            return self._check_region(self._options, clients, resources)
+    def run_checks(self, clients: Clients, resources: Resources) -> Sequence[CheckResult]:
+        """Return the lines of each region, with its name before them."""
+        if not self.regions:
+            return self.check_region(self.options, clients, resources)
         return [
             msgspec.structs.replace(one, name=f"{region}: {one.name}")
-            for region in self._regions
-            for one in self._check_region(*self._in_region(region), resources)
+            for region in self.regions
+            for one in self.check_region(*self.in_region(region), resources)
         ]
 
 
 class RegionalProvisioner(Provisioner):
     """The machines of several regions. Thread-safe.
 
-    Each region's offers have ``region`` in their details, and its requests have it in their bodies.
+    Each region's offers name their ``region``, and its requests have it in their bodies.
     """
 
     def __init__(
@@ -214,10 +215,9 @@ class RegionalProvisioner(Provisioner):
         return region
 
     def _of(self, offer: Offer) -> Provisioner:
-        region = offer.details.get("region", "")
-        if region not in self._each:
+        if offer.region not in self._each:
             raise ProvisionError(f"{offer.key} is in none of the job's regions, {self._names}")
-        return self._each[region]
+        return self._each[offer.region]
 
     def _note(self, region: str, machines: Sequence[Instance]) -> None:
         with self._lock:

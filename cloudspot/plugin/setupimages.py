@@ -33,14 +33,14 @@ class TaggedImageHost(ImageHost):
     def find(self, key: str) -> MachineImage | None:
         """Return one that is ready, else one that may become so, else one that failed, else None."""
         ranked = sorted(
-            self._listed({SETUP: key, BASE: self._base}),
+            self.listed({SETUP: key, BASE: self._base}),
             key=lambda one: (one.is_ready, not one.failure, str(one.created_at), one.id),
         )
         return ranked[-1] if ranked else None
 
     def images(self) -> Sequence[MachineImage]:
         """Return all of cloudspot's images in the account, of any setup."""
-        return self._listed({})
+        return self.listed({})
 
     def save(self, instance: Instance, *, key: str, job_name: str) -> MachineImage:
         """Begin to make the image of the machine as it runs: it has written everything to its disk.
@@ -53,7 +53,7 @@ class TaggedImageHost(ImageHost):
         if found is not None:
             self.remove(found.id)
         name = f"cloudspot-{key}-{self._base}"[:63]
-        self._begin(
+        self.begin(
             instance,
             name,
             {SETUP: key, BASE: self._base, JOB_NAME: job_name},
@@ -65,11 +65,11 @@ class TaggedImageHost(ImageHost):
         return made
 
     @abstractmethod
-    def _listed(self, wanted: Mapping[str, str]) -> list[MachineImage]:
+    def listed(self, wanted: Mapping[str, str]) -> list[MachineImage]:
         """Return cloudspot's images that have all the tags, in any state but that of being removed."""
 
     @abstractmethod
-    def _begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
+    def begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
         """Ask for an image with the tags; return, too, if there is one of the name."""
 
 
@@ -84,7 +84,7 @@ def base_digest(image: str, *, has_cloudspot: bool) -> str:
 
 def image_of(offer: Offer) -> str | None:
     """Return the id of the image with which an offer's machines skip the setup, or None."""
-    return offer.details["image"].rpartition("/")[2] if SETUP in offer.details else None
+    return offer.image.rpartition("/")[2] if offer.has_setup else None
 
 
 def counted_gib(base_gib: int, image: MachineImage, resources: Resources, *, wanted_bytes: int) -> int:

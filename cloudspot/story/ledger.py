@@ -330,7 +330,7 @@ def _line(
     spent = _spent(launch, started, started + timedelta(seconds=charged))
     on_demand = charged * offer.on_demand_price_per_hour / 3600
     if is_reclaimed and ended is not None and _is_free(offer, seconds):
-        charged, spent = 0.0, charged * offer.extras_per_hour / 3600
+        charged, spent = 0.0, charged * min(offer.extras_per_hour, offer.price_per_hour) / 3600
     transfer_bytes = _transfer_bytes(launch, rank)
     transfer_spent = transfer_bytes / GIB * offer.transfer_price_per_gib
     return LedgerLine(

@@ -31,7 +31,7 @@ def instances(
 def terminate(provisioner: Provisioner, instance_ids: Iterable[str]) -> None:
     """End the machines; none of them may be refused."""
     result = provisioner.terminate(TerminateRequest(instance_ids=tuple(instance_ids)))
-    assert result.problem == ""
+    assert not result.problem, result.problem
 
 
 def offers(provisioner: Provisioner, resources: Resources) -> tuple[Offer, ...]:

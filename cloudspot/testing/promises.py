@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from cloudspot.model import Capability
+from cloudspot.registry import provider_class
 from cloudspot.testing.imagekit import ImageHostTests
 from cloudspot.testing.jobkit import WholeJobTests
 from cloudspot.testing.kit import promise_of, promises_of
@@ -39,6 +41,8 @@ KITS: tuple[type[Any], ...] = (
     ProviderTests,
     WholeJobTests,
 )
+_ONLY_FOR = {"LogSinkTests": Capability.LOGS, "ImageHostTests": Capability.IMAGES}
+"""The kits of what not every provider can do."""
 NOT_RUN = "not run: it was deselected, or the run ended before"
 _PROPERTY = "cloudspot_promise"
 _LISTS = ("passed", "skipped", "deviations", "failures")
@@ -105,11 +109,17 @@ class _Reporter:
 
     def _report(self) -> dict[str, Any]:
         tested = {kit for _, kit in self._found}
+        able = provider_class(self._name).capabilities
         names = [kit.__name__ for kit in KITS]
         rows = sorted(self._found.items(), key=lambda item: (names.index(item[0][1]), item[0][0]))
         return {
             "kits": [_row(place, kit, outcomes) for (place, kit), outcomes in rows],
-            "not_tested": [name for name in names if name not in tested],
+            "capabilities": sorted(one.value for one in able),
+            "not_tested": [
+                kit.__name__
+                for kit in KITS
+                if kit.__name__ not in tested and _ONLY_FOR.get(kit.__name__) in {None, *able}
+            ],
             "errors": self._errors,
         }
 

@@ -25,9 +25,9 @@ import pytest
 
 from cloudspot import registry
 from cloudspot.errors import CloudspotError
-from cloudspot.interfaces import Provider, Provisioner
+from cloudspot.interfaces import CAPABILITY_METHODS, FunctionHost, ImageHost, Provider, Provisioner
 from cloudspot.jobfile.spec import spec_from_json
-from cloudspot.model import BootProfile
+from cloudspot.model import BootProfile, Capability
 from cloudspot.testing import plaincalls
 from cloudspot.testing.kit import Kit, no_network
 
@@ -118,8 +118,27 @@ class ProviderTests(Kit):
             assert provider.registry_login(host) is None
 
     def test_a_machine_that_is_not_there_cannot_be_reclaimed(self, provider: Provider) -> None:
-        with pytest.raises(CloudspotError):
-            plaincalls.preempt(provider, "kit-none")
+        if Capability.PREEMPT in provider.capabilities:
+            with pytest.raises(CloudspotError):
+                plaincalls.preempt(provider, "kit-none")
+
+    def test_what_is_declared_is_there_and_nothing_else(self, provider: Provider) -> None:
+        kinds = {Capability.IMAGES: ImageHost, Capability.FUNCTIONS: FunctionHost}
+        methods = {one: getattr(type(provider), name) for one, name in CAPABILITY_METHODS.items()}
+        provisioner = provider.provisioner()
+        if isinstance(provisioner, Provisioner):
+            methods[Capability.CONSOLE] = type(provisioner).console
+        for capability, method in methods.items():
+            if capability not in provider.capabilities:
+                # What is inherited from the interface, or from what plugins build on, is nobody's own.
+                is_own = not method.__module__.startswith(("cloudspot.interfaces", "cloudspot.plugin."))
+                assert not is_own, f"{method.__qualname__} is there: declare {capability.value!r}"
+                with pytest.raises(CloudspotError):
+                    provider.require(capability)
+            elif capability in kinds:
+                assert isinstance(method(provider), kinds[capability]), capability.value
+            else:
+                assert method.__module__ != "cloudspot.interfaces", f"{capability.value!r} is declared alone"
 
     def test_its_inventories_have_titles(self, provider: Provider) -> None:
         inventories = provider.inventories(all_regions=False)

@@ -414,6 +414,29 @@ class ObjectStoreTests(Kit):
             store.get("a/b")
         assert _keys(store, "") == ["a/bc", "a/c"]
 
+    def test_many_are_deleted_at_once_and_no_other(self, store: ObjectStore) -> None:
+        keys = [f"many/{number:05}" for number in range(self.num_listed)]
+        self.fill(store, keys)
+        store.put("many-others", b"stays")
+        store.delete_many(keys[:-1])
+        for key in (keys[0], keys[999], keys[1000], keys[-2]):
+            with raising(ObjectMissing, key):
+                store.head(key)
+        assert store.head(keys[-1]).size == 0
+        assert store.get("many-others") == b"stays"
+        store.delete_many([])
+
+    def test_to_delete_many_of_which_some_are_missing_is_no_error(self, store: ObjectStore) -> None:
+        store.put("there", b"")
+        store.delete_many(["missing/1", "there", "missing/2"])
+        with raising(ObjectMissing, "there"):
+            store.head("there")
+
+    def test_a_store_that_is_closed_can_be_closed_again(self, store: ObjectStore) -> None:
+        store.put("k", b"")
+        for _ in range(2):
+            store.close()
+
     def test_to_delete_what_is_missing_is_no_error(self, store: ObjectStore) -> None:
         store.put("a/b", b"")
         store.delete("a/b")
@@ -558,13 +581,14 @@ def _keys(store: ObjectStore, prefix: str, *, after: str | None = None, limit: i
 
 
 def _pages(store: ObjectStore, prefix: str, *, after: str | None = None, limit: int) -> Iterator[ObjectPage]:
+    cursor = ""
     while True:
-        page = store.list_page(prefix, after=after, limit=limit)
+        page = store.list_page(prefix, after=after, limit=limit, cursor=cursor)
         yield page
         if page.next_after is None:
             return
         assert after is None or page.next_after > after, f"after {after} the listing is at {page.next_after}"
-        after = page.next_after
+        after, cursor = page.next_after, page.cursor
 
 
 def _put_all(store: ObjectStore, keys: Sequence[str]) -> None:

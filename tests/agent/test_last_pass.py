@@ -17,7 +17,7 @@ from cloudspot.agent.reclaim import understand
 from cloudspot.errors import AuthError
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.nodes.launches import void_slot
-from cloudspot.model import PreemptionNotice
+from cloudspot.model import Capability, PreemptionNotice
 
 DRIVE = {"min": 1, "max": 1, "drive": True}
 
@@ -80,7 +80,7 @@ def test_a_job_that_does_not_ask_for_it_is_not_driven(bench, program):
 
 
 def test_a_machine_that_is_this_computer_drives_nothing(bench, program, monkeypatch):
-    monkeypatch.setattr(type(bench.provider), "is_this_computer", True)
+    monkeypatch.setattr(type(bench.provider), "capabilities", frozenset({Capability.THIS_COMPUTER}))
     LastPass(bench.life(nodes=DRIVE).context).run_until_replaced()
     assert calls(bench) == []
 

@@ -14,6 +14,7 @@ from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.jobstore.jobs.job_lists import list_jobs
 from cloudspot.jobstore.jobs.submission import submit
 from cloudspot.jobstore.layout import codec, keys
+from cloudspot.local.provisioner import LocalProvisioner
 
 REFUSED = (
     "job 'old' was submitted by an older cloudspot (format 1): this one cannot drive it; finish or remove it"
@@ -74,3 +75,40 @@ def test_it_is_not_removed_while_one_of_its_nodes_reports(store):
     status, output = run(store, "rm", "--yes", "--force", "old")
     assert status == 1, output
     assert set(list_jobs(store)) == {"old", "new"}
+
+
+@pytest.mark.parametrize("command", ["reconcile --job", "attach", "stop", "resume", "preempt", "rm --yes"])
+def test_a_job_of_the_format_before_is_refused_before_anything_is_bought_or_deleted(
+    store, monkeypatch, command
+):
+    """Its launches keep what their prices add up, and the region and the image, as text among the details."""
+    held = msgspec.json.decode(store.get(keys.spec("new")))
+    assert held["format"] == 5
+    store.put(keys.spec("new"), msgspec.json.encode({**held, "format": 4, "version": "0.19.0"}))
+    store.put(
+        keys.journal("new", 1), codec.encode(Records().intent(offer=Records.offer(details=OLD_DETAILS)))
+    )
+
+    def forbidden(*_):
+        raise AssertionError("a provider was asked")
+
+    before = {one.key: one.etag for one in store.list_objects("")}
+    with monkeypatch.context() as patch:
+        for name in ("create", "terminate", "release", "instances", "offers"):
+            patch.setattr(LocalProvisioner, name, forbidden)
+        status, output = run(store, *command.split(), "new")
+    assert status == 8
+    assert (
+        output.count("job 'new' was submitted by an older cloudspot (format 4): this one cannot drive it")
+        == 1
+    )
+    assert "finish or remove it with cloudspot 0.19.0" in output
+    assert {one.key: one.etag for one in store.list_objects("")} == before
+
+
+OLD_DETAILS = {
+    "extras_per_hour": "0.01",
+    "price_parts": "machine 0.3, disk 0.01",
+    "region": "a",
+    "image": "i",
+}

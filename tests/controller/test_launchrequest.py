@@ -141,3 +141,11 @@ def test_a_group_has_the_jobs_labels_and_says_whether_its_nodes_drive(records):
         render(spec, provider, submission, "memory://x", launch=1, offer=records.offer())
         (group,) = provider.groups
         assert (group.labels, group.drives) == ({"team": "nlp"}, drive)
+
+
+def test_a_stored_request_says_which_plugin_made_it(records, monkeypatch):
+    submission, offer = records.history().submission, records.offer()
+    assert render(records.spec(), Provider(), submission, "memory://x", launch=1, offer=offer).made_by == ""
+    monkeypatch.setattr(Provider, "made_by", "cloudspot-sim 1.2")
+    request = render(records.spec(), Provider(), submission, "memory://x", launch=1, offer=offer)
+    assert request.made_by == "cloudspot-sim 1.2"

@@ -72,7 +72,7 @@ ADVICE = r"; if you trust its code, run it here with: cloudspot attach --adopt d
 class Elsewhere(LocalProvider):
     """A provider whose machines are others than this computer."""
 
-    is_this_computer = False
+    capabilities = frozenset()
 
 
 def test_a_job_that_nobody_has_submitted_here_is_not_driven_on_this_computer(records, local_home):

@@ -5,6 +5,7 @@ import io
 import re
 import secrets
 import tracemalloc
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
@@ -21,7 +22,7 @@ from cloudspot.errors import (
     TransientError,
 )
 from cloudspot.interfaces import MAX_GET_BYTES
-from cloudspot.plugin.bucket import Bucket, Described, Download, Listed, RangeBeyondEnd
+from cloudspot.plugin.bucket import Bucket, Chunks, Described, Download, Listed, RangeBeyondEnd
 from cloudspot.plugin.bucketstore import BucketStore
 from cloudspot.plugin.multipart import PartedRequests, Passing, UploadGone
 from cloudspot.plugin.sdkerrors import NO_CODES, SdkErrors
@@ -384,3 +385,67 @@ def test_check_has_a_line_for_the_bucket_and_one_for_each_setting(bucket, store)
             bucket.check_setting("x", refuse),
         )
     ] == [(True, "off"), (False, f"{bucket.url}: cannot list: the dictionary says: strange")]
+
+
+class TakesManyBucket(DictBucket):
+    deletes_many = True
+    rights = {"delete": "dict:Delete"}  # noqa: RUF012
+
+    def delete_names(self, client, names):
+        self.deleted = [*getattr(self, "deleted", ()), len(names)]
+        if self.refusals:
+            raise Refused(self.refusals.pop())
+        for name in names:
+            client.pop(name, None)
+
+    def disconnect(self, client):
+        self.closed = [*getattr(self, "closed", ()), client]
+
+
+class TakesManyStore(DictStore):
+    bucket_type = TakesManyBucket
+
+
+def test_where_the_cloud_takes_many_a_thousand_are_deleted_with_each_request():
+    store = TakesManyStore("dict://bucket/some/prefix")
+    keys = [f"k/{number}" for number in range(1203)]
+    store.bucket.held.update({f"some/prefix/{key}": (b"", "") for key in [*keys, "stays"]})
+    store.delete_many(keys)
+    assert store.bucket.deleted == [1000, 203]
+    assert list(store.bucket.held) == ["some/prefix/stays"]
+    store.bucket.refusals = ["denied"]
+    with pytest.raises(AuthError, match=r"cannot delete 2 objects: .*; it takes dict:Delete$"):
+        store.delete_many(["a", "b"])
+    with pytest.raises(ValueError, match="key"):
+        store.delete_many(["a", "../b"])
+
+
+def test_a_store_that_is_closed_disconnects_once_and_connects_again_if_it_is_asked(store):
+    never = TakesManyStore("dict://bucket")
+    never.close()
+    assert not hasattr(never.bucket, "closed")
+    used = TakesManyStore("dict://bucket")
+    used.put("k", b"v")
+    used.close()
+    used.close()
+    assert used.bucket.closed == [used.bucket.held]
+    assert used.get("k") == b"v"
+    store.close()  # a bucket whose SDK holds nothing
+
+
+@pytest.mark.parametrize(
+    "pieces", [[], [b"0123456789"], [b"01", b"234567", b"89"], [b"%d" % one for one in range(10)]]
+)
+def test_a_download_may_come_as_an_iterator_of_pieces(store, bucket, pieces):
+    closed = []
+    data = b"".join(pieces)
+    store.put("k", data)
+    bucket.change = lambda download: replace(download, body=Chunks(list(pieces), lambda: closed.append(True)))
+    assert store.get("k") == data
+    buffer = bytearray(b"?" * 12)
+    assert store.get_range_into("k", 0, buffer) == len(data)
+    assert buffer[: len(data)] == data
+    assert closed == [True, True] if data else [True]
+    bucket.change = lambda download: replace(download, body=Chunks([b"01"]), num_bytes=10)
+    with pytest.raises(TransientError, match="the connection broke after 2 of 10 bytes"):
+        store.get("k")

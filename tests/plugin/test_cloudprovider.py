@@ -16,14 +16,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 class Finder(OfferFinder):
     def offers(self, resources):
-        return (self._cache.get("region", lambda: self._clients.ask(self._options.region)),)
+        return (self.cache.get("region", lambda: self.clients.ask(self.options.region)),)
 
     def spot_price(self, offer):
         if offer.zone == "hail":
             raise CloudspotError("the answer cannot be read")
         if offer.zone == "fog":
             raise AuthError("the right sky:Prices is missing")
-        return self._cache.get(("price", offer.zone), lambda: 0.25, seconds=60.0)
+        return self.cache.get(("price", offer.zone), lambda: 0.25, seconds=60.0)
 
 
 class Clients:
@@ -59,18 +59,18 @@ class Provider(CloudProvider):
 
     def boot_profile(self): ...
 
-    def _check_options(self, options):
+    def check_options(self, options):
         if options.region == "":
             raise SpecError("providers.cirrus.region: empty")
 
-    def _make_clients(self):
+    def make_clients(self):
         self.num_clients += 1
         return Clients()
 
-    def _make_provisioner(self, clients):
-        return Provisioner(self._options, clients)
+    def make_provisioner(self, clients):
+        return Provisioner(self.options, clients)
 
-    def _check(self, clients, resources):
+    def run_checks(self, clients, resources):
         return (clients, resources)
 
 
@@ -121,9 +121,9 @@ def test_a_price_that_cannot_be_told_is_asked_for_again_unless_a_right_is_missin
 
 def test_another_account_than_the_jobs_is_refused():
     provisioner = Provider().provisioner()
-    provisioner._require_account("1", "1")
+    provisioner.require_account("1", "1")
     with pytest.raises(AuthError) as error:
-        provisioner._require_account("1", "2")
+        provisioner.require_account("1", "2")
     assert str(error.value) == (
         "providers.cirrus.account: the job's machines are in account 1, and these credentials are of 2; use others"
     )

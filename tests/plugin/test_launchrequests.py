@@ -21,7 +21,7 @@ class Body(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def group(**fields):
-    offer = Records.offer("sky-1a", details={"image_gib": "20"})
+    offer = Records.offer("sky-1a", image_gib=20)
     return group_of(offer, **{"num_nodes": 2, "launch": 3, "min_nodes": 1, "max_seconds": 3600.4, **fields})
 
 
@@ -36,6 +36,10 @@ def test_a_request_of_another_form_can_never_work():
         decode_request(LaunchRequest(provider="other", body={"region": "sky-1"}), Body)
     assert type(error.value) is ProvisionError
     assert str(error.value).startswith("the stored request of provider 'other' cannot be read here: ")
+    with pytest.raises(
+        ProvisionError, match=r"of provider 'other' by cloudspot-other 1\.2 cannot be read here: "
+    ):
+        decode_request(LaunchRequest(provider="other", body={}, made_by="cloudspot-other 1.2"), Body)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ class Region(Provisioner):
             market=Market.SPOT,
             price_per_hour=1.0,
             on_demand_price_per_hour=3.0,
-            details={"region": self.name},
+            region=self.name,
         )
         return OffersResult(offers=(offer,))
 
@@ -95,7 +95,7 @@ def both(sky):
 
 
 def launch(both, region):
-    offer = next(one for one in plaincalls.offers(both, Resources()) if one.details["region"] == region)
+    offer = next(one for one in plaincalls.offers(both, Resources()) if one.region == region)
     (made,) = plaincalls.create(both, both.render(group_of(offer)), token="t")
     return made
 

@@ -199,7 +199,7 @@ def test_who_says_nothing_charges_each_second_that_has_begun(records):
 
 
 def test_a_spot_machine_that_is_taken_back_while_that_is_free_costs_only_what_is_billed_beside_it(records):
-    line = ran(records, 3599.0, end_reason="reclaimed", price=1.0, details={"extras_per_hour": "0.5"})
+    line = ran(records, 3599.0, end_reason="reclaimed", price=1.0, extras_per_hour=0.5)
     assert (line.charged_seconds, line.spent, line.on_demand_equivalent) == (0.0, 0.5, 3.0)
     assert ran(records, 3599.0, end_reason="reclaimed").spent == 0.0
 

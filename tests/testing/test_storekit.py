@@ -1,5 +1,6 @@
 """The kit of store tests: a store that is broken on purpose fails the tests that are meant for it, alone."""
 
+import itertools
 import time
 from contextlib import suppress
 from urllib.parse import unquote
@@ -194,6 +195,35 @@ class DeletesByPrefix(InMemoryStore):
             super().delete(meta.key)
 
 
+class DeletesAThousandAtMost(InMemoryStore):
+    def delete_many(self, keys):
+        super().delete_many(keys[:1000])
+
+
+class HoldsWhatItClosedOnce(InMemoryStore):
+    def close(self):
+        assert not self.__dict__.setdefault("closed", [])
+        self.closed.append(True)
+
+
+class ListsByAToken(InMemoryStore):
+    """As Azure's: the service goes on by its own token alone, which holds for one listing."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.numbers = {}, itertools.count(1)
+
+    def list_page(self, prefix, *, after=None, limit=1000, cursor=""):
+        if cursor:
+            assert self.tokens.pop(cursor) == (prefix, after)
+        page = super().list_page(prefix, after=after, limit=limit)
+        if page.next_after is None:
+            return page
+        token = f"token {next(self.numbers)}"
+        self.tokens[token] = (prefix, page.next_after)
+        return msgspec.structs.replace(page, cursor=token)
+
+
 class UnquotesKeys(InMemoryStore):
     def put(self, key, data, *, if_absent=False):
         super().put(unquote(key), data, if_absent=if_absent)
@@ -338,8 +368,20 @@ class TakesMoreAfterTheEnd(Wrapped):
             },
         ),
         (NeverSaysThatAPageIsTheLast, {"test_the_last_page_says_that_it_is_the_last"}),
-        (RefusesToDeleteTheMissing, {"test_to_delete_what_is_missing_is_no_error"}),
-        (DeletesByPrefix, {"test_delete_removes_this_object_and_no_other"}),
+        (ListsByAToken, set()),
+        (DeletesAThousandAtMost, {"test_many_are_deleted_at_once_and_no_other"}),
+        (HoldsWhatItClosedOnce, {"test_a_store_that_is_closed_can_be_closed_again"}),
+        (
+            RefusesToDeleteTheMissing,
+            {
+                "test_to_delete_many_of_which_some_are_missing_is_no_error",
+                "test_to_delete_what_is_missing_is_no_error",
+            },
+        ),
+        (
+            DeletesByPrefix,
+            {"test_delete_removes_this_object_and_no_other"},
+        ),
         (UnquotesKeys, {"test_a_key_is_any_printable_ascii"}),
         (TakesAnyKey, {"test_a_key_that_is_none_is_a_callers_bug"}),
         (KeepsTheCallersBuffer, {"test_a_put_keeps_no_hold_of_the_callers_buffer"}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from cloudspot.agent.delivery.checkpoint_states import State
+from cloudspot.agent.delivery.checkpoint_states import Memory, Sent, State, Version
 
 
 class Kept(Protocol):
@@ -23,9 +23,10 @@ K = TypeVar("K", bound=Kept)
 class CheckpointShelf(Generic[K]):
     """Says which states are set aside, and which is uploaded next; whoever uses it holds a lock."""
 
-    def __init__(self, take: Callable[[State], K | None], holds: Callable[[K], bool]) -> None:
+    def __init__(self, take: Callable[[State], K | None], holds: Callable[[K], bool], memory: Memory) -> None:
         """``take`` sets a state aside if it can; ``holds`` returns whether that is still what it was."""
         self._take = take
+        self._memory = memory
         self._holds = holds
         self.ready: K | None = None
         """The newest complete state that is not in the store."""
@@ -34,15 +35,13 @@ class CheckpointShelf(Generic[K]):
         self._uploading: K | None = None
         self._known: set[State] = set()
         """What is in the store or was given up."""
-        self._last: State | None = None
-        """What this script has had committed last: nothing older is committed after it."""
-        self._doubtful: list[State] = []
-        """What was committed without more evidence than quiet since the last state that has more."""
+        self._doubted: State | None = None
+        """What was noted last as doubtful."""
 
     def begin(self, known: Iterable[State]) -> None:
         """Note that a script is about to start, and what of its files the store has."""
         self._known.update(known)
-        self._last = None
+        self._memory.last_sent = None
 
     def look(self, told: Iterable[State], complete: Sequence[State], candidate: State | None) -> None:
         """Set aside what is new in a look; the arguments are the answers of ``CheckpointWatch``."""
@@ -68,7 +67,12 @@ class CheckpointShelf(Generic[K]):
             self._uploading, self.ready = self.ready, None
         else:
             self._uploading = self._take(state)
-        return self._uploading
+        kept = self._uploading
+        if kept is not None and kept.state.evidence == "quiet" and kept.state != self._doubted:
+            self._doubted = kept.state
+            # Before the commit, of which a later agent may have to know.
+            self._memory.doubtful.append(_sent(kept.state))
+        return kept
 
     def end_upload(self, *, is_to_repeat: bool) -> None:
         """Drop what was uploaded, or let it wait once more if nothing newer does."""
@@ -81,27 +85,27 @@ class CheckpointShelf(Generic[K]):
     def note_commit(self, state: State) -> None:
         """Note that a state is in the store, or was given up."""
         self._known.add(state)
-        self._last = state
+        self._memory.last_sent = _sent(state)
         if state.evidence != "quiet":
-            self._doubtful.clear()
-        else:
-            self._doubtful.append(state)
+            self._memory.doubtful = []
 
-    def num_doubtful(self, was_confirmed: Callable[[State], bool]) -> int:
+    def num_doubtful(self, was_confirmed: Callable[[str, Version], bool]) -> int:
         """Return how many of the newest commits may be torn: so many older ones are kept besides."""
-        confirmed = [number for number, one in enumerate(self._doubtful, 1) if was_confirmed(one)]
-        del self._doubtful[: max(confirmed, default=0)]
-        return len(self._doubtful)
+        doubtful = self._memory.doubtful
+        confirmed = [number for number, one in enumerate(doubtful, 1) if was_confirmed(one.name, one.version)]
+        del doubtful[: max(confirmed, default=0)]
+        return len(doubtful)
 
     def _is_wanted(self, state: State) -> bool:
         """Return whether it is new, and no older than what waits for its upload or was committed last."""
         waiting = [one.state for one in (self.ready, self._uploading) if one is not None]
-        newest = waiting if self._last is None else [*waiting, self._last]
-        return state not in (*waiting, *self._known) and all(one.order <= state.order for one in newest)
+        if (sent := self._memory.last_sent) is not None:  # nothing older is committed after it
+            waiting.append(State(sent.name, sent.step, sent.version))
+        return state not in (*waiting, *self._known) and all(one.order <= state.order for one in waiting)
 
     def _confirm(self, state: State) -> None:
         """Note that more than quiet shows it complete: soon the watch knows only its successor."""
-        self.num_doubtful(state.__eq__)
+        self.num_doubtful(lambda name, version: (name, version) == (state.name, state.version))
         for kept in (self.ready, self._uploading):
             if kept is not None and kept.state == state:
                 kept.state = state
@@ -122,3 +126,7 @@ class CheckpointShelf(Generic[K]):
         if self.ready is not None:
             self.ready.drop()
         self.ready = kept
+
+
+def _sent(state: State) -> Sent:
+    return Sent(state.name, state.step, state.version)

@@ -105,6 +105,14 @@ class Asked(msgspec.Struct, frozen=True):
     was_complete: bool
 
 
+class Sent(msgspec.Struct, frozen=True):
+    """A state that was committed, or is to be."""
+
+    name: str
+    step: int | None
+    version: Version
+
+
 class Memory(msgspec.Struct, kw_only=True):
     """What a later agent of the machine has to know."""
 
@@ -124,6 +132,14 @@ class Memory(msgspec.Struct, kw_only=True):
     """How many saves were seen from the beginning of one to that of the next."""
     rewrites: bool = False
     """Whether the script writes to files that a checkpoint had, in place."""
+    seen: dict[str, Version] = {}
+    """What the newest look at the newest script has found."""
+    written: set[str] = set()
+    """The paths of those files that were begun in the save under way, or the last one."""
+    last_sent: Sent | None = None
+    """What the newest script has had committed last."""
+    doubtful: list[Sent] = []
+    """What quiet alone has shown complete since the last state that has more evidence."""
 
 
 def is_log(path: str) -> bool:

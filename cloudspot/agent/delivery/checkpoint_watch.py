@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from cloudspot.agent.delivery.checkpoint_states import (
@@ -73,6 +73,8 @@ class CheckpointWatch:
         self._logs: set[str] = set()
         self._born: dict[str, int] = {}
         """The number of the save in which each file was last begun; 0: before the script."""
+        self._follows_another = memory.before is not None
+        """Whether an earlier agent has looked at the script, and this one has not."""
         self._save: _Save | None = None
         self._number = 0
         self._rewritten: set[str] = set()
@@ -89,7 +91,7 @@ class CheckpointWatch:
         if memory.before is None:
             memory.came_with_code = tuple(root for look in looks for root in look.roots)
         memory.before, memory.asked = {look.name: look.version for look in looks}, None
-        memory.repeated = set()
+        memory.repeated, memory.seen, memory.written = set(), {}, set()
         memory.settled = {
             name: each for name, each in memory.settled.items() if memory.before.get(name) == each.version
         }
@@ -101,6 +103,7 @@ class CheckpointWatch:
         self._born = dict.fromkeys((path for look in looks for path in look.files), 0)
         self._incomplete_since.clear()
         self._save, self._number = None, 0
+        self._follows_another = False
 
     def look(self, looks: Sequence[Look], now: float) -> tuple[State, ...]:
         """Take in what there is while the script lives.
@@ -112,8 +115,11 @@ class CheckpointWatch:
         self._note_logs(looks)
         if not self._seen and self.memory.before is None:
             self._seen = {look.name: _Seen(look, now) for look in looks}
+        if self._follows_another:
+            looks = self._follow(looks, now)
         begun = self._changes(looks)
         told = self._note_saves(looks, begun, now)
+        self._note_look(looks)
         names = {look.name for look in looks}
         self._seen = {name: seen for name, seen in self._seen.items() if name in names}
         expected = self._kinds_before(looks)
@@ -128,6 +134,37 @@ class CheckpointWatch:
         }
         self._forget(names)
         return told
+
+    def _follow(self, looks: Sequence[Look], now: float) -> list[Look]:
+        """Go on where an earlier agent was, and return what is there as it would have seen it."""
+        memory, self._follows_another = self.memory, False
+        found = []
+        for look in looks:
+            known = dict(memory.seen.get(look.name, ()))
+            # Nobody has compared the contents; a file that is written anew is rarely larger than it was.
+            grown = {
+                path
+                for path, old in known.items()
+                if (new := look.files.get(path)) is not None
+                and new.inode == old.inode
+                and new.size > old.size
+            }
+            found.append(replace(look, appended=look.appended | grown))
+            if known:
+                self._seen[look.name] = _Seen(replace(look, files=known), now)
+        self._born = dict.fromkeys((path for version in memory.seen.values() for path, _ in version), 0)
+        if memory.written:
+            self._born |= dict.fromkeys(memory.written, 1)
+            self._save, self._number = _Save(now), 1
+        return found
+
+    def _note_look(self, looks: Iterable[Look]) -> None:
+        """Remember what is there for an agent that may have to go on from here."""
+        seen = {look.name: look.version for look in looks}
+        if seen != self.memory.seen:
+            self.memory.seen = seen
+            self.memory.written = {path for path, number in self._born.items() if number == self._number > 0}
+            self.has_news = True
 
     def _forget(self, names: Collection[str]) -> None:
         """Forget all but the last of the checkpoints that the script has deleted."""
@@ -236,14 +273,10 @@ class CheckpointWatch:
         ]
         return max(found, key=lambda state: state.order, default=None)
 
-    def was_confirmed(self, state: State) -> bool:
+    def was_confirmed(self, name: str, version: Version) -> bool:
         """Return whether more than quiet has shown that a state was complete."""
-        settled = self.memory.settled.get(state.name)
-        return (
-            settled is not None
-            and settled.evidence != "quiet"
-            and self._is_same(settled.version, state.version)
-        )
+        settled = self.memory.settled.get(name)
+        return settled is not None and settled.evidence != "quiet" and self._is_same(settled.version, version)
 
     def own_version(self, look: Look) -> Version:
         """Return the version of a checkpoint without its logs."""

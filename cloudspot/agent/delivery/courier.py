@@ -20,6 +20,7 @@ from pathlib import Path
 
 from cloudspot.agent.delivery.checkpoint_restore import Restored
 from cloudspot.agent.delivery.directory_uploads import DirectoryUploads
+from cloudspot.agent.delivery.loss_rate import losses_per_second
 from cloudspot.agent.delivery.sent_chunks import SentChunks
 from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.worker import Worker
@@ -49,8 +50,6 @@ WARN_SHARE = 0.7
 """The share of the notice that an upload may take before the user is warned."""
 LAST_UPLOAD_FACTOR = 1.2
 """How much longer than the one before, which held itself back, the upload of a last save may take."""
-LOSSES_PER_NODE_SECOND = 1.0 / 86400.0
-"""The assumed rate of machines lost without a usable notice: one a node and day."""
 
 
 @dataclass(frozen=True)
@@ -439,7 +438,7 @@ class Courier(Worker):
             tuning = files.Tuning(
                 interval_seconds=self._spec.checkpoint.interval,
                 upload_seconds=self._status.upload_seconds or 0.0,
-                losses_per_second=LOSSES_PER_NODE_SECOND * self._num_nodes,
+                losses_per_second=losses_per_second(self._context.journal.known, self._num_nodes),
             )
             files.write_tuning(handoff, tuning)
 

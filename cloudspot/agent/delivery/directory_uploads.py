@@ -109,7 +109,9 @@ class DirectoryUploads(Worker):
         """A copy that holds the lock is given up for now: somebody waits for it who has no time."""
         self._looked_at, self._look_seconds = float("-inf"), 0.0
         self._looks: tuple[Look, ...] = ()
-        self._shelf = CheckpointShelf(self._take, lambda kept: kept.holds(self._files.writers))
+        self._shelf = CheckpointShelf(
+            self._take, lambda kept: kept.holds(self._files.writers), self._watch.memory
+        )
         self._number = itertools.count()
         self._num_linked = Counter[int]()
         self._committed_at = float("-inf")
@@ -337,6 +339,8 @@ class DirectoryUploads(Worker):
                 if self._expects_answer():
                     return
                 taken = self._shelf.begin_upload(None if self._num_parts == 1 else state)
+                self._watch.has_news = True
+                self._remember()
             if taken is None:
                 return
             has_failed = True
@@ -383,6 +387,7 @@ class DirectoryUploads(Worker):
             return
         with self._looking:
             self._shelf.note_commit(taken.state)  # the next save may have confirmed it meanwhile
+            self._watch.has_news = True
             self._committed_at = time.monotonic()
             self._brought_step = max(self._brought_step, save.step)
             if self.answered_at is None and self._watch.is_answer(state):

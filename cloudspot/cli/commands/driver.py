@@ -12,9 +12,9 @@ from cloudspot.cli.jobs import open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import provider_option, store_option
 from cloudspot.controller.ownership import store_label
-from cloudspot.interfaces import ObjectStore
+from cloudspot.interfaces import FunctionHost, ObjectStore
 from cloudspot.jobfile.quantities import parse_duration
-from cloudspot.model import DriverFunction
+from cloudspot.model import Capability, DriverFunction
 from cloudspot.plugin.driverinventory import driver_name
 from cloudspot.registry import driver_distributions
 
@@ -46,7 +46,7 @@ def deploy(provider_name: str, every: str, reaps: bool, yes: bool, store_url: st
     installed here, with its plugins, and runs once before this command ends. Its role has what a driver
     needs and no more.
     """
-    store, host = open_named_store(store_url), open_configured(provider_name, None).function_host()
+    store, host = open_named_store(store_url), _host(provider_name)
     seconds = parse_duration(every)
     archive = make_function_archive(driver_distributions(provider_name, store.url))
     name = _name(store)
@@ -86,7 +86,7 @@ def status(ctx: click.Context, provider_name: str, store_url: str | None) -> Non
     Exits with 1 if there is none.
     """
     store = open_named_store(store_url)
-    function = open_configured(provider_name, None).function_host().status(_name(store))
+    function = _host(provider_name).status(_name(store))
     if function is None:
         output.echo(f"no function of {provider_name} drives the jobs of {store.url}")
     else:
@@ -114,11 +114,17 @@ def remove(provider_name: str, store_url: str | None) -> None:
     The jobs are left as they are; nothing but another driver relaunches them from then on.
     """
     store = open_named_store(store_url)
-    removed = open_configured(provider_name, None).function_host().remove(_name(store))
+    removed = _host(provider_name).remove(_name(store))
     for one in removed:
         output.echo(f"removed {one}")
     if not removed:
         output.echo(f"no function of {provider_name} drives the jobs of {store.url}")
+
+
+def _host(provider_name: str) -> FunctionHost:
+    provider = open_configured(provider_name, None)
+    provider.require(Capability.FUNCTIONS)
+    return provider.function_host()
 
 
 def _name(store: ObjectStore) -> str:

@@ -37,7 +37,7 @@ from cloudspot.jobstore.access.stored_records import find_record
 from cloudspot.jobstore.jobs.submission import request_stop
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import SetupReady
-from cloudspot.model import Instance, InstanceState, MachineImage
+from cloudspot.model import Capability, Instance, InstanceState, MachineImage
 from cloudspot.retrying import retry
 
 MAX_RUNTIME_SECONDS = 6 * 3600.0
@@ -79,6 +79,7 @@ def bake(
     machine and makes no image.
     """
     prepared = prepare_job(job_file, provider_name, overrides, store_url)
+    prepared.provider.require(Capability.IMAGES)
     host = prepared.provider.image_host()
     table = prepared.spec.providers[provider_name]
     image = host.find(key := str(table["setup_key"]))
@@ -170,7 +171,9 @@ def _host(provider_name: str, overrides: Sequence[str]) -> ImageHost:
     raw: dict[str, Any] = {"name": "image", "run": {"command": ["true"]}}
     for one in overrides:
         apply_override(raw, one, JobSpec)
-    return open_configured(provider_name, spec_from_json(raw)).image_host()
+    provider = open_configured(provider_name, spec_from_json(raw))
+    provider.require(Capability.IMAGES)
+    return provider.image_host()
 
 
 class _Baking:

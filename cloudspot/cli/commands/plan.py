@@ -139,8 +139,8 @@ def print_plan(
     )
     if header:
         output.echo(EXPLAINED)
-    if planned[0].offer.price_parts:
-        output.echo(f"an hour of offer 1: {planned[0].offer.price_parts}")
+    if planned[0].offer.price_text:
+        output.echo(f"an hour of offer 1: {planned[0].offer.price_text}")
     output.echo(_overlap_text(spec, planned))
     if shows_request:
         output.echo()
@@ -205,7 +205,7 @@ def _plan_json(
                 "market": launch.offer.market.value,
                 "price_per_hour": launch.offer.price_per_hour,
                 "on_demand_price_per_hour": launch.offer.on_demand_price_per_hour,
-                "price_parts": launch.offer.price_parts or None,
+                "price_parts": launch.offer.price_text or None,
                 "transfer_price_per_gib": launch.offer.transfer_price_per_gib,
                 "currency": launch.offer.currency,
                 "request": launch.request.body,

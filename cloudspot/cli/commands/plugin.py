@@ -76,6 +76,7 @@ def check(ctx: click.Context, name: str, tests: Path, json_file: Path | None) ->
         except OSError as error:
             raise CloudspotError(f"{json_file} cannot be written: {error.strerror}") from error
     output.echo(", ".join(f"{part} {version}" for part, version in report["versions"].items()))
+    output.echo(f"declares: {', '.join(report['capabilities']) or 'nothing'}")
     lists = ("deviations", "skipped", "failures")
     rows = [
         (one["kit"], one["class"], str(one["passed"]), *(str(len(one[each])) for each in lists))

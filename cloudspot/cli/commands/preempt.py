@@ -11,6 +11,7 @@ from cloudspot.cli.sharedoptions import job_argument, node_option, parsed, store
 from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.jobfile.quantities import parse_duration
 from cloudspot.jobstore.layout.records import Seat
+from cloudspot.model import Capability
 from cloudspot.story.states import live_members
 
 
@@ -36,6 +37,7 @@ def preempt(
         raise SpecError("give --notice or --no-notice, not both")
     notice_seconds = 0.0 if no_notice else notice
     job = open_job(store_url, job_id)
+    job.provider.require(Capability.PREEMPT)
     history = job.first_history
     running = [
         Seat(launch.number, rank)

@@ -25,6 +25,7 @@ from cloudspot.cli.sharedoptions import (
 from cloudspot.controller.launchrequest import find_offers
 from cloudspot.errors import SpecError
 from cloudspot.host.size_text import size_text
+from cloudspot.model import Capability
 
 
 @click.command("run")
@@ -94,6 +95,6 @@ def run(
         for line in (*inputs_text(inputs, offers), *setup_text(offers)):
             output.echo(line)
     warn_of_losses(prepared)  # nothing is launched yet
-    if not detach and not prepared.provider.is_this_computer:
+    if not detach and Capability.THIS_COMPUTER not in prepared.provider.capabilities:
         tell_of_drivers(job, when="If this command ends before the job", until="")
     ctx.exit(launch(job, as_json=as_json) if detach else follow(job, is_new=True, is_plain=is_plain))

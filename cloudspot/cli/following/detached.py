@@ -15,7 +15,7 @@ from cloudspot.interfaces import Provider
 from cloudspot.jobstore.access.store_clock import clock_of
 from cloudspot.jobstore.jobs.standing_drivers import list_drivers
 from cloudspot.jobstore.journal.history import History
-from cloudspot.model import InstanceState
+from cloudspot.model import Capability, InstanceState
 
 TRIES = 5
 TRY_SECONDS = 3.0
@@ -57,7 +57,7 @@ def tell_of_drivers(job: Job, *, when: str = "From now on", until: str = " until
     provider = job.provider
     try:
         # Nobody else's cron can drive what runs on this computer.
-        is_here = provider.is_this_computer
+        is_here = Capability.THIS_COMPUTER in provider.capabilities
         drivers = () if is_here else list_drivers(job.store, clock_of(job.store).now(), provider.name)
     except CloudspotError as error:
         output.warn(f"nobody can tell whether anything drives the job: {error}")

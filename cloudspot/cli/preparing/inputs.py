@@ -17,7 +17,7 @@ from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.code.bundle import code_files
 from cloudspot.jobstore.inputs.inputs import open_input
-from cloudspot.model import GIB, Offer
+from cloudspot.model import GIB, Capability, Offer
 from cloudspot.plugin.launchrequests import DEFAULT_EXTRA_GIB
 from cloudspot.retrying import retry
 
@@ -42,9 +42,10 @@ def find_inputs(spec: JobSpec, provider: Provider) -> tuple[FoundInput, ...]:
         PluginError: no plugin for its scheme is installed.
     """
     staged = {name: one for name, one in spec.data.items() if one.is_staged}
+    is_here = Capability.THIS_COMPUTER in provider.capabilities
     for name, data in staged.items():
         path = data.path_or_default(name)
-        if path.startswith("/") and provider.is_this_computer:
+        if path.startswith("/") and is_here:
             raise SpecError(
                 f'data.{name}.path: "{path}" would be one place for all machines on this computer; name a '
                 "path below the working directory"
@@ -58,7 +59,7 @@ def find_inputs(spec: JobSpec, provider: Provider) -> tuple[FoundInput, ...]:
     if 0 < spec.resources.disk < num_bytes:
         there = f"resources.disk is {size_text(spec.resources.disk)}"
         output.warn(f"data: the inputs have {size_text(num_bytes)}, and {there}; ask for more")
-    has_own_disk = provider.is_this_computer or spec.providers.get(provider.name, {}).get("disk")
+    has_own_disk = is_here or spec.providers.get(provider.name, {}).get("disk")
     if not (spec.resources.disk or has_own_disk) and num_bytes > DEFAULT_EXTRA_GIB * GIB:
         output.warn(
             f"data: the inputs have {size_text(num_bytes)}, and resources.disk is not given; give it, "
@@ -82,7 +83,7 @@ def check_places(spec: JobSpec, workdir: Path) -> None:
 
 
 def _find(name: str, spec: DataSpec, provider: Provider) -> FoundInput:
-    if spec.scheme == "file" and not provider.is_this_computer:
+    if spec.scheme == "file" and Capability.THIS_COMPUTER not in provider.capabilities:
         return FoundInput(name, spec, unread="is on each machine's own disk, so it was not checked here")
     try:
         if not spec.is_staged:

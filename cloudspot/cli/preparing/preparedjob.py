@@ -29,6 +29,7 @@ from cloudspot.jobstore.code.bundle import code_digests, code_files
 from cloudspot.jobstore.code.extraction import read_bundle
 from cloudspot.jobstore.jobs.forking import code_of
 from cloudspot.jobstore.jobs.submission import check_secrets
+from cloudspot.model import Capability
 from cloudspot.registry import driver_distributions, open_store, plugin_distributions
 
 _SESSION = re.compile(r"\bcloudspot\.train\b|\bfrom cloudspot import train\b")
@@ -102,7 +103,7 @@ def open_pinned(
 
         policy_of(spec.spot, NOTHING_KNOWN)
     pinned = {**provider.pinned_options()}
-    if provider.has_images:
+    if Capability.IMAGES in provider.capabilities:
         python = provider.boot_profile().train_python
         pinned["setup_key"] = setup_key(spec.run, train_python=python, digests=digests())
     if not pinned:

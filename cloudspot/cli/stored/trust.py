@@ -26,6 +26,7 @@ from cloudspot.jobstore.jobs.submission import content_of
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout import codec
 from cloudspot.jobstore.layout.records import Submission
+from cloudspot.model import Capability
 from cloudspot.story.comparison import field_differences
 
 trust_option = click.option(
@@ -89,7 +90,7 @@ def noting(store: ObjectStore, provider: Provider) -> Callable[[Submission, str]
         try:
             adopt(store, submission, sha256)
         except SpecError as error:
-            if provider.is_this_computer:
+            if Capability.THIS_COMPUTER in provider.capabilities:
                 raise
             if sha256 not in warned:
                 output.warn(f"the job cannot be noted here, so `fork`, `resume` and `move` will ask: {error}")

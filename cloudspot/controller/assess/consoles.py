@@ -40,13 +40,13 @@ def _clean(text: str) -> str:
 class Consoles:
     """Reads the consoles of the machines that a job waits for. Losing it costs a few requests."""
 
-    def __init__(self, provisioner: Provisioner) -> None:
+    def __init__(self, provisioner: Provisioner, *, has_consoles: bool) -> None:
         self._provisioner = provisioner
+        self._can_read = has_consoles
         self._read_at: dict[str, float] = {}
         """When each was read last (monotonic)."""
         self._closed: set[str] = set()
         """The machines that had ended when they were read, so that nothing more will come."""
-        self._is_denied = False
         self.tails: dict[str, ConsoleTail] = {}
         """By machine: what was read last."""
         self._reported: set[tuple[str, str]] = set()
@@ -59,7 +59,7 @@ class Consoles:
         One that has ended goes first, and is read once: its seat is made void next, or its end is certified.
         A machine whose provider already says why it has not started is read at once.
         """
-        if self._is_denied or history.finished is not None:
+        if not self._can_read or history.finished is not None:
             return None
         last = max(self._read_at.values(), default=-math.inf)
         is_pause = monotonic - last < REPEAT_SECONDS
@@ -96,7 +96,7 @@ class Consoles:
                 is_final=instance.state is InstanceState.ENDED,
             )
         except AuthError as error:
-            self._is_denied = True
+            self._can_read = False
             return f"what {instance.id} says at its boot cannot be read: {error}"
         except CloudspotError:
             return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from cloudspot.errors import TransientError
 from cloudspot.interfaces import Data, ObjectStore
 from cloudspot.jobstore.access.wrapped_store import T, WrappedStore
 from cloudspot.retrying import retry
@@ -31,6 +32,14 @@ class RetryingStore(WrappedStore):
             self.inner.put(key, data, if_absent=True)
         else:
             super().put(key, data)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Delete them all at once, or, if that fails in passing, each with tries of its own."""
+        try:
+            self.inner.delete_many(keys)
+        except TransientError:
+            for key in keys:
+                self.delete(key)
 
     def _call(self, method: str, key: str, request: Callable[[], T]) -> T:
         return request() if method == "open_upload" else retry(request, sleep=self.sleep)

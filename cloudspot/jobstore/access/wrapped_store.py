@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from cloudspot.interfaces import Data, ObjectStore, Upload
@@ -50,11 +50,23 @@ class WrappedStore(ObjectStore, passes_on=True):
     def head(self, key: str) -> ObjectMeta:
         return self._call("head", key, lambda: self.inner.head(key))
 
-    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
-        return self._call("list_page", prefix, lambda: self.inner.list_page(prefix, after=after, limit=limit))
+    def list_page(
+        self, prefix: str, *, after: str | None = None, limit: int = 1000, cursor: str = ""
+    ) -> ObjectPage:
+        given = {"cursor": cursor} if cursor else {}
+        return self._call(
+            "list_page", prefix, lambda: self.inner.list_page(prefix, after=after, limit=limit, **given)
+        )
 
     def delete(self, key: str) -> None:
         self._call("delete", key, lambda: self.inner.delete(key))
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        if keys:
+            self._call("delete_many", keys[0], lambda: self.inner.delete_many(keys))
+
+    def close(self) -> None:
+        self.inner.close()
 
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
         return self._call("open_upload", key, lambda: self.inner.open_upload(key, if_absent=if_absent))

@@ -120,6 +120,7 @@ def commit_of(manifest: Manifest, *, at: datetime, writer: str | None = None) ->
         shared=manifest.shared,
         evidence="; ".join(dict.fromkeys(part.evidence for part in manifest.parts if part.evidence)) or None,
         rescue=manifest.parts[0].rescue,
+        is_last=all(part.seal is not None and part.parsed_seal.kind != "interval" for part in manifest.parts),
         sealed_at=min(part.sealed_at for part in manifest.parts),
         at=at,
         writer=writer or new_nonce(),

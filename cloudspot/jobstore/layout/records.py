@@ -103,7 +103,7 @@ class SaveId(msgspec.Struct, frozen=True, order=True):
 
 # --- submission ---------------------------------------------------------------------------------
 
-FORMAT = 4
+FORMAT = 5
 """The format of a job's records; it grows when a cloudspot can no longer drive what another has submitted."""
 
 
@@ -321,6 +321,9 @@ class Commit(_Written, frozen=True, kw_only=True, tag="commit"):
     """How a script's own checkpoint was known to be complete: see ``Part``."""
     rescue: Rescue | None = None
     """Of a save that survivors have made."""
+    is_last: bool = False
+    """``session``: the training stopped with it, at a drain or the end of the loop, so nothing of its
+    generation is lost."""
 
     @property
     def id(self) -> CheckpointId:

@@ -82,7 +82,6 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(options, clients, monotonic=monotonic)
-        self._monotonic = monotonic
         self._lock = threading.Lock()
         self._checked_key: str | None = None
         """The key that was found to belong to the job's account."""
@@ -96,7 +95,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         self._shows_tags: set[str] = set()
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
-        return render_request(self._options, group)
+        return render_request(self.options, group)
 
     def create(self, request: CreateRequest) -> CreateResult:
         """Create the machines of the request, or none, in one call; it is not retried here."""
@@ -105,14 +104,14 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         parameters = parameters_of(body, request.token)
         if body.made_deployment_set is not None:
             parameters["DeploymentSetId"] = deploymentsets.make(
-                self._clients, body.made_deployment_set, region=body.region
+                self.clients, body.made_deployment_set, region=body.region
             )
         try:
             answer = ERRORS.unless_throttled(
-                lambda: ask(self._clients, "RunInstances", parameters, region=body.region)
+                lambda: ask(self.clients, "RunInstances", parameters, region=body.region)
             )
         except ERRORS.raised as error:
-            raise self._unless_new(refusal(error, body)) from error
+            raise self.unless_new(refusal(error, body)) from error
         with readable("creating the machines"):
             ids = list(answer["InstanceIdSets"]["InstanceIdSet"])
         return CreateResult(instances=tuple(_promised(str(one), body, is_alone=len(ids) == 1) for one in ids))
@@ -148,7 +147,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         job_id = request.job_id
         tag = {"Key": machinetags.JOB} if job_id is None else {"Key": machinetags.JOB, "Value": job_id}
         pages = read_pages(
-            self._clients,
+            self.clients,
             "listing the machines",
             "DescribeInstances",
             {"Tag": [tag]},
@@ -181,14 +180,14 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         GetInstanceConsoleOutput, checked 2026-11).
         """
         what = f"reading the console of {instance.id} (ecs:GetInstanceConsoleOutput)"
-        answer = read(self._clients, what, "GetInstanceConsoleOutput", {"InstanceId": instance.id})
+        answer = read(self.clients, what, "GetInstanceConsoleOutput", {"InstanceId": instance.id})
         with ERRORS.translated(what):
             output = base64.b64decode(str(answer.get("ConsoleOutput") or ""))
         return output.decode("utf-8", errors="replace")
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
-        if self._options.deployment_set == "auto":
-            deploymentsets.remove(self._clients, job_id, store_url=store_url)
+        if self.options.deployment_set == "auto":
+            deploymentsets.remove(self.clients, job_id, store_url=store_url)
 
     def _show_tags(self, instance_id: str) -> None:
         """Let the machine's metadata show its tags, if the account has that feature yet."""
@@ -199,14 +198,14 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
             "HttpTokens": "required",
             "InstanceMetadataTags": "enabled",
         }
-        if self._options.metadata_hops > 1:
-            wanted["HttpPutResponseHopLimit"] = self._options.metadata_hops
+        if self.options.metadata_hops > 1:
+            wanted["HttpPutResponseHopLimit"] = self.options.metadata_hops
         self._tell("letting the machines read their tags", "ModifyInstanceMetadataOptions", wanted)
 
     def _tell(self, what: str, action: str, wanted: Mapping[str, Any]) -> None:
         """Make a call that only informs the machines; its refusal does not end the job."""
         try:
-            read(self._clients, what, action, wanted, codes=_NOT_YET)
+            read(self.clients, what, action, wanted, codes=_NOT_YET)
         except TransientError:
             raise
         except CloudspotError as error:
@@ -219,7 +218,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
             batch = missed[start : start + MAX_IDS]
             wanted = {"InstanceIds": json.dumps([one.id for one in batch]), "PageSize": MAX_IDS}
             what = "looking for the machines"
-            answer = read(self._clients, what, "DescribeInstances", wanted)
+            answer = read(self.clients, what, "DescribeInstances", wanted)
             with readable(what):
                 described = {str(one["InstanceId"]): one for one in items(answer, "Instances", "Instance")}
             for instance in batch:
@@ -250,7 +249,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
 
     def _miss(self, instance: Instance) -> None:
         """Note that ECS does not know a machine's id: the end of one that was on its way out."""
-        now = self._monotonic()
+        now = self.monotonic()
         with self._lock:
             reason = self._going.get(instance.id)
             if reason is not None:
@@ -261,7 +260,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
                 self._seen.pop(instance.id, None)
 
     def _ended(self, job_id: str | None, found: Mapping[str, Instance]) -> list[Instance]:
-        now = self._monotonic()
+        now = self.monotonic()
         with self._lock:
             for known in [one for one, (_, at) in self._gone.items() if now - at >= ENDED_SHOWN_SECONDS]:
                 del self._gone[known]
@@ -272,12 +271,13 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
 
     def _release(self, ids: Sequence[str]) -> None:
         try:
-            ask(self._clients, "DeleteInstances", {"InstanceId": list(ids), "Force": True})
+            ask(self.clients, "DeleteInstances", {"InstanceId": list(ids), "Force": True})
         except ERRORS.raised as error:
             code, is_alone = ERRORS.code_of(error), len(ids) == 1
             if is_alone and code in _GONE:
                 return
-            refused = ERRORS.translation(error, "releasing it" if is_alone else "releasing them", _NOT_YET)
+            what = f"releasing {ids[0]}" if is_alone else f"releasing {len(ids)} machines"
+            refused = ERRORS.translation(error, what, _NOT_YET)
             # A single machine that is not ready yet fails the whole call.
             raise refused if is_alone or code not in _NOT_YET else CloudspotError(str(refused)) from error
         with self._lock:
@@ -286,10 +286,10 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
 
     def _check_account(self) -> None:
         # The environment or a profile may hold another account's key by now; a role has a new one each hour.
-        key = self._clients.credentials.get().access_key_id
-        if self._options.account is None or key == self._checked_key:
+        key = self.clients.credentials.get().access_key_id
+        if self.options.account is None or key == self._checked_key:
             return
-        self._require_account(self._options.account, caller(self._clients).account)
+        self.require_account(self.options.account, caller(self.clients).account)
         self._checked_key = key
 
 

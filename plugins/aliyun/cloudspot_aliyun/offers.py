@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from cloudspot.errors import SpecError
 from cloudspot.model import Market, Offer, Resources
 from cloudspot.plugin.cloudprovider import OfferFinder
 from cloudspot.plugin.machinetypes import fitting_types
 from cloudspot.plugin.priceparts import with_extras
-from cloudspot.plugin.setupimages import SETUP, counted_gib
+from cloudspot.plugin.setupimages import counted_gib
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.lookups import Image, check_names, check_region, find_groups, find_image, find_network
 from cloudspot_aliyun.machinetypes import InstanceType, all_types, named_types, stock
@@ -47,30 +47,28 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         only be refused. If everything is sold out, everything is offered, so that whoever waits for capacity
         tries again.
         """
-        options, clients = self._options, self._clients
-        region = self._cache.get("region", lambda: check_region(clients))
-        image = self._cache.get("image", lambda: find_image(clients, options))
-        network = self._cache.get("network", lambda: find_network(clients, options))
-        groups = self._cache.get("groups", lambda: find_groups(clients, options, network.vpc))
-        self._cache.get("names", lambda: check_names(clients, options))
+        options, clients = self.options, self.clients
+        region = self.cache.get("region", lambda: check_region(clients))
+        image = self.cache.get("image", lambda: find_image(clients, options))
+        network = self.cache.get("network", lambda: find_network(clients, options))
+        groups = self.cache.get("groups", lambda: find_groups(clients, options, network.vpc))
+        self.cache.get("names", lambda: check_names(clients, options))
         in_stock = {market: self._stock(market) for market in Market}
         zones = set(network.vswitches)
         types = self._types(resources, image.architecture, zones, in_stock)
         if not types:
             return ()
-        rates = self._cache.get(
+        rates = self.cache.get(
             ("rates", *(one.name for one in types)),
             lambda: release_rates(clients, [one.name for one in types]),
         )
         start = self._start(image, resources)
-        disk = self._disk(resources, int(start["image_gib"]), [one.name for one in types])
+        disk = self._disk(resources, start["image_gib"], [one.name for one in types])
         candidates: list[tuple[Offer, bool]] = []
         for type_ in types:
             by_zone = self._spot_prices(type_.name)
             for zone in sorted(zones):
                 details = {
-                    "region": region,
-                    **start,
                     "vswitch": network.vswitches[zone],
                     "security_groups": ",".join(groups),
                 }
@@ -97,6 +95,8 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
                         currency=currency,
                         billing=BILLING,
                         network=region,
+                        region=region,
+                        **start,
                         details={**details, "release_rate": rate} if rate else details,
                     )
                     is_given = type_.name in options.on_demand_prices
@@ -114,22 +114,22 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         found = self._spot_prices(name).get(zone) or self._asked_spot_price(name, zone)
         if found is None:
             return None
-        return min(found.price, self._options.max_price or found.price)
+        return min(found.price, self.options.max_price or found.price)
 
-    def _start(self, image: Image, resources: Resources) -> dict[str, str]:
-        """Return from which image machines start, and how large it counts."""
-        found = self._setup_image(AliyunImageHost(self._options, self._clients), self._options.setup_key)
+    def _start(self, image: Image, resources: Resources) -> dict[str, Any]:
+        """Return the fields of offers that tell from which image machines start, and how large it counts."""
+        found = self.setup_image(AliyunImageHost(self.options, self.clients), self.options.setup_key)
         if found is None:
-            return {"image": image.id, "image_gib": str(image.size_gib)}
-        size = counted_gib(image.size_gib, found, resources, wanted_bytes=self._options.disk)
-        return {"image": found.id, "image_gib": str(size), SETUP: found.key}
+            return {"image": image.id, "image_gib": image.size_gib}
+        size = counted_gib(image.size_gib, found, resources, wanted_bytes=self.options.disk)
+        return {"image": found.id, "image_gib": size, "has_setup": True}
 
     def _types(
         self, resources: Resources, architecture: str, zones: set[str], in_stock: dict[Market, Stock]
     ) -> list[InstanceType]:
-        options, clients = self._options, self._clients
+        options, clients = self.options, self.clients
         if options.instance_types:
-            types = self._cache.get("types", lambda: named_types(clients, options.instance_types))
+            types = self.cache.get("types", lambda: named_types(clients, options.instance_types))
             wrong = [one for one in types if one.architecture != architecture]
             if wrong:
                 raise field_error(
@@ -137,7 +137,7 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
                     f'"{wrong[0].name}" is {wrong[0].architecture}, but the image is {architecture}',
                 )
             return [one for one in types if one.fits(resources)]
-        known = self._cache.get("all types", lambda: all_types(clients))
+        known = self.cache.get("all types", lambda: all_types(clients))
         plain = [one for one in known if one.is_plain and one.architecture == architecture]
         fitting = fitting_types(plain, resources)
         on_sale = {name for table in in_stock.values() for name, zone in table if zone in zones}
@@ -156,28 +156,28 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         return sorted(chosen, key=lambda one: prices[one.name])[:MAX_TYPES]
 
     def _cheapest(self, name: str, zones: set[str]) -> float:
-        prices = self._cache.get(("compared", name), lambda: self._spot_prices(name))
+        prices = self.cache.get(("compared", name), lambda: self._spot_prices(name))
         return min((found.price for zone, found in prices.items() if zone in zones), default=float("inf"))
 
     def _stock(self, market: Market) -> Stock:
-        return self._cache.get(
+        return self.cache.get(
             ("stock", market),
-            lambda: stock(self._clients, market, spot_hours=self._spot_hours),
+            lambda: stock(self.clients, market, spot_hours=self._spot_hours),
             seconds=STOCK_SECONDS,
         )
 
     def _spot_prices(self, name: str) -> dict[str, SpotPrice]:
-        return self._cache.get(
+        return self.cache.get(
             ("spot", name),
-            lambda: spot_prices(self._clients, name, spot_hours=self._spot_hours),
+            lambda: spot_prices(self.clients, name, spot_hours=self._spot_hours),
             seconds=STOCK_SECONDS,
         )
 
     def _asked_spot_price(self, name: str, zone: str) -> SpotPrice | None:
-        return self._cache.get(
+        return self.cache.get(
             ("asked", name, zone),
             lambda: asked_spot_price(
-                self._clients, name, zone, spot_hours=self._spot_hours, disk_type=self._options.disk_type
+                self.clients, name, zone, spot_hours=self._spot_hours, disk_type=self.options.disk_type
             ),
             seconds=STOCK_SECONDS,
         )
@@ -188,7 +188,7 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         A public address costs nothing by itself: it is billed by its traffic (API reference, RunInstances,
         InternetChargeType; checked 2026-11).
         """
-        options, clients = self._options, self._clients
+        options, clients = self.options, self.clients
         name = next((one for one in names if one not in options.on_demand_prices), None)
         if name is None:
             return None  # Whoever gives prices by hand may not ask for any.
@@ -197,22 +197,22 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
             disk = system_disk(options, image_gib=image_gib, resources=resources)
             return disk_price(clients, name, disk)
 
-        return self._if_known(("disk", image_gib, resources.disk_bytes), ask)
+        return self.if_known(("disk", image_gib, resources.disk_bytes), ask)
 
     def _on_demand(self, name: str, spot: SpotPrice | None) -> tuple[float, str]:
         """Return the price of an hour by pay-as-you-go, and its currency."""
-        chosen = self._options.currency
-        given = self._options.on_demand_prices.get(name)
+        chosen = self.options.currency
+        given = self.options.on_demand_prices.get(name)
         if given is not None:
             return given, chosen or (spot.currency if spot else "CNY")
         if spot is not None:
             return spot.on_demand, chosen or spot.currency
-        disk_type = self._options.disk_type
-        asked, currency = self._cache.get(
-            ("price", name), lambda: on_demand_price(self._clients, name, disk_type=disk_type)
+        disk_type = self.options.disk_type
+        asked, currency = self.cache.get(
+            ("price", name), lambda: on_demand_price(self.clients, name, disk_type=disk_type)
         )
         return asked, chosen or currency
 
     @property
     def _spot_hours(self) -> int:
-        return 1 if self._options.protected_hour else 0
+        return 1 if self.options.protected_hour else 0

@@ -88,6 +88,7 @@ class OssBucket(Bucket):
         **dict.fromkeys(("write", "create"), f"oss:PutObject{_OTHERS_BUCKET}"),
         "delete": f"oss:DeleteObject{_OTHERS_BUCKET}",
     }
+    deletes_many = True
     how_to_create: ClassVar[str] = "ossutil mb oss://"
 
     def __init__(self, url: str, clients: AliyunClients | None, sleep: Callable[[float], None]) -> None:
@@ -179,6 +180,10 @@ class OssBucket(Bucket):
 
     def delete(self, client: Any, name: str) -> None:
         told(client.delete_object(name).status == HTTPStatus.NO_CONTENT or None, "the status 204")
+
+    def delete_names(self, client: Any, names: Sequence[str]) -> None:
+        deleted = client.batch_delete_objects(list(names)).deleted_keys
+        told(None if set(names).difference(deleted) else True, "an object that was to be deleted")
 
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
         url: str = client.sign_url("GET", name, seconds, slash_safe=True)

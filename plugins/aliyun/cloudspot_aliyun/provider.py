@@ -16,7 +16,15 @@ from cloudspot.interfaces import (
     PreemptionSource,
     Provisioner,
 )
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, RegistryLogin, Resources
+from cloudspot.model import (
+    BootProfile,
+    Capability,
+    CheckResult,
+    NodeIdentity,
+    Offer,
+    RegistryLogin,
+    Resources,
+)
 from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot.plugin.regional import RegionalProvider
 from cloudspot_aliyun.metadata import AliyunNoticeSource, node_identity
@@ -47,7 +55,16 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
 
     name: ClassVar[str] = "aliyun"
     options_type = AliyunOptions
-    has_images: ClassVar[bool] = True
+    capabilities = frozenset(
+        {
+            Capability.CONTAINERS,
+            Capability.CONSOLE,
+            Capability.LOGS,
+            Capability.REGISTRY,
+            Capability.IMAGES,
+            Capability.FUNCTIONS,
+        }
+    )
 
     def preemption_source(self) -> PreemptionSource:
         return AliyunNoticeSource()
@@ -61,22 +78,22 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
         The SDKs cannot find it by themselves. The machine's own region, which may be another, is what its
         metadata says: by that it fetches the agent and ends itself.
         """
-        region = self._options.region or self.clients.region
+        region = self.options.region or self.clients.region
         return BootProfile(
-            agent_python=self._options.agent_python,
-            train_python=self._options.train_python,
+            agent_python=self.options.agent_python,
+            train_python=self.options.train_python,
             environment={
                 "ALIBABA_CLOUD_REGION_ID": region,
-                **data_cache_variable(self.name, self._options.data_cache),
+                **data_cache_variable(self.name, self.options.data_cache),
             },
             end_code=Path(__file__).with_name("selfend.py").read_text(encoding="utf-8"),
-            has_cloudspot=self._options.image_has_cloudspot,
+            has_cloudspot=self.options.image_has_cloudspot,
             fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),
-            lacks="" if self._options.image or self._options.image_family else BARE_IMAGE,
+            lacks="" if self.options.image or self.options.image_family else BARE_IMAGE,
         )
 
     def log_sink(self, store: ObjectStore, job_id: str) -> LogSink | None:
-        if self._options.logs == "bucket" or not store.url.lower().startswith("oss://"):
+        if self.options.logs == "bucket" or not store.url.lower().startswith("oss://"):
             return None
         from cloudspot_aliyun.osslogs import OssLogSink
 
@@ -93,12 +110,12 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
 
         clients = self.clients
         region = clients.region
-        away = [one for one in self._options.regions if one != region]
-        if away and not self._options.public_bandwidth:
+        away = [one for one in self.options.regions if one != region]
+        if away and not self.options.public_bandwidth:
             _log.warning(NO_WAY, ", ".join(away), region)
-        return {"region": region, "account": self._options.account or caller(clients).account}
+        return {"region": region, "account": self.options.account or caller(clients).account}
 
-    def _image_host_of(self, options: AliyunOptions, clients: AliyunClients) -> ImageHost:
+    def image_host_of(self, options: AliyunOptions, clients: AliyunClients) -> ImageHost:
         from cloudspot_aliyun.setup_images import AliyunImageHost
 
         return AliyunImageHost(options, clients)
@@ -108,42 +125,42 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
 
         return FunctionComputeHost(self.clients)
 
-    def _check_options(self, options: AliyunOptions) -> None:
+    def check_options(self, options: AliyunOptions) -> None:
         check_options(options)
 
-    def _make_clients(self) -> AliyunClients:
+    def make_clients(self) -> AliyunClients:
         from cloudspot_aliyun.clients import AliyunClients
 
-        return AliyunClients(region=self._options.region)
+        return AliyunClients(region=self.options.region)
 
     @property
-    def _regions(self) -> Sequence[str]:
-        return self._options.regions
+    def regions(self) -> Sequence[str]:
+        return self.options.regions
 
-    def _in_region(self, region: str) -> tuple[AliyunOptions, AliyunClients]:
-        return options_in(region, self._options), self.clients.in_region(region)
+    def in_region(self, region: str) -> tuple[AliyunOptions, AliyunClients]:
+        return options_in(region, self.options), self.clients.in_region(region)
 
-    def _transfer_price(self, offer: Offer) -> float:
+    def transfer_price(self, offer: Offer) -> float:
         from cloudspot_aliyun.pricing import transfer_price
 
-        return transfer_price(offer.details["region"], self.clients.region, offer.currency)
+        return transfer_price(offer.region, self.clients.region, offer.currency)
 
-    def _make_provisioner_of(self, options: AliyunOptions, clients: AliyunClients) -> Provisioner:
+    def make_provisioner_of(self, options: AliyunOptions, clients: AliyunClients) -> Provisioner:
         from cloudspot_aliyun.ecs import EcsProvisioner
 
         return EcsProvisioner(options, clients)
 
-    def _account_regions(self) -> Sequence[str]:
+    def account_regions(self) -> Sequence[str]:
         from cloudspot_aliyun.inventory import account_regions
 
         return account_regions(self.clients)
 
-    def _inventories_of(self, options: AliyunOptions, clients: AliyunClients) -> Sequence[Inventory]:
+    def inventories_of(self, options: AliyunOptions, clients: AliyunClients) -> Sequence[Inventory]:
         from cloudspot_aliyun.inventory import inventories
 
         return inventories(options, clients)
 
-    def _check_region(
+    def check_region(
         self, options: AliyunOptions, clients: AliyunClients, resources: Resources
     ) -> Sequence[CheckResult]:
         from cloudspot_aliyun.check import check

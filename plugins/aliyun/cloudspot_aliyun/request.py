@@ -13,7 +13,6 @@ from cloudspot.errors import SpecError
 from cloudspot.model import InstanceGroup, LaunchRequest, Market, Resources
 from cloudspot.plugin.launchrequests import disk_gib, pack_script
 from cloudspot.plugin.machinetags import store_digest, tags_of
-from cloudspot.plugin.setupimages import SETUP
 from cloudspot_aliyun import names, tags
 from cloudspot_aliyun.options import AliyunOptions, field_error
 
@@ -75,7 +74,7 @@ def render_request(options: AliyunOptions, group: InstanceGroup) -> LaunchReques
     details = group.offer.details
     parameters: dict[str, Any] = {
         "InstanceType": group.offer.instance_type,
-        "ImageId": details["image"],
+        "ImageId": group.offer.image,
         "ZoneId": group.offer.zone,
         "VSwitchId": details["vswitch"],
         "SecurityGroupIds": details["security_groups"].split(","),
@@ -85,7 +84,7 @@ def render_request(options: AliyunOptions, group: InstanceGroup) -> LaunchReques
         "HostName": names.host_name(group.job_id, group.launch, group.num_nodes),
         "InstanceChargeType": "PostPaid",
         **_market(options, group.offer.market),
-        "SystemDisk": system_disk(options, image_gib=int(details["image_gib"]), resources=group.resources),
+        "SystemDisk": system_disk(options, image_gib=group.offer.image_gib, resources=group.resources),
         "RamRoleName": options.role,
         "HttpEndpoint": "enabled",
         "HttpTokens": "required",
@@ -110,11 +109,11 @@ def render_request(options: AliyunOptions, group: InstanceGroup) -> LaunchReques
         parameters["DeploymentSetId"] = options.deployment_set
     packed = pack_script(group.user_data, most=MAX_USER_DATA_BYTES, service="ECS")
     body = EcsRequest(
-        region=details["region"],
+        region=group.offer.region,
         run_instances=parameters,
         user_data=group.user_data if packed is None else None,
         user_data_gzip=packed,
-        has_setup_image=SETUP in details,
+        has_setup_image=group.offer.has_setup,
         made_deployment_set=made_set,
     )
     return LaunchRequest(provider="aliyun", body=msgspec.to_builtins(body))

@@ -66,7 +66,7 @@ class AliyunImageHost(setupimages.TaggedImageHost):
         )
         self._options, self._clients = options, clients
 
-    def _begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
+    def begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
         # No client token: ECS would answer a later call with an image that was removed since.
         wanted: dict[str, Any] = {
             "InstanceId": instance.id,
@@ -110,7 +110,7 @@ class AliyunImageHost(setupimages.TaggedImageHost):
 
         retry(once, sleep=time.sleep, waits=doubling(1.0, num=SNAPSHOT_TRIES - 1))
 
-    def _listed(self, wanted: Mapping[str, str]) -> list[MachineImage]:
+    def listed(self, wanted: Mapping[str, str]) -> list[MachineImage]:
         filters = tags.to_list(wanted) or [{"Key": setupimages.SETUP}]
         what = "looking for images that hold a setup (ecs:DescribeImages)"
         asked = {"ImageOwnerAlias": "self", "Status": _ANY_STATUS, "Tag": filters}

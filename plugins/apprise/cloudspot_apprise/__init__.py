@@ -5,6 +5,8 @@ from __future__ import annotations
 from cloudspot.hookspecs import hookimpl
 from cloudspot.interfaces import Notifier
 
+cloudspot_api_version = 2
+
 
 @hookimpl
 def cloudspot_notifier(name: str) -> type[Notifier] | None:

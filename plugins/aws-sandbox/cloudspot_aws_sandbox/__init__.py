@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from cloudspot.hookspecs import hookimpl
 
+cloudspot_api_version = 2
+
 
 @hookimpl
 def cloudspot_sandbox(name: str) -> type[object] | None:

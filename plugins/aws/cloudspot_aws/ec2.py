@@ -61,7 +61,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         self._account: str | None = None
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
-        return render_request(self._options, group)
+        return render_request(self.options, group)
 
     def create(self, request: CreateRequest) -> CreateResult:
         """Create the machines of the request, or none, in one call; it is not retried here.
@@ -75,7 +75,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         if body.user_data_gzip is not None:
             parameters["UserData"] = user_data_of(body)
         # botocore would repeat a refusal for lack of capacity three times before reporting it.
-        client = self._clients.client("ec2", region=body.region, num_attempts=1)
+        client = self.clients.client("ec2", region=body.region, num_attempts=1)
         try:
             answer = ERRORS.unless_throttled(
                 lambda: client.run_instances(**parameters, ClientToken=request.token)
@@ -84,7 +84,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
             # EC2 says so of a token as soon as one of its machines has ended.
             if ERRORS.code_of(error) == "IdempotentInstanceTerminated" and (left := self._left_of(body)):
                 return CreateResult(instances=left)
-            raise self._unless_new(refusal(self._clients, error, body)) from error
+            raise self.unless_new(refusal(self.clients, error, body)) from error
         # Another server's answer would have no such list, and is not one without machines.
         with readable("creating the machines"):
             described = answer["Instances"]
@@ -96,7 +96,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         """Tag the machines with the facts, and each with its rank and name; safe to repeat."""
         if not instances:
             return
-        client = self._clients.client("ec2")
+        client = self.clients.client("ec2")
         with ERRORS.translated("tagging the machines", {"InvalidInstanceID.NotFound": TransientError}):
             ids = [one.id for one in instances]
             for start in range(0, len(ids), MAX_IDS):
@@ -122,7 +122,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         )
         listed: list[Instance] = []
         with ERRORS.translated("listing the machines"):
-            pages = self._clients.client("ec2").get_paginator("describe_instances")
+            pages = self.clients.client("ec2").get_paginator("describe_instances")
             for page in pages.paginate(Filters=[wanted], PaginationConfig={"PageSize": 1000}):
                 with readable("listing the machines"):
                     described = [one for each in page["Reservations"] for one in each["Instances"]]
@@ -139,7 +139,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         instance transition state", for an hour at least (EC2 API reference, GetConsoleOutput, checked
         2026-11).
         """
-        client = self._clients.client("ec2")
+        client = self.clients.client("ec2")
         with ERRORS.translated(f"reading the console of {instance.id} (ec2:GetConsoleOutput)"):
             try:
                 answer = client.get_console_output(InstanceId=instance.id, Latest=True)
@@ -153,8 +153,8 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
         """Remove the job's placement groups and limits; see Provisioner."""
-        if self._options.placement_group == "auto":
-            client = self._clients.client("ec2")
+        if self.options.placement_group == "auto":
+            client = self.clients.client("ec2")
             codes = {"InvalidPlacementGroup.InUse": TransientError}
             with ERRORS.translated("removing the job's placement groups", codes):
                 own = {machinetags.JOB: job_id, machinetags.STORE: store_url}
@@ -164,8 +164,8 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                         continue
                     with ignored("InvalidPlacementGroup.Unknown"):  # already gone
                         client.delete_placement_group(GroupName=group["GroupName"])
-        if self._options.limit_role is not None:
-            limit.remove(self._clients, job_id, store_url=store_url)
+        if self.options.limit_role is not None:
+            limit.remove(self.clients, job_id, store_url=store_url)
 
     def _left_of(self, body: Ec2Request) -> tuple[Instance, ...]:
         """Return the machines of the launch that have not ended."""
@@ -180,7 +180,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
     def _make_placement_group(self, body: Ec2Request, name: str) -> None:
         instance_tags = body.run_instances["TagSpecifications"][0]["Tags"]
         own = [tag for tag in instance_tags if tag["Key"] in {machinetags.JOB, machinetags.STORE}]
-        client = self._clients.client("ec2", region=body.region)
+        client = self.clients.client("ec2", region=body.region)
         codes = {"PlacementGroupLimitExceeded": QuotaError}
         what = f"making placement group {name}"
         with ERRORS.translated(what, codes), ignored("InvalidPlacementGroup.Duplicate"):  # it already exists
@@ -191,7 +191,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
             )
 
     def _terminate(self, ids: Sequence[str]) -> None:
-        client, left = self._clients.client("ec2"), list(ids)
+        client, left = self.clients.client("ec2"), list(ids)
         # One unknown id fails the whole call, and EC2 may name only some of them.
         while left:
             try:
@@ -208,11 +208,11 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                 return
 
     def _check_account(self) -> None:
-        if self._options.account is None:
+        if self.options.account is None:
             return
         if self._account is None:
-            self._account = caller(self._clients).account
-        self._require_account(self._options.account, self._account)
+            self._account = caller(self.clients).account
+        self.require_account(self.options.account, self._account)
 
     def _taken_in(self, described: Sequence[Mapping[str, Any]]) -> tuple[Instance, ...]:
         """Return those that are cloudspot's, and note when the life of each ends."""
@@ -230,7 +230,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
 
     def _limit(self, instances: Sequence[Instance]) -> None:
         """Schedule the end of each machine, if the job's options name a role for that."""
-        role = self._options.limit_role
+        role = self.options.limit_role
         alive = [one for one in instances if one.state is not InstanceState.ENDED and one.id in self._limits]
         if role is not None and alive:
-            limit.keep(self._clients, role, {one: self._limits[one.id] for one in alive})
+            limit.keep(self.clients, role, {one: self._limits[one.id] for one in alive})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Final
+from typing import Any, Final
 
 from cloudspot.model import Market, Offer, Resources
 from cloudspot.plugin.answers import moment, price, readable
@@ -12,7 +12,7 @@ from cloudspot.plugin.cloudprovider import OfferFinder
 from cloudspot.plugin.launchrequests import disk_gib
 from cloudspot.plugin.machinetypes import fitting_types
 from cloudspot.plugin.priceparts import Extras, with_extras
-from cloudspot.plugin.setupimages import SETUP, counted_gib
+from cloudspot.plugin.setupimages import counted_gib
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.lookups import (
@@ -52,27 +52,25 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
 
     def offers(self, resources: Resources) -> tuple[Offer, ...]:
         """Return the offers: each zone that has the type and a subnet, on each market of the type."""
-        options, clients = self._options, self._clients
-        region = self._cache.get("region", lambda: check_region(clients))
-        image = self._cache.get("image", lambda: find_image(clients, options))
-        subnets = self._cache.get("subnets", lambda: find_subnets(clients, options))
-        self._cache.get("names", lambda: check_names(clients, options))
+        options, clients = self.options, self.clients
+        region = self.cache.get("region", lambda: check_region(clients))
+        image = self.cache.get("image", lambda: find_image(clients, options))
+        subnets = self.cache.get("subnets", lambda: find_subnets(clients, options))
+        self.cache.get("names", lambda: check_names(clients, options))
         types = self._types(resources, image)
         if not types:
             return ()
         names = tuple(one.name for one in types)
-        zones = self._cache.get(("zones", names), lambda: zones_of_types(clients, names))
+        zones = self.cache.get(("zones", names), lambda: zones_of_types(clients, names))
         spot = self._spot_prices(names)
         start = self._start(image, resources)
         offers = []
         for type_ in types:
-            disk = self._disk(resources, int(start["image_gib"]), region, type_.name)
+            disk = self._disk(resources, start["image_gib"], region, type_.name)
             on_demand = self._on_demand_price(region, type_.name)
             for zone in sorted(zones[type_.name] & set(subnets)):
                 extras = {**disk, **self._address(subnets[zone], type_.name)}
                 details = {
-                    "region": region,
-                    **start,
                     "root_device": image.root_device,
                     "subnet": subnets[zone].id,
                     **({"is_burstable": "yes"} if type_.is_burstable else {}),
@@ -88,6 +86,8 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
                             on_demand_price_per_hour=on_demand,
                             billing=BILLING,
                             network=region,
+                            region=region,
+                            **start,
                             details=details,
                         ),
                         extras,
@@ -101,18 +101,18 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         """Return the newest price of the type in the zone, in USD an hour; None: there is none."""
         return self._spot_prices((offer.instance_type,)).get((offer.instance_type, offer.zone))
 
-    def _start(self, image: Image, resources: Resources) -> dict[str, str]:
-        """Return from which image machines start, and how large it counts."""
-        setup_image = self._setup_image(AwsImageHost(self._options, self._clients), self._options.setup_key)
+    def _start(self, image: Image, resources: Resources) -> dict[str, Any]:
+        """Return the fields of offers that tell from which image machines start, and how large it counts."""
+        setup_image = self.setup_image(AwsImageHost(self.options, self.clients), self.options.setup_key)
         if setup_image is None:
-            return {"image": image.id, "image_gib": str(image.size_gib)}
-        size = counted_gib(image.size_gib, setup_image, resources, wanted_bytes=self._options.disk)
-        return {"image": setup_image.id, "image_gib": str(size), SETUP: setup_image.key}
+            return {"image": image.id, "image_gib": image.size_gib}
+        size = counted_gib(image.size_gib, setup_image, resources, wanted_bytes=self.options.disk)
+        return {"image": setup_image.id, "image_gib": size, "has_setup": True}
 
     def _types(self, resources: Resources, image: Image) -> list[InstanceType]:
-        options, clients = self._options, self._clients
+        options, clients = self.options, self.clients
         if options.instance_types:
-            types = self._cache.get("types", lambda: named_types(clients, options))
+            types = self.cache.get("types", lambda: named_types(clients, options))
             for type_ in types:
                 if not type_.boots(image):
                     has = f"{'/'.join(type_.architectures)} ({'/'.join(type_.boot_modes)})"
@@ -120,7 +120,7 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
                     why = f'"{type_.name}" is {has}, but image {image.id} is {needs}'
                     raise field_error("instance_types", why)
             return self._clustering([one for one in types if one.fits(resources)])
-        known = self._cache.get("all types", lambda: all_types(clients, image.architecture))
+        known = self.cache.get("all types", lambda: all_types(clients, image.architecture))
         # One that is burstable, older or special is bought only by its name.
         plain = [one for one in known if one.has_ena and not one.is_burstable and not one.is_special]
         able = [one for one in plain if one.boots(image)]
@@ -135,27 +135,27 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
 
     def _clustering(self, types: Sequence[InstanceType]) -> list[InstanceType]:
         """Return the types that can be in the placement group, if one is wanted."""
-        if self._options.placement_group is None:
+        if self.options.placement_group is None:
             return list(types)
         able = [one for one in types if one.can_cluster]
-        if types and not able and self._options.instance_types:
+        if types and not able and self.options.instance_types:
             raise field_error(
                 "placement_group", f'"{types[0].name}" cannot be in a cluster placement group; leave it out'
             )
         return able
 
     def _on_demand_price(self, region: str, name: str) -> float:
-        given = self._options.on_demand_prices.get(name)
+        given = self.options.on_demand_prices.get(name)
         if given is not None:
             return given
-        return self._cache.get(("price", name), lambda: on_demand_price(self._clients, region, name))
+        return self.cache.get(("price", name), lambda: on_demand_price(self.clients, region, name))
 
     def _disk(self, resources: Resources, image_gib: int, region: str, name: str) -> Extras:
         """Return what the root disk of a machine of the type costs.
 
         Whoever gives the type's price by hand may not read the price list, so it is not asked for disks.
         """
-        options = self._options
+        options = self.options
         has_more = (
             options.disk_type in {"io1", "io2"}
             or (options.disk_iops or 0) > INCLUDED_IOPS
@@ -165,23 +165,23 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         if name in options.on_demand_prices:
             return {"disk": None, **performance}
         kind = options.disk_type
-        each = self._if_known(("disk", kind), lambda: disk_price(self._clients, region, kind))
+        each = self.if_known(("disk", kind), lambda: disk_price(self.clients, region, kind))
         size = disk_gib(image_gib, resources, wanted_bytes=options.disk)
         return {"disk": None if each is None else size * each, **performance}
 
     def _address(self, subnet: Subnet, name: str) -> Extras:
         """Return what the public address of a machine costs, if it gets one."""
-        given = self._options.public_ip
+        given = self.options.public_ip
         if not (subnet.is_public if given is None else given):
             return {}
-        return {"address": None if name in self._options.on_demand_prices else ADDRESS_PRICE}
+        return {"address": None if name in self.options.on_demand_prices else ADDRESS_PRICE}
 
     def _spot_prices(self, names: tuple[str, ...]) -> dict[tuple[str, str], float]:
         """Return the newest spot price in USD an hour by (type, zone)."""
         if not names:
             return {}
-        return self._cache.get(
-            ("spot", names), lambda: read_spot_prices(self._clients, names), seconds=SPOT_PRICE_SECONDS
+        return self.cache.get(
+            ("spot", names), lambda: read_spot_prices(self.clients, names), seconds=SPOT_PRICE_SECONDS
         )
 
 

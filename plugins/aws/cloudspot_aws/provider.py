@@ -16,7 +16,15 @@ from cloudspot.interfaces import (
     PreemptionSource,
     Provisioner,
 )
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Offer, RegistryLogin, Resources
+from cloudspot.model import (
+    BootProfile,
+    Capability,
+    CheckResult,
+    NodeIdentity,
+    Offer,
+    RegistryLogin,
+    Resources,
+)
 from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot.plugin.regional import RegionalProvider, RegionalProvisioner
 from cloudspot_aws.imds import SpotNoticeSource, node_identity
@@ -31,7 +39,17 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
 
     name: ClassVar[str] = "aws"
     options_type = AwsOptions
-    has_images: ClassVar[bool] = True
+    capabilities = frozenset(
+        {
+            Capability.CONTAINERS,
+            Capability.CONSOLE,
+            Capability.LOGS,
+            Capability.REGISTRY,
+            Capability.IMAGES,
+            Capability.FUNCTIONS,
+            Capability.PREEMPT,
+        }
+    )
 
     def preemption_source(self) -> PreemptionSource:
         return SpotNoticeSource()
@@ -44,17 +62,17 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
 
         The SDK cannot find it by itself. Nothing on a machine asks for the machine's region.
         """
-        region = self._options.region or self.clients.region
+        region = self.options.region or self.clients.region
         return BootProfile(
-            agent_python=self._options.agent_python,
-            train_python=self._options.train_python_or_default,
+            agent_python=self.options.agent_python,
+            train_python=self.options.train_python_or_default,
             environment={
                 "AWS_REGION": region,
                 "AWS_DEFAULT_REGION": region,
-                **data_cache_variable(self.name, self._options.data_cache),
+                **data_cache_variable(self.name, self.options.data_cache),
             },
             shutdown_command="shutdown -h now",
-            has_cloudspot=self._options.image_has_cloudspot,
+            has_cloudspot=self.options.image_has_cloudspot,
             # As udev names disks of the model "Amazon EC2 NVMe Instance Storage".
             own_disks=("/dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_*",),
             own_directories=("/opt/dlami/nvme",),  # the Deep Learning AMI's
@@ -62,7 +80,7 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
         )
 
     def log_sink(self, store: ObjectStore, job_id: str) -> LogSink | None:
-        if self._options.logs == "bucket":
+        if self.options.logs == "bucket":
             return None
         from cloudspot_aws.cloudwatch import CloudWatchLogSink
 
@@ -70,8 +88,8 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
             job_id,
             store_url=store.canonical_url,
             clients=self.clients,
-            group=self._options.log_group,
-            retention_days=self._options.log_retention_days,
+            group=self.options.log_group,
+            retention_days=self.options.log_retention_days,
         )
 
     def pinned_options(self) -> Mapping[str, Any]:
@@ -81,9 +99,9 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
 
         clients = self.clients
         region = check_region(clients)
-        return {"region": region, "account": self._options.account or caller(clients).account}
+        return {"region": region, "account": self.options.account or caller(clients).account}
 
-    def _image_host_of(self, options: AwsOptions, clients: AwsClients) -> ImageHost:
+    def image_host_of(self, options: AwsOptions, clients: AwsClients) -> ImageHost:
         from cloudspot_aws.setup_images import AwsImageHost
 
         return AwsImageHost(options, clients)
@@ -103,48 +121,48 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
 
         clients, provisioner = self.clients, self.provisioner()
         if isinstance(provisioner, RegionalProvisioner):
-            _, clients = self._in_region(provisioner.region_of(request.instance_id) or clients.region)
+            _, clients = self.in_region(provisioner.region_of(request.instance_id) or clients.region)
         interrupt(clients, request.instance_id, notice_seconds=request.notice_seconds)
         return PreemptResult()
 
-    def _check_options(self, options: AwsOptions) -> None:
+    def check_options(self, options: AwsOptions) -> None:
         check_options(options)
 
-    def _make_clients(self) -> AwsClients:
+    def make_clients(self) -> AwsClients:
         from cloudspot_aws.clients import AwsClients
 
-        return AwsClients(region=self._options.region)
+        return AwsClients(region=self.options.region)
 
     @property
-    def _regions(self) -> Sequence[str]:
-        return self._options.regions
+    def regions(self) -> Sequence[str]:
+        return self.options.regions
 
-    def _in_region(self, region: str) -> tuple[AwsOptions, AwsClients]:
+    def in_region(self, region: str) -> tuple[AwsOptions, AwsClients]:
         from cloudspot_aws.clients import AwsClients
 
-        return options_in(region, self._options), AwsClients(region=region)
+        return options_in(region, self.options), AwsClients(region=region)
 
-    def _transfer_price(self, offer: Offer) -> float:
+    def transfer_price(self, offer: Offer) -> float:
         from cloudspot_aws.pricing import transfer_price
 
-        return transfer_price(offer.details["region"], self.clients.region)
+        return transfer_price(offer.region, self.clients.region)
 
-    def _make_provisioner_of(self, options: AwsOptions, clients: AwsClients) -> Provisioner:
+    def make_provisioner_of(self, options: AwsOptions, clients: AwsClients) -> Provisioner:
         from cloudspot_aws.ec2 import Ec2Provisioner
 
         return Ec2Provisioner(options, clients)
 
-    def _account_regions(self) -> Sequence[str]:
+    def account_regions(self) -> Sequence[str]:
         from cloudspot_aws.inventory import account_regions
 
         return account_regions(self.clients)
 
-    def _inventories_of(self, options: AwsOptions, clients: AwsClients) -> Sequence[Inventory]:
+    def inventories_of(self, options: AwsOptions, clients: AwsClients) -> Sequence[Inventory]:
         from cloudspot_aws.inventory import inventories
 
         return inventories(options, clients)
 
-    def _check_region(
+    def check_region(
         self, options: AwsOptions, clients: AwsClients, resources: Resources
     ) -> Sequence[CheckResult]:
         from cloudspot_aws.check import check

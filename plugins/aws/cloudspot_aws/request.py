@@ -10,7 +10,6 @@ import msgspec
 from cloudspot.model import InstanceGroup, LaunchRequest, Market
 from cloudspot.plugin.launchrequests import boot_disk_gib, pack_script
 from cloudspot.plugin.machinetags import store_digest, tags_of
-from cloudspot.plugin.setupimages import SETUP
 from cloudspot_aws import tags
 from cloudspot_aws.options import AwsOptions
 
@@ -43,7 +42,7 @@ def render_request(options: AwsOptions, group: InstanceGroup) -> LaunchRequest:
     named_group = None if options.placement_group == "auto" else options.placement_group
     packed = pack_script(group.user_data, most=MAX_USER_DATA_BYTES, service="EC2")
     parameters: dict[str, Any] = {
-        "ImageId": details["image"],
+        "ImageId": group.offer.image,
         "InstanceType": group.offer.instance_type,
         "MinCount": group.min_nodes,
         "MaxCount": group.num_nodes,
@@ -73,10 +72,10 @@ def render_request(options: AwsOptions, group: InstanceGroup) -> LaunchRequest:
     if options.key_name is not None:
         parameters["KeyName"] = options.key_name
     body = Ec2Request(
-        region=details["region"],
+        region=group.offer.region,
         run_instances=parameters,
         user_data_gzip=packed,
-        has_setup_image=SETUP in details,
+        has_setup_image=group.offer.has_setup,
         made_placement_group=made_group,
     )
     return LaunchRequest(provider="aws", body=msgspec.to_builtins(body))

@@ -78,6 +78,7 @@ class S3Bucket(Bucket):
         **dict.fromkeys(("write", "create"), f"s3:PutObject{_OTHERS_BUCKET}"),
         "delete": f"s3:DeleteObject{_OTHERS_BUCKET}",
     }
+    deletes_many = True
     how_to_create: ClassVar[str] = "aws s3 mb s3://"
 
     def __init__(self, url: str, clients: AwsClients | None, sleep: Callable[[float], None]) -> None:
@@ -180,6 +181,16 @@ class S3Bucket(Bucket):
     def delete(self, client: Any, name: str) -> None:
         status = client.delete_object(Bucket=self.name, Key=name)["ResponseMetadata"]["HTTPStatusCode"]
         told(status == HTTPStatus.NO_CONTENT or None, "the status 204")
+
+    def delete_names(self, client: Any, names: Sequence[str]) -> None:
+        wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
+        answer = client.delete_objects(Bucket=self.name, Delete=wanted)
+        # One refusal stands for all: S3 answers with 200, and a code for each object that is left.
+        for refused in answer.get("Errors", ()):
+            raise client.exceptions.ClientError({"Error": refused}, "DeleteObjects")
+
+    def disconnect(self, client: Any) -> None:
+        client.close()
 
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
         return self._reads.signed_url(name, seconds)

@@ -28,7 +28,7 @@ class AwsImageHost(setupimages.TaggedImageHost):
         )
         self._clients = clients
 
-    def _begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
+    def begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
         specifications = [
             {"ResourceType": kind, "Tags": tags.to_list(own_tags)} for kind in ("image", "snapshot")
         ]
@@ -58,7 +58,7 @@ class AwsImageHost(setupimages.TaggedImageHost):
                     answer = client.deregister_image(ImageId=image_id, DeleteAssociatedSnapshots=True)
                     _check_snapshots(image_id, answer.get("DeleteSnapshotResults", ()))
 
-    def _listed(self, wanted: Mapping[str, str]) -> list[MachineImage]:
+    def listed(self, wanted: Mapping[str, str]) -> list[MachineImage]:
         filters = [{"Name": f"tag:{name}", "Values": [value]} for name, value in wanted.items()]
         filters.append({"Name": "tag-key", "Values": [setupimages.SETUP]})
         with ERRORS.translated("looking for images that hold a setup"):

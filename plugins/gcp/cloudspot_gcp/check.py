@@ -125,7 +125,7 @@ def _permissions(options: GcpOptions, clients: GcpClients) -> str:
 
 def _quota(clients: GcpClients, offer: Offer) -> str:
     """Compare the region's own quota of vCPUs, if it has one, with what one machine has."""
-    region, metric = offer.details["region"], _QUOTAS[offer.market]
+    region, metric = offer.region, _QUOTAS[offer.market]
     where = {"project": clients.project, "region": region}
     found = ask(f"reading the quotas of {region}", lambda: clients.call("RegionsClient", "get", where))
     quota = next((one for one in found.quotas if one.metric == metric), None)

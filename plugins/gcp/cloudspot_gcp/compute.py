@@ -88,7 +88,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         """Nobody was told yet that Compute Engine gives no notice."""
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
-        return render_request(self._options, group)
+        return render_request(self.options, group)
 
     def create(self, request: CreateRequest) -> CreateResult:
         """Create the machines of the request by one bulk insert, or none.
@@ -99,7 +99,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         body, token = decode_request(request.request, ComputeRequest), request.token
         self._learn_store(body.store_url)
         if body.made_placement_policy is not None:
-            placement.make(self._clients, body)
+            placement.make(self.clients, body)
         try:
             return self._create(body, token, request.deadline)
         except NoticeRefusedError as error:
@@ -115,7 +115,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
 
     def _create(self, body: ComputeRequest, token: str, deadline: float) -> CreateResult:
         operation = self._bulk_insert(body, token)
-        operation = wait_for_region(self._clients, body.region, operation, launching(body), deadline=deadline)
+        operation = wait_for_region(self.clients, body.region, operation, launching(body), deadline=deadline)
         causes = causes_of(operation)
         group = self._group(operation, body)
         made = [place for one in group if not causes_of(one) and (place := target_of(one)) is not None]
@@ -166,7 +166,9 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
 
     def terminate(self, request: TerminateRequest) -> TerminateResult:
         def end(ids: Sequence[str]) -> None:
-            self._delete([place for one in ids if (place := place_of_id(one)) is not None], "deleting it")
+            self._delete(
+                [place for one in ids if (place := place_of_id(one)) is not None], "deleting machines"
+            )
 
         return end_all(request.instance_ids, end)
 
@@ -198,8 +200,8 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
             and digest in {None, attributes.digest_in(one.name)}
         ]
         self._delete(stopped, "deleting stopped machines")
-        if self._options.placement_policy == "auto":
-            placement.remove(self._clients, self._options, job_id, store_url=store_url)
+        if self.options.placement_policy == "auto":
+            placement.remove(self.clients, self.options, job_id, store_url=store_url)
 
     # --- the bulk insert --------------------------------------------------------------------------
 
@@ -222,10 +224,10 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         }
         try:
             return ERRORS.unless_throttled(
-                lambda: self._clients.call("RegionInstancesClient", "bulk_insert_unary", asked)
+                lambda: self.clients.call("RegionInstancesClient", "bulk_insert_unary", asked)
             )
         except ERRORS.raised as error:
-            raise self._unless_new(refusal(error, body)) from error
+            raise self.unless_new(refusal(error, body)) from error
 
     def _group(self, operation: Any, body: ComputeRequest) -> list[Any]:
         """Return the operations that insert the launch's machines, one each.
@@ -292,8 +294,8 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         Raises:
             TransientError: one of the job's own does not answer: its machines run on, unlisted.
         """
-        request = {"project": self._clients.project, "filter": expression, "max_results": PAGE}
-        pages = ask(what, lambda: list(self._clients.call(kind, "aggregated_list", request).pages))
+        request = {"project": self.clients.project, "filter": expression, "max_results": PAGE}
+        pages = ask(what, lambda: list(self.clients.call(kind, "aggregated_list", request).pages))
         silent = {last_part(one) for page in pages for one in page.unreachables}
         silent |= {
             last_part(name)
@@ -301,7 +303,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
             for name, scope in page.items.items()
             if scope.warning.code == UNREACHABLE
         }
-        regions = wanted_regions(self._options)  # Stored with the job, which has no machines elsewhere.
+        regions = wanted_regions(self.options)  # Stored with the job, which has no machines elsewhere.
         ours = sorted(one for one in silent if {one, region_of(one)} & {"global", *regions})
         if ours:
             raise TransientError(f"{what}: {', '.join(ours)} cannot be reached, so not all are known")
@@ -357,7 +359,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
             raise first
 
     def _ask_about(self, place: Place, method: str, **more: Any) -> Any:
-        where = {"project": self._clients.project, "zone": place.zone, "instance": place.instance}
+        where = {"project": self.clients.project, "zone": place.zone, "instance": place.instance}
         return ERRORS.unless_throttled(
-            lambda: self._clients.call("InstancesClient", method, {**where, **more})
+            lambda: self.clients.call("InstancesClient", method, {**where, **more})
         )

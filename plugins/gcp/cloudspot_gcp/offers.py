@@ -18,7 +18,7 @@ from cloudspot.plugin.cloudprovider import FAILURE_SECONDS, OfferFinder
 from cloudspot.plugin.launchrequests import disk_gib
 from cloudspot.plugin.machinetypes import fitting_types
 from cloudspot.plugin.priceparts import Extras, with_extras
-from cloudspot.plugin.setupimages import SETUP, counted_gib
+from cloudspot.plugin.setupimages import counted_gib
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.lookups import (
     GcpMachineType,
@@ -56,12 +56,12 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
 
     def offers(self, resources: Resources) -> tuple[Offer, ...]:
         """Return the offers: each region that has the type, on each market where it is sold."""
-        options, clients = self._options, self._clients
+        options, clients = self.options, self.clients
         regions = wanted_regions(options)
-        image = self._cache.get("image", lambda: find_image(clients, options))
+        image = self.cache.get("image", lambda: find_image(clients, options))
         all_zones = {region: self._zones(region) for region in regions}
         zones = _allowed(options, all_zones)
-        self._cache.get("names", lambda: check_names(clients, options, regions))
+        self.cache.get("names", lambda: check_names(clients, options, regions))
         types = self._types(resources, image, zones)
         start = self._start(image, resources)
         account = _service_account(options, clients)
@@ -82,7 +82,7 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
             for _, type_, known in priced:
                 able = [zone for zone in zones[region] if zone in type_.zones]
                 others = [zone for zone in all_zones[region] if zone not in able]
-                details = self._details(type_, region, start, account) | {"zones": ",".join(able)}
+                details = self._details(type_, account) | {"zones": ",".join(able)}
                 if others:
                     details["other_zones"] = ",".join(others)
                 extras = {
@@ -99,6 +99,10 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
                             on_demand_price_per_hour=known[Market.ON_DEMAND].usd,
                             billing=BILLING,
                             transfer_price_per_gib=transfer_price(region, regions[0]),
+                            region=region,
+                            image=start.path,
+                            image_gib=start.size_gib,
+                            has_setup=start.setup_key is not None,
                             details={**details, "price_source": price.source},
                         ),
                         extras[market],
@@ -123,30 +127,30 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
         prices = self._price_list()
         if isinstance(prices, CloudspotError) and offer.details.get("price_source") != FROM_OPTIONS:
             raise type(prices)(str(prices)) from prices
-        one = self._cache.get(("offered", offer.key), lambda: offered_type(self._clients, offer))
+        one = self.cache.get(("offered", offer.key), lambda: offered_type(self.clients, offer))
         price = None if one is None else self._price(one, offer.zone, Market.SPOT)
         return None if price is None else price.usd
 
     def _start(self, image: Image, resources: Resources) -> Image:
         """Return from which image machines start."""
-        setup_image = self._setup_image(GcpImageHost(self._options, self._clients), self._options.setup_key)
+        setup_image = self.setup_image(GcpImageHost(self.options, self.clients), self.options.setup_key)
         if setup_image is None:
             return image
-        size = counted_gib(image.size_gib, setup_image, resources, wanted_bytes=self._options.disk)
-        path = path_of(self._clients.project, setup_image.id)
+        size = counted_gib(image.size_gib, setup_image, resources, wanted_bytes=self.options.disk)
+        path = path_of(self.clients.project, setup_image.id)
         return msgspec.structs.replace(image, path=path, size_gib=size, setup_key=setup_image.key)
 
     def _zones(self, region: str) -> tuple[str, ...]:
-        return self._cache.get(("zones", region), lambda: find_zones(self._clients, region))
+        return self.cache.get(("zones", region), lambda: find_zones(self.clients, region))
 
     def _types(
         self, resources: Resources, image: Image, zones: Mapping[str, tuple[str, ...]]
     ) -> list[GcpMachineType]:
-        options, clients = self._options, self._clients
+        options, clients = self.options, self.clients
         everywhere = tuple(zone for own in zones.values() for zone in own)
         asked = (resources.accelerator, resources.accelerator_count)
         if options.machine_types:
-            types = self._cache.get(
+            types = self.cache.get(
                 ("types", asked), lambda: named_types(clients, options, everywhere, resources)
             )
             wrong = [one for one in types if one.architecture != image.architecture]
@@ -157,7 +161,7 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
                     f"{image.architecture}",
                 )
             return self._placeable([one for one in types if one.fits(resources)])
-        known = self._cache.get(
+        known = self.cache.get(
             ("all types", asked), lambda: all_types(clients, options, everywhere, resources)
         )
         # One with shared processors is bought only by its name.
@@ -166,25 +170,17 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
 
     def _placeable(self, types: list[GcpMachineType]) -> list[GcpMachineType]:
         """Return the types that can be placed close together, if that is wanted."""
-        if self._options.placement_policy is None:
+        if self.options.placement_policy is None:
             return types
         able = [one for one in types if can_be_compact(one.name)]
-        if types and not able and self._options.machine_types:
+        if types and not able and self.options.machine_types:
             raise field_error(
                 "placement_policy", f'"{types[0].name}" cannot be placed close together; leave it out'
             )
         return able
 
-    def _details(self, one: GcpMachineType, region: str, image: Image, account: str) -> dict[str, str]:
-        details = {
-            "project": self._clients.project,
-            "region": region,
-            "image": image.path,
-            "image_gib": str(image.size_gib),
-            "service_account": account,
-        }
-        if image.setup_key is not None:
-            details[SETUP] = image.setup_key
+    def _details(self, one: GcpMachineType, account: str) -> dict[str, str]:
+        details = {"project": self.clients.project, "service_account": account}
         if one.accelerator_count:
             details["has_accelerator"] = str(one.accelerator)
         if one.is_attached:
@@ -200,7 +196,7 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
             usd = prices.of(one, region, market)
             if usd is not None:
                 return _Price(usd, FROM_LIST)
-        options = self._options
+        options = self.options
         table = options.spot_prices if market is Market.SPOT else options.on_demand_prices
         name = one.name
         if one.is_attached:
@@ -217,7 +213,7 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
         operations and throughput beyond those included cost extra, and more with its size ("Hyperdisk
         pricing"; from memory).
         """
-        options, prices = self._options, self._price_list()
+        options, prices = self.options, self._price_list()
         kind = options.disk_type
         disk: float | None = None
         address: float | None = None
@@ -240,14 +236,14 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
 
         def read() -> PriceList | CloudspotError:
             try:
-                return read_price_list(self._clients, wanted_regions(self._options))
+                return read_price_list(self.clients, wanted_regions(self.options))
             except (AuthError, TransientError) as error:
                 _log.warning("using the prices in the job's options: %s", error)
                 return error
 
-        kept: PriceList | CloudspotError = self._cache.get("prices", read)
+        kept: PriceList | CloudspotError = self.cache.get("prices", read)
         if isinstance(kept, CloudspotError):
-            self._cache.shorten("prices", seconds=FAILURE_SECONDS)
+            self.cache.shorten("prices", seconds=FAILURE_SECONDS)
         return kept
 
     def _refuse_unpriced(self, name: str, region: str) -> None:

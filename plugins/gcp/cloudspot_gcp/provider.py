@@ -16,7 +16,7 @@ from cloudspot.interfaces import (
     PreemptionSource,
     Provisioner,
 )
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, RegistryLogin, Resources
+from cloudspot.model import BootProfile, Capability, CheckResult, NodeIdentity, RegistryLogin, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider
 from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot_gcp.metadata import GcePreemptionSource, node_identity
@@ -31,7 +31,17 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
 
     name: ClassVar[str] = "gcp"
     options_type = GcpOptions
-    has_images: ClassVar[bool] = True
+    capabilities = frozenset(
+        {
+            Capability.CONTAINERS,
+            Capability.CONSOLE,
+            Capability.LOGS,
+            Capability.REGISTRY,
+            Capability.IMAGES,
+            Capability.FUNCTIONS,
+            Capability.PREEMPT,
+        }
+    )
 
     def preemption_source(self) -> PreemptionSource:
         return GcePreemptionSource()
@@ -41,23 +51,23 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
 
     def boot_profile(self) -> BootProfile:
         """Return how the image starts the agent, and the project, which the SDK may not find by itself."""
-        project = self._options.project or self.clients.project
+        project = self.options.project or self.clients.project
         return BootProfile(
-            agent_python=self._options.agent_python,
-            train_python=self._options.train_python,
+            agent_python=self.options.agent_python,
+            train_python=self.options.train_python,
             environment={
                 "GOOGLE_CLOUD_PROJECT": project,
-                **data_cache_variable(self.name, self._options.data_cache),
+                **data_cache_variable(self.name, self.options.data_cache),
             },
             end_code=Path(__file__).with_name("selfend.py").read_text(encoding="utf-8"),
             # As Google's images name local SSDs (Compute Engine, "Add Local SSD disks"; checked 2026-11).
             own_disks=("/dev/disk/by-id/google-local-nvme-ssd-*", "/dev/disk/by-id/google-local-ssd-*"),
-            has_cloudspot=self._options.image_has_cloudspot,
+            has_cloudspot=self.options.image_has_cloudspot,
             fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),
         )
 
     def log_sink(self, store: ObjectStore, job_id: str) -> LogSink | None:
-        if self._options.logs == "bucket":
+        if self.options.logs == "bucket":
             return None
         from cloudspot_gcp.cloudlogging import CloudLoggingSink
 
@@ -65,14 +75,14 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
             job_id,
             store_url=store.canonical_url,
             clients=self.clients,
-            log_name=self._options.log_name,
+            log_name=self.options.log_name,
         )
 
     def pinned_options(self) -> Mapping[str, Any]:
         """Return the project and the regions, as the submitter's environment decides them."""
         from cloudspot_gcp.lookups import wanted_regions
 
-        return {"project": self.clients.project, "regions": list(wanted_regions(self._options))}
+        return {"project": self.clients.project, "regions": list(wanted_regions(self.options))}
 
     def registry_login(self, registry: str) -> RegistryLogin | None:
         from cloudspot_gcp.artifactregistry import registry_login
@@ -83,19 +93,19 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
         from cloudspot_gcp.functionhost import CloudRunHost
         from cloudspot_gcp.lookups import wanted_regions
 
-        return CloudRunHost(self.clients, region=wanted_regions(self._options)[0])
+        return CloudRunHost(self.clients, region=wanted_regions(self.options)[0])
 
     def image_host(self) -> ImageHost:
         """Return where images are kept: in the project, for all its regions; see Provider."""
         from cloudspot_gcp.setup_images import GcpImageHost
 
-        return GcpImageHost(self._options, self.clients)
+        return GcpImageHost(self.options, self.clients)
 
     def inventories(self, *, all_regions: bool) -> Sequence[Inventory]:
         """Return the inventories of the project: Compute Engine lists all regions at once; see Provider."""
         from cloudspot_gcp.inventory import inventories
 
-        return inventories(self._options, self.clients)
+        return inventories(self.options, self.clients)
 
     def preempt(self, request: PreemptRequest) -> PreemptResult:
         from cloudspot_gcp.drill import preempt
@@ -103,20 +113,20 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
         preempt(self.clients, request.instance_id, notice_seconds=request.notice_seconds)
         return PreemptResult()
 
-    def _check_options(self, options: GcpOptions) -> None:
+    def check_options(self, options: GcpOptions) -> None:
         check_options(options)
 
-    def _make_clients(self) -> GcpClients:
+    def make_clients(self) -> GcpClients:
         from cloudspot_gcp.clients import GcpClients
 
-        return GcpClients(project=self._options.project)
+        return GcpClients(project=self.options.project)
 
-    def _make_provisioner(self, clients: GcpClients) -> Provisioner:
+    def make_provisioner(self, clients: GcpClients) -> Provisioner:
         from cloudspot_gcp.compute import ComputeProvisioner
 
-        return ComputeProvisioner(self._options, clients)
+        return ComputeProvisioner(self.options, clients)
 
-    def _check(self, clients: GcpClients, resources: Resources) -> Sequence[CheckResult]:
+    def run_checks(self, clients: GcpClients, resources: Resources) -> Sequence[CheckResult]:
         from cloudspot_gcp.check import check
 
-        return check(self._options, clients, resources)
+        return check(self.options, clients, resources)

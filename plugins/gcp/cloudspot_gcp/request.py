@@ -12,7 +12,6 @@ from cloudspot.errors import SpecError
 from cloudspot.model import DEFAULT_MASTER_PORT, InstanceGroup, LaunchRequest, Market
 from cloudspot.plugin import machinetags
 from cloudspot.plugin.launchrequests import boot_disk_gib
-from cloudspot.plugin.setupimages import SETUP
 from cloudspot_gcp import attributes, shutdownscript
 from cloudspot_gcp.options import GcpOptions, subnetwork_region
 
@@ -101,7 +100,7 @@ def render_request(options: GcpOptions, group: InstanceGroup) -> LaunchRequest:
     policy = made_policy if options.placement_policy == "auto" else options.placement_policy
     body = ComputeRequest(
         project=details["project"],
-        region=details["region"],
+        region=group.offer.region,
         bulk_insert={
             "count": str(group.num_nodes),
             "minCount": str(group.min_nodes),
@@ -109,7 +108,7 @@ def render_request(options: GcpOptions, group: InstanceGroup) -> LaunchRequest:
             "locationPolicy": _location_policy(group),
             "instanceProperties": _properties(options, group, names[0], policy),
         },
-        has_setup_image=SETUP in details,
+        has_setup_image=group.offer.has_setup,
         made_placement_policy=made_policy,
     )
     return LaunchRequest(provider="gcp", body=msgspec.to_builtins(body))
@@ -147,7 +146,7 @@ def _properties(
         "machineType": group.offer.instance_type,
         "labels": labels,
         "disks": [_boot_disk(options, group, labels)],
-        "networkInterfaces": [_interface(options, details)],
+        "networkInterfaces": [_interface(options, group.offer.region)],
         "serviceAccounts": [
             {"email": details["service_account"], "scopes": list(options.scopes)},
         ],
@@ -177,7 +176,7 @@ def _boot_disk(options: GcpOptions, group: InstanceGroup, labels: dict[str, str]
         "boot": True,
         "autoDelete": True,
         "initializeParams": {
-            "sourceImage": group.offer.details["image"],
+            "sourceImage": group.offer.image,
             "diskSizeGb": str(boot_disk_gib(group, wanted_bytes=options.disk)),
             "diskType": options.disk_type,
             "labels": labels,
@@ -185,11 +184,9 @@ def _boot_disk(options: GcpOptions, group: InstanceGroup, labels: dict[str, str]
     }
 
 
-def _interface(options: GcpOptions, details: Any) -> dict[str, Any]:
+def _interface(options: GcpOptions, region: str) -> dict[str, Any]:
     interface: dict[str, Any] = {}
-    subnetwork = next(
-        (one for one in options.subnetworks if subnetwork_region(one) == details["region"]), None
-    )
+    subnetwork = next((one for one in options.subnetworks if subnetwork_region(one) == region), None)
     if subnetwork is None:
         network = options.network
         interface["network"] = network if "/" in network else f"global/networks/{network}"

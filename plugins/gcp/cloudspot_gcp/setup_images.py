@@ -66,7 +66,7 @@ class GcpImageHost(setupimages.TaggedImageHost):
         if operation is not None:
             _check(wait_for_global(self._clients, operation, what), what, unless="RESOURCE_NOT_FOUND")
 
-    def _begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
+    def begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
         what = f"making an image of {instance.id} (compute.images.create)"
         resource = {
             "name": name,
@@ -97,7 +97,7 @@ class GcpImageHost(setupimages.TaggedImageHost):
         described = ask(what, lambda: self._clients.call("InstancesClient", "get", request))
         return next(str(one.source) for one in described.disks if one.boot)
 
-    def _listed(self, wanted: Mapping[str, str]) -> list[MachineImage]:
+    def listed(self, wanted: Mapping[str, str]) -> list[MachineImage]:
         terms = [f"(labels.{setupimages.SETUP}:*)"]
         terms += [f'(labels.{name} = "{value}")' for name, value in wanted.items()]
         what = "looking for images that hold a setup"

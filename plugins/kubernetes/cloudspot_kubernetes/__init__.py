@@ -5,6 +5,8 @@ from __future__ import annotations
 from cloudspot.hookspecs import hookimpl
 from cloudspot.interfaces import Provider
 
+cloudspot_api_version = 2
+
 
 @hookimpl
 def cloudspot_provider(name: str) -> type[Provider] | None:

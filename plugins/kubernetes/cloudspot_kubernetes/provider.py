@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cloudspot.calls import PreemptRequest, PreemptResult
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import PreemptionSource, Provisioner
-from cloudspot.model import BootProfile, CheckResult, NodeIdentity, Resources
+from cloudspot.model import BootProfile, Capability, CheckResult, NodeIdentity, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider
 from cloudspot.plugin.optionchecks import data_cache_variable
 from cloudspot_kubernetes.notice import PodNoticeSource, node_identity
@@ -23,7 +23,7 @@ class KubernetesProvider(CloudProvider[KubernetesOptions, "Cluster"]):
 
     name: ClassVar[str] = "kubernetes"
     options_type = KubernetesOptions
-    can_run_containers = False
+    capabilities = frozenset({Capability.CONSOLE, Capability.PREEMPT})
     cut_network_advice: ClassVar[str] = (
         "a NetworkPolicy of the namespace may deny it: allow all TCP ports from and to pods with the label "
         "cloudspot-job"
@@ -31,7 +31,7 @@ class KubernetesProvider(CloudProvider[KubernetesOptions, "Cluster"]):
     driver_options: ClassVar[frozenset[str]] = frozenset({"kubeconfig", "context"})
 
     def preemption_source(self) -> PreemptionSource:
-        options = self._options
+        options = self.options
         return PodNoticeSource(
             grace=options.grace, shutdown_grace=options.shutdown_grace, watch_taints=options.watch_taints
         )
@@ -44,41 +44,41 @@ class KubernetesProvider(CloudProvider[KubernetesOptions, "Cluster"]):
         from cloudspot_kubernetes.podspec import SHUTDOWN
 
         return BootProfile(
-            agent_python=self._options.agent_python,
-            train_python=self._options.train_python,
-            environment=data_cache_variable(self.name, self._options.data_cache),
+            agent_python=self.options.agent_python,
+            train_python=self.options.train_python,
+            environment=data_cache_variable(self.name, self.options.data_cache),
             shutdown_command=SHUTDOWN,
             has_cloudspot=True,
         )
 
     def pinned_options(self) -> Mapping[str, Any]:
         """Return the cluster and the namespace, as the submitter's kubeconfig decides them."""
-        require_complete(self._options)
+        require_complete(self.options)
         return {"cluster": self.clients.digest, "namespace": self.clients.namespace}
 
     def preempt(self, request: PreemptRequest) -> PreemptResult:
         """Delete the pod as an eviction does; None: with its own grace period."""
         from cloudspot_kubernetes.pods import PodProvisioner
 
-        pods = PodProvisioner(self._options, self.clients)
+        pods = PodProvisioner(self.options, self.clients)
         if not pods.evict(request.instance_id, seconds=request.notice_seconds):
             raise CloudspotError(f"namespace {self.clients.namespace!r} has no pod {request.instance_id!r}")
         return PreemptResult()
 
-    def _check_options(self, options: KubernetesOptions) -> None:
+    def check_options(self, options: KubernetesOptions) -> None:
         check_options(options)
 
-    def _make_clients(self) -> Cluster:
+    def make_clients(self) -> Cluster:
         from cloudspot_kubernetes.cluster import Cluster
 
-        return Cluster(self._options)
+        return Cluster(self.options)
 
-    def _make_provisioner(self, clients: Cluster) -> Provisioner:
+    def make_provisioner(self, clients: Cluster) -> Provisioner:
         from cloudspot_kubernetes.pods import PodProvisioner
 
-        return PodProvisioner(self._options, clients)
+        return PodProvisioner(self.options, clients)
 
-    def _check(self, clients: Cluster, resources: Resources) -> Sequence[CheckResult]:
+    def run_checks(self, clients: Cluster, resources: Resources) -> Sequence[CheckResult]:
         from cloudspot_kubernetes.check import check
 
-        return check(self._options, clients, resources)
+        return check(self.options, clients, resources)

@@ -19,7 +19,9 @@ def check(outcome: Outcome) -> None:
     allowed = 2 * habit.upload_seconds + COMMIT_SECONDS + SLACK_SECONDS
     end = max((commit.at for commit in outcome.commits), default=0.0)
     for moment, save, _ in outcome.recognized:
-        if moment + allowed <= end:
+        # What an agent has set aside is lost with it.
+        is_killed = any(moment <= at <= moment + allowed for at in outcome.restarted_at)
+        if moment + allowed <= end and not is_killed:
             by_then = [each for each in outcome.commits if each.at <= moment + allowed]
             newest = max((each.save or save for each in by_then), default=0)
             assert newest >= save, ("old", habit, moment, save)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from cloudspot.agent.delivery.checkpoint_shelf import CheckpointShelf
-from cloudspot.agent.delivery.checkpoint_states import Evidence, Stamp, State
+from cloudspot.agent.delivery.checkpoint_states import Evidence, Memory, Stamp, State
 
 
 @dataclass
@@ -26,7 +26,7 @@ def dropped() -> list[int | None]:
 
 @pytest.fixture
 def shelf(dropped: list[int | None]) -> CheckpointShelf[Copy]:
-    return CheckpointShelf(lambda one: Copy(one, dropped), lambda _: True)
+    return CheckpointShelf(lambda one: Copy(one, dropped), lambda _: True, Memory())
 
 
 def state(step: int, evidence: Evidence | None = None) -> State:
@@ -96,11 +96,11 @@ def test_what_quiet_alone_has_shown_is_doubtful_until_more_does(shelf) -> None:
     for step in (10, 20):
         shelf.look((), (state(step, "quiet"),), None)
         upload(shelf)
-    assert shelf.num_doubtful(lambda _: False) == 2
-    assert shelf.num_doubtful(lambda one: one.step == 10) == 1
+    assert shelf.num_doubtful(lambda *_: False) == 2
+    assert shelf.num_doubtful(lambda name, _: name == "step-10") == 1
     shelf.look((), (state(30, "index"),), None)
     upload(shelf)
-    assert shelf.num_doubtful(lambda _: False) == 0
+    assert shelf.num_doubtful(lambda *_: False) == 0
 
 
 def test_what_the_next_save_has_confirmed_during_its_upload_is_not_doubtful(shelf) -> None:
@@ -109,4 +109,24 @@ def test_what_the_next_save_has_confirmed_during_its_upload_is_not_doubtful(shel
     shelf.look((state(10, "next"),), (), None)
     shelf.look((state(20, "next"),), (), None)
     shelf.note_commit(taken.state)
-    assert shelf.num_doubtful(lambda _: False) == 0
+    assert shelf.num_doubtful(lambda *_: False) == 0
+
+
+def test_a_later_agent_knows_what_is_doubtful_from_before_it_was_committed(dropped) -> None:
+    memory = Memory()
+    killed = CheckpointShelf(lambda one: Copy(one, dropped), lambda _: True, memory)
+    killed.look((), (state(10, "quiet"),), None)
+    killed.begin_upload()
+    shelf = CheckpointShelf(lambda one: Copy(one, dropped), lambda _: True, memory)
+    assert shelf.num_doubtful(lambda *_: False) == 1
+
+
+def test_a_later_agent_uploads_nothing_again_and_nothing_older(dropped) -> None:
+    memory = Memory()
+    killed = CheckpointShelf(lambda one: Copy(one, dropped), lambda _: True, memory)
+    killed.look((), (state(20, "index"),), None)
+    upload(killed)
+    shelf = CheckpointShelf(lambda one: Copy(one, dropped), lambda _: True, memory)
+    for step in (20, 10):
+        shelf.look((), (state(step, "index"),), None)
+        assert waiting(shelf) is None

@@ -682,6 +682,56 @@ def test_a_later_agent_of_the_machine_knows_what_had_settled(tmp_path: Path) -> 
     assert names(later.torn()) == ["checkpoint-10", "checkpoint-20"]
 
 
+def write_first(tmp_path: Path, save: int) -> None:
+    (tmp_path / "out").mkdir(exist_ok=True)
+    (tmp_path / "out" / "model").write_text(f"weights {save}")
+
+
+def write_last(tmp_path: Path, save: int) -> None:
+    (tmp_path / "out" / "optimizer").write_text(f"state {save}")
+
+
+def test_a_later_agent_tells_the_rest_of_a_save_from_the_beginning_of_the_next(tmp_path: Path) -> None:
+    directories = Watched(tmp_path, "out")
+    directories.begin_script()
+    now = 100.0
+    for save in range(4):
+        for write in (write_first, write_last):
+            write(tmp_path, save)
+            for _ in range(6):
+                now += 1.0
+                directories.ready(now, alive=True)
+    write_first(tmp_path, 4)
+    directories.ready(now, alive=True)
+    later = Watched(tmp_path, "out")
+    for seconds in range(6):
+        later.ready(seconds, alive=True)
+    write_last(tmp_path, 4)
+    assert later.watch.look(later.looks(), 6.0) == ()  # without it, model 4 beside optimizer 3
+    for seconds in range(7, 12):
+        later.ready(seconds, alive=True)
+    write_first(tmp_path, 5)
+    (told,) = later.watch.look(later.looks(), 12.0)
+    assert dict(told.version)["out/model"].size == len("weights 4")
+    assert told.evidence == "next"
+
+
+def test_a_later_agent_takes_an_old_checkpoint_that_is_deleted_for_no_next_save(tmp_path: Path) -> None:
+    directories = watch(tmp_path)
+    directories.begin_script()
+    checkpoint(tmp_path, 10)
+    directories.ready(100.0, alive=True)
+    directories.ready(101.0, alive=True)
+    checkpoint(tmp_path, 20)
+    directories.ready(103.0, alive=True)
+    later = watch(tmp_path)
+    later.ready(1.0, alive=True)
+    later.ready(2.0, alive=True)
+    (tmp_path / "output" / "checkpoint-20" / "optimizer.bin").write_text("state")
+    shutil.rmtree(tmp_path / "output" / "checkpoint-10")
+    assert later.watch.look(later.looks(), 3.0) == ()
+
+
 def test_a_later_agent_of_the_machine_knows_what_a_script_that_finished_has_left(tmp_path: Path) -> None:
     directories = watch(tmp_path)
     directories.begin_script()

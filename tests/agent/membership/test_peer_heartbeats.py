@@ -134,7 +134,7 @@ class Nodes:
         self.driver = Controller(
             self.store,
             "digits-1",
-            SimpleNamespace(provisioner=lambda: provisioner, is_this_computer=False),
+            SimpleNamespace(provisioner=lambda: provisioner, capabilities=frozenset()),
             clock=Clock(now=lambda: START + timedelta(seconds=self.now), monotonic=lambda: self.now),
         )
         self._repeat(self.driver.tick, lambda: self.driver.poll_seconds)

@@ -16,8 +16,7 @@ from cloudspot.interfaces import ImageHost
 from cloudspot.jobstore.access.stored_records import find_bytes
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import SetupReady
-from cloudspot.model import Instance, InstanceState, MachineImage
-from cloudspot.plugin.setupimages import SETUP
+from cloudspot.model import Capability, Instance, InstanceState, MachineImage
 from cloudspot.registry import open_provider
 
 
@@ -60,6 +59,7 @@ def host(monkeypatch):
     def opened(name, spec):
         provider = open_provider(name, spec)
         monkeypatch.setattr(type(provider), "image_host", lambda _self: host)
+        monkeypatch.setattr(type(provider), "capabilities", frozenset({Capability.IMAGES}))
         return provider
 
     monkeypatch.setattr(image_module, "open_configured", opened)
@@ -101,10 +101,10 @@ def test_a_provider_without_images_says_what_else_there_is(jobs, words):
 
 
 def test_who_plans_is_told_from_which_images_machines_start():
-    def offer(zone, **details):
-        return Records.offer(zone, details={"image": f"projects/p/{zone}", **details})
+    def offer(zone, **fields):
+        return Records.offer(zone, image=f"projects/p/{zone}", **fields)
 
-    holding, plain = offer("moon-1a", **{SETUP: KEY}), offer("moon-1b")
+    holding, plain = offer("moon-1a", has_setup=True), offer("moon-1b")
     assert list(setup_text([plain])) == []
     assert list(setup_text([holding])) == ["machines start from moon-1a, with the setup done"]
     assert list(setup_text([holding, plain])) == [

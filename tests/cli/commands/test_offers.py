@@ -81,9 +81,13 @@ def test_only_the_markets_of_the_policy_are_shown(jobs):
 
 def test_a_price_holds_all_that_a_machine_costs(jobs, monkeypatch):
     find = LocalProvisioner.offers
-    monkeypatch.setattr(
-        LocalProvisioner, "offers", lambda self, resources: [with_extras(one, {"disk": 0.1}) for one in find(self, resources)]
-    )  # fmt: skip
+
+    def offers(self, request):
+        return OffersResult(
+            offers=tuple(with_extras(one, {"disk": 0.1}) for one in find(self, request).offers)
+        )
+
+    monkeypatch.setattr(LocalProvisioner, "offers", offers)
     found = jobs.run_json("offers", str(jobs.job_file))["offers"][0]
     assert (found["price_per_hour"], found["on_demand_price_per_hour"]) == (
         pytest.approx(0.4),

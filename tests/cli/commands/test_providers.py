@@ -6,6 +6,7 @@ import types
 import pytest
 
 from cloudspot import __version__
+from cloudspot.calls import CheckResults
 from cloudspot.model import CheckResult
 
 
@@ -38,7 +39,8 @@ def test_a_check_names_what_it_tried(jobs, with_torch):
 
 def test_what_could_not_be_tried_is_not_called_ok(jobs, monkeypatch):
     untried = CheckResult(name="ending", ok=True, is_known=False, detail="not tried: there is no machine")
-    monkeypatch.setattr("cloudspot.local.provider.LocalProvider.check", lambda *_args, **_options: [untried])
+    found = CheckResults(results=(untried,))
+    monkeypatch.setattr("cloudspot.local.provider.LocalProvider.check", lambda *_: found)
     said = jobs.run("providers", "check", "local").stdout.splitlines()
     assert said[0] == "unknown ending: not tried: there is no machine"
     assert jobs.run_json("providers", "check", "local")["checks"][0]["is_known"] is False

@@ -19,7 +19,7 @@ from cloudspot.jobstore.jobs.reader import HistoryReader
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.provider import LocalProvider
 from cloudspot.local.provisioner import LocalProvisioner
-from cloudspot.model import REAP_EVENT, Asset, Instance, InstanceState
+from cloudspot.model import REAP_EVENT, Asset, Capability, Instance, InstanceState
 
 
 @pytest.fixture
@@ -252,6 +252,7 @@ def test_driver_deploy_tells_the_function_to_reap_only_if_it_is_asked_to(jobs, m
     archive = FunctionArchive(data=b"zip", unpacked_bytes=1, needs_glibc=(0, 0))
     monkeypatch.setattr(driver_module, "make_function_archive", lambda _: archive)
     monkeypatch.setattr(LocalProvider, "function_host", lambda _: Host())
+    monkeypatch.setattr(LocalProvider, "capabilities", frozenset({Capability.FUNCTIONS}))
     for arguments in ([], ["--reap"]):
         jobs.run("driver", "deploy", "--yes", *arguments)
     assert [one.reaps for one in deployed] == [False, True]

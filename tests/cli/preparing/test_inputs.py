@@ -152,7 +152,7 @@ def test_what_only_the_machines_may_read_is_warned_of(with_data, monkeypatch):
 
 
 def test_a_file_url_is_not_looked_up_here_for_machines_elsewhere(with_data, monkeypatch):
-    monkeypatch.setattr(LocalProvider, "is_this_computer", False)
+    monkeypatch.setattr(LocalProvider, "capabilities", frozenset())
     found = with_data.run_json("plan", str(with_data.job_file))["data"][0]
     assert found["unread"] == "is on each machine's own disk, so it was not checked here"
 
@@ -180,7 +180,7 @@ def test_inputs_for_which_the_usual_disk_is_too_small_are_warned_of(with_data, m
         return "the inputs have 3.0 KiB, and resources.disk is not given" in plan.stderr
 
     assert not warned()  # the disk is this computer's
-    monkeypatch.setattr(LocalProvider, "is_this_computer", False)
+    monkeypatch.setattr(LocalProvider, "capabilities", frozenset())
     assert warned()
     assert not warned("--set", "resources.disk=1GiB")
 

@@ -20,6 +20,7 @@ from cloudspot.jobstore.jobs.state_home import state_home
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import Submission
 from cloudspot.local.provider import LocalProvider
+from cloudspot.model import Capability
 
 JOB = "digits-1"
 
@@ -201,7 +202,9 @@ def test_a_job_that_cannot_be_noted_is_submitted_only_if_its_machines_are_others
     jobs, local_home, monkeypatch, capsys, is_this_computer
 ):
     jobs.stopped()
-    monkeypatch.setattr(LocalProvider, "is_this_computer", is_this_computer)
+    monkeypatch.setattr(
+        LocalProvider, "capabilities", frozenset([Capability.THIS_COMPUTER] * is_this_computer)
+    )
     note, submission = noting(jobs.store, LocalProvider()), history(jobs).submission
     (state_home() / "own-jobs").chmod(0o755)
     if is_this_computer:

@@ -49,10 +49,10 @@ class Provisioner:
 class Watch:
     """Looks at a launch of two machines that have not come up."""
 
-    def __init__(self, records, said=""):
+    def __init__(self, records, said="", *, has_consoles=True):
         self.records = records
         self.provisioner = Provisioner(said)
-        self.consoles = Consoles(self.provisioner)
+        self.consoles = Consoles(self.provisioner, has_consoles=has_consoles)
         self.instances = [records.instance(), records.instance("i-1-1", rank=1)]
         self.slots = {}
 
@@ -66,6 +66,12 @@ class Watch:
             if due is None:
                 return [one for one in told if one is not None]
             told.append(self.consoles.read(due, monotonic=at))
+
+
+def test_a_provider_that_declares_no_consoles_is_not_asked_for_one(records):
+    watch = Watch(records, "up", has_consoles=False)
+    assert [watch.look(float(at)) for at in range(0, 61, 3)] == [[]] * 21
+    assert watch.provisioner.asked == []
 
 
 def test_a_console_is_read_now_and_then_while_its_machine_is_waited_for(records):

@@ -329,7 +329,7 @@ REFUSED = (
 def test_a_job_of_another_format_is_refused_in_one_sentence(store, spec, work, change, said):
     do(store, spec, work)
     held = msgspec.json.decode(store.get(keys.spec("digits-1")))
-    assert held["format"] == FORMAT == 4
+    assert held["format"] == FORMAT == 5
     changed = {name: value for name, value in {**held, **change}.items() if value is not None}
     store.put(keys.spec("digits-1"), msgspec.json.encode(changed))
     for read in (HistoryReader(store, "digits-1").read, HistoryReader(store, "digits-1").read_job):

@@ -27,7 +27,7 @@ from cloudspot.jobstore.layout.records import (
     StopRequest,
     Suspended,
 )
-from cloudspot.model import EndReason, LogRecord
+from cloudspot.model import EndReason, LogRecord, OpenEnum
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 
@@ -123,7 +123,7 @@ LINE = LogRecord(stream="1-0", seq=0, time=AT, text="")
         (PROOF, "launch", 10**9),
         (PROOF, "rank", -1),
         (PROOF, "rank", 10**4),
-        (PROOF, "end_reason", "won"),
+        (PROOF, "end_reason", "won\nand more"),
         (PROOF, "ended_at", "2026-11-20T06:30:00"),
         (INTENT, "num_nodes", 0),
         (INTENT, "num_nodes", 10**5),
@@ -207,6 +207,8 @@ def test_no_number_and_no_truth_of_any_record_is_read_out_of_a_string(struct):
         kinds = getattr(field.type, "types", (field.type,))
         if any(isinstance(one, (inspect.AnyType, inspect.BytesType, inspect.StrType)) for one in kinds):
             continue
+        if any(isinstance(one, inspect.EnumType) and issubclass(one.cls, OpenEnum) for one in kinds):
+            continue  # a later version may write any text there
         place = ALL_STRUCTS[struct].fields.index(field)
         for text in ("7", "0.5", "nan", "true", "null"):
             value = [1] * place + [text] if struct is Seat else {field.encode_name: text}

@@ -10,6 +10,8 @@ from moto.ec2.models.instances import Instance
 from cloudspot.hookspecs import hookimpl
 from cloudspot_aws_sandbox.cloud import EmulatedAws
 
+cloudspot_api_version = 2
+
 
 @hookimpl
 def cloudspot_sandbox(name: str) -> type[object] | None:

@@ -10,6 +10,8 @@ from cloudspot_gcp.attributes import launch_and_rank
 from cloudspot_gcp_sandbox.cloud import EmulatedGcp
 from cloudspot_gcp_sandbox.metadata_server import GceMetadata
 
+cloudspot_api_version = 2
+
 
 @hookimpl
 def cloudspot_sandbox(name: str) -> type[object] | None:

@@ -19,6 +19,8 @@ from cloudspot.local.filestore import FileStore
 from cloudspot.local.provider import LocalProvider
 from cloudspot.model import BootProfile
 
+cloudspot_api_version = 2
+
 SCHEME = "drill://"
 
 

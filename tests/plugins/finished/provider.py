@@ -11,15 +11,16 @@ from cloudspot_paper.provisioner import PaperProvisioner, open_cloud
 from cloudspot.calls import CheckRequest, CheckResults, PreemptRequest, PreemptResult
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
-from cloudspot.model import BootProfile, CheckResult, EndReason, NodeIdentity
+from cloudspot.model import BootProfile, Capability, CheckResult, EndReason, NodeIdentity
 
 
 class PaperOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """``[providers.paper]``."""
 
 
-class PaperProvider(Provider):
+class PaperProvider(Provider[PaperOptions]):
     name = "paper"
+    capabilities = frozenset({Capability.PREEMPT})
     options_type = PaperOptions
 
     def provisioner(self) -> Provisioner:

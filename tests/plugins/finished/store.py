@@ -57,7 +57,9 @@ class PaperStore(ObjectStore):
         modified_at = datetime.fromtimestamp(self._one(key, "modified"), timezone.utc)
         return ObjectMeta(key=key, size=self._one(key, "length(data)"), modified_at=modified_at)
 
-    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
+    def list_page(
+        self, prefix: str, *, after: str | None = None, limit: int = 1000, cursor: str = ""
+    ) -> ObjectPage:
         if limit < 1:
             raise ValueError(f"limit must be positive: {limit}")
         query = (

@@ -51,6 +51,7 @@ from cloudspot.interfaces import (
 )
 from cloudspot.model import (
     BootProfile,
+    Capability,
     CheckResult,
     Instance,
     InstanceGroup,
@@ -173,11 +174,12 @@ class FrozenSource(PreemptionSource):
         return None
 
 
-class FrozenProvider(Provider):
+class FrozenProvider(Provider[FrozenOptions]):
     """What every provider must have, and some of what it may have."""
 
     name: ClassVar[str] = "frozen"
     options_type: ClassVar[type[msgspec.Struct]] = FrozenOptions
+    capabilities: ClassVar[frozenset[Capability]] = frozenset({Capability.PREEMPT})
 
     def provisioner(self) -> Provisioner:
         return FrozenProvisioner(self.options)
@@ -255,7 +257,9 @@ class FrozenStore(ObjectStore):
             raise ObjectMissing(f"{self.url}: there is no {key}")
         return found[0]
 
-    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
+    def list_page(
+        self, prefix: str, *, after: str | None = None, limit: int = 1000, cursor: str = ""
+    ) -> ObjectPage:
         if limit < 1:
             raise ValueError(f"limit must be positive: got {limit}")
         with self.table() as table:

@@ -7,6 +7,8 @@ from cloudspot.hookspecs import hookimpl
 from cloudspot.market.plugin_policy import PluginPolicy
 from cloudspot.market.situation import NOTHING, ON_DEMAND
 
+cloudspot_api_version = 2
+
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_share: float = 0.5

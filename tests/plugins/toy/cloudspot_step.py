@@ -7,6 +7,8 @@ from cloudspot.cli.sharedoptions import store_option
 from cloudspot.hookspecs import hookimpl
 from cloudspot.story.progress import newest_step
 
+cloudspot_api_version = 2
+
 
 @click.command("toy-step")
 @click.argument("job_id", metavar="ID")

@@ -21,6 +21,8 @@ from cloudspot.emulation.cloud import (
 from cloudspot.hookspecs import hookimpl
 from cloudspot.model import Market
 
+cloudspot_api_version = 2
+
 
 @hookimpl
 def cloudspot_sandbox(name: str) -> type[object] | None:

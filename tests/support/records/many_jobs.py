@@ -33,7 +33,7 @@ class ListedMachines:
     """A provider, and its provisioner, of which all machines are known and none is ever made."""
 
     name = "sim"
-    is_this_computer = False
+    capabilities = frozenset()
     token_seconds = 600.0
     absence_proves_after_seconds = 60.0
 

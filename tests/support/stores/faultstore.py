@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -86,6 +86,10 @@ class DenyingStore(WrappedStore):
             raise AuthError(f"access denied: the credentials lack store:{method}")
         return request()
 
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Delete one after the other: each may be denied."""
+        ObjectStore.delete_many(self, keys)
+
 
 class FaultyStore(WrappedStore):
     """Wraps a store and follows a plan of faults.
@@ -116,6 +120,10 @@ class FaultyStore(WrappedStore):
         self._lock = threading.Lock()
         self._num_puts = 0
         self._num_met = [0] * len(plan.hooks)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Delete one after the other: a fault may come between any two."""
+        ObjectStore.delete_many(self, keys)
 
     def get_range_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
         """Go through ``get_range``, where subclasses can watch all reading of ranges."""

@@ -64,7 +64,9 @@ class InMemoryStore(ObjectStore):
         data, modified_at, etag = self._find(key)
         return ObjectMeta(key=key, size=len(data), modified_at=modified_at, etag=etag)
 
-    def list_page(self, prefix: str, *, after: str | None = None, limit: int = 1000) -> ObjectPage:
+    def list_page(
+        self, prefix: str, *, after: str | None = None, limit: int = 1000, cursor: str = ""
+    ) -> ObjectPage:
         """Return a page of the listing; see ObjectStore."""
         if limit < 1:
             raise ValueError(f"limit must be >= 1: got {limit}")

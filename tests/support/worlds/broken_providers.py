@@ -16,7 +16,7 @@ from cloudspot.calls import CheckResults, PreemptResult
 from cloudspot.errors import CloudspotError
 from cloudspot.hookspecs import hookimpl
 from cloudspot.interfaces import Inventory
-from cloudspot.model import BootProfile, CheckResult, RegistryLogin
+from cloudspot.model import BootProfile, Capability, CheckResult, RegistryLogin
 
 SLOW_SECONDS = 0.5
 
@@ -130,6 +130,8 @@ class HasAStrangeStore(Broken):
 class LogsInAnywhere(Broken):
     """any registry gets the cloud's log-in"""
 
+    capabilities = frozenset({Capability.PREEMPT, Capability.REGISTRY})
+
     def registry_login(self, registry):
         return RegistryLogin(user="me", password="hush", origin="these credentials")
 
@@ -140,6 +142,30 @@ class ReclaimsInSilence(Broken):
 
     def preempt(self, request):
         return PreemptResult()
+
+
+@breaks("what_is_declared_is_there_and_nothing_else")
+class DeclaresNothing(Broken):
+    """it reclaims machines, and does not declare it"""
+
+    capabilities = frozenset()
+
+
+@breaks("what_is_declared_is_there_and_nothing_else")
+class HasNoImageHost(Broken):
+    """images are declared, and nothing keeps them"""
+
+    capabilities = frozenset({Capability.PREEMPT, Capability.IMAGES})
+
+    def image_host(self):
+        return None
+
+
+@breaks("what_is_declared_is_there_and_nothing_else")
+class DeclaresConsoles(Broken):
+    """consoles are declared, and nothing tells them"""
+
+    capabilities = frozenset({Capability.PREEMPT, Capability.CONSOLE})
 
 
 @breaks("its_inventories_have_titles")

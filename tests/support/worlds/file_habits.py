@@ -12,12 +12,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from cloudspot.agent.delivery.checkpoint_shelf import CheckpointShelf
 from cloudspot.agent.delivery.checkpoint_states import Finished, Look, Memory, Stamp, State
 from cloudspot.agent.delivery.checkpoint_watch import CheckpointWatch
 
 LOOK_SECONDS = 0.25
 COMMIT_SECONDS = 5.0
+RESTART_SECONDS = 1.0
 FULL = 1000
 """The size of each whole file."""
 Proof = Literal["marker", "index", "table"] | None
@@ -44,6 +47,10 @@ class Habit:
     shows_writers: bool
     upload_seconds: float
     keep: int
+    thins_out: bool = False
+    """Whether it deletes all but its two newest directories."""
+    agent_seconds: float | None = None
+    """How long an agent lives on average until it is killed, and another goes on; None: it is not."""
 
     @property
     def num_saves(self) -> int:
@@ -70,6 +77,8 @@ def random_habit(chance: random.Random) -> Habit:
         shows_writers=chance.random() < 0.8,
         upload_seconds=chance.choice((0.1, 2.0, 20.0)),
         keep=chance.choice((1, 1, 3)),
+        thins_out=kind == "steps" and chance.random() < 0.5,
+        agent_seconds=chance.choice((None, None, 10.0, 40.0)),
     )
 
 
@@ -174,6 +183,10 @@ class Script:
                     disk.files[path] = disk.files.pop(target)
                 yield now
             self.whole_at[save] = now
+            if habit.thins_out:
+                old = f"{self.directory_of(save - 2)}/"
+                for path in [path for path in disk.files if path.startswith(old)]:
+                    del disk.files[path]
             now += habit.interval_seconds
         yield now + 2 * habit.upload_seconds + 60.0
 
@@ -200,6 +213,8 @@ class Outcome:
     commits: list[Commit] = field(default_factory=list)
     kept: list[tuple[float, tuple[Commit, ...]]] = field(default_factory=list)
     """What the store had after each commit."""
+    restarted_at: list[float] = field(default_factory=list)
+    """When an agent went on where a killed one was."""
 
 
 def play(habit: Habit, seed: int) -> Outcome:
@@ -215,6 +230,12 @@ def play(habit: Habit, seed: int) -> Outcome:
     for moment in script.run():
         while looked_at + LOOK_SECONDS <= moment:
             looked_at += LOOK_SECONDS
+            if habit.agent_seconds is not None and chance.random() < LOOK_SECONDS / habit.agent_seconds:
+                agent = agent.next()
+                seen.clear()
+                looked_at += RESTART_SECONDS
+                outcome.restarted_at.append(looked_at)
+                continue
             looks = list(_looks(script, disk, seen))
             agent.look(looks, looked_at)
     return outcome
@@ -236,11 +257,19 @@ class _Agent:
 
     def __init__(self, outcome: Outcome, watch: CheckpointWatch, script: Script) -> None:
         self._outcome, self._watch, self._script = outcome, watch, script
-        self._shelf = CheckpointShelf(self._take, lambda _: True)
+        self._shelf = CheckpointShelf(self._take, lambda _: True, watch.memory)
         self._recognized: set[State] = set()
         self._upload: tuple[_Kept, float] | None = None
         self._committed_at = -COMMIT_SECONDS
         self._store: list[Commit] = []
+
+    def next(self) -> _Agent:
+        """Return the agent that goes on where this one is killed: with what it remembered, and the store."""
+        memory = msgspec.json.decode(msgspec.json.encode(self._watch.memory), type=Memory)
+        watch = CheckpointWatch("done" if self._script.habit.proof == "marker" else None, None, memory)
+        agent = _Agent(self._outcome, watch, self._script)
+        agent._recognized, agent._store = self._recognized, self._store
+        return agent
 
     def _take(self, state: State) -> _Kept:
         return _Kept(state, held_save(self._script, state))

@@ -14,6 +14,7 @@ from cloudspot.errors import AuthError, CapacityError, ProvisionError, QuotaErro
 from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
 from cloudspot.model import (
     BootProfile,
+    Capability,
     EndReason,
     Instance,
     InstanceState,
@@ -246,7 +247,7 @@ class MemoryProvisioner(Provisioner):
             market=one.market,
             price_per_hour=one.price_per_hour + EXTRAS_PER_HOUR,
             on_demand_price_per_hour=TYPES[one.instance_type]["price"] + EXTRAS_PER_HOUR,
-            details={"extras_per_hour": str(EXTRAS_PER_HOUR)},
+            extras_per_hour=EXTRAS_PER_HOUR,
         )
 
 
@@ -268,6 +269,7 @@ class MemorySource(PreemptionSource):
 
 class MemoryProvider(Provider):
     name: ClassVar[str] = "memory"
+    capabilities = frozenset({Capability.PREEMPT})
     options_type = msgspec.defstruct("MemoryOptions", [], kw_only=True, frozen=True)
     provisioner_type = MemoryProvisioner
     source_type = MemorySource

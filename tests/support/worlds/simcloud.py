@@ -24,6 +24,7 @@ from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
 from cloudspot.jobstore.layout.records import Generation
 from cloudspot.model import (
     BootProfile,
+    Capability,
     EndReason,
     Instance,
     InstanceGroup,
@@ -326,6 +327,7 @@ class SimProvider(Provider):
 
     name = "sim"
     options_type = NoOptions
+    capabilities = frozenset({Capability.CONSOLE})
 
     def __init__(self, cloud: SimCloud) -> None:
         super().__init__(NoOptions())

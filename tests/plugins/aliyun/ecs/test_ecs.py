@@ -1,3 +1,4 @@
+import re
 import time
 from datetime import datetime, timezone
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from support.clouds.provisionertests import (
     RequestTokenTests,
 )
 
+from cloudspot.calls import TerminateRequest
 from cloudspot.controller.ownership import MAX_LABEL
 from cloudspot.errors import (
     AuthError,
@@ -225,7 +227,7 @@ class TestEcsImages(EmulatedImageTests):
         provider.image_host().save(made, key=KEY, job_name="kit-job")
         assert self._wait(account).size_gib == 200
         group = self._group(account, self.provider(account, key=KEY), launch=2)
-        assert group.offer.details["image_gib"] == "200"
+        assert group.offer.image_gib == 200
         self._launch(account, self.provider(account, key=KEY), launch=2)
 
     def _snapshots(self, account):
@@ -718,22 +720,34 @@ def test_a_short_life_ends_no_earlier_than_ecs_allows_by_a_clock_that_is_slow(ki
 def test_one_machine_that_cannot_be_released_yet_keeps_no_other(kit):
     first, second = kit.launch(num_nodes=2)
     kit.cloud.faults.inject("DeleteInstances", "IncorrectInstanceStatus", status=403, times=2)
-    with pytest.raises(TransientError, match="IncorrectInstanceStatus"):
-        plaincalls.terminate(kit.provisioner, [first.id, second.id])
+    (refused,) = kit.provisioner.terminate(TerminateRequest(instance_ids=(first.id, second.id))).refused
+    assert refused.instance_id == first.id
+    assert "IncorrectInstanceStatus" in refused.reason
     assert kit.cloud.alive == [first.id]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("code", "kind"), [("OperationDenied.DeletionProtection", TransientError), ("Forbidden.RAM", AuthError)]
-)
-def test_one_machine_that_can_never_be_released_keeps_no_other(kit, code, kind):
+@pytest.mark.parametrize("code", ["OperationDenied.DeletionProtection", "Forbidden.RAM"])
+def test_one_machine_that_can_never_be_released_keeps_no_other(kit, code):
     made = kit.launch(num_nodes=60)
     # The first call as a whole, and then the first machine alone.
     kit.cloud.faults.inject("DeleteInstances", code, status=403, times=2)
-    with pytest.raises(kind, match=rf"^releasing {made[0].id}: .*{code}"):
-        plaincalls.terminate(kit.provisioner, [one.id for one in made])
+    request = TerminateRequest(instance_ids=tuple(one.id for one in made))
+    (refused,) = kit.provisioner.terminate(request).refused
+    assert refused.instance_id == made[0].id
+    assert re.match(rf"^releasing {made[0].id}: .*{code}", refused.reason)
     assert kit.cloud.alive == [made[0].id]
+
+
+@pytest.mark.full
+def test_a_machine_alone_that_is_protected_is_refused_and_without_the_right_none_is_tried_again(kit):
+    (one,) = kit.launch()
+    request = TerminateRequest(instance_ids=(one.id,))
+    kit.cloud.faults.inject("DeleteInstances", "OperationDenied.DeletionProtection", status=403)
+    assert [each.instance_id for each in kit.provisioner.terminate(request).refused] == [one.id]
+    kit.cloud.faults.inject("DeleteInstances", "Forbidden.RAM", status=403)
+    with pytest.raises(AuthError):
+        kit.provisioner.terminate(request)
 
 
 def test_an_api_that_is_unwell_is_not_asked_for_each_machine(kit):

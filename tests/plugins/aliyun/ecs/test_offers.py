@@ -93,15 +93,13 @@ def test_an_offer_holds_the_newest_price_and_what_rendering_needs(cloud):
     assert (one.on_demand_price_per_hour, one.currency) == (9.5 + DISK, "CNY")
     (group,) = cloud.place.groups
     assert one.details == {
-        "region": "cn-hangzhou",
-        "image": "ubuntu_24_04_x64_20G_alibase_20261101.vhd",
-        "image_gib": "20",
         "vswitch": "vsw-bp1cnhangzhou0002",
         "security_groups": group,
         "release_rate": "5-10%",
-        "extras_per_hour": "0.14",
-        "price_parts": "machine 2.39, disk 0.14",
     }
+    assert (one.region, one.image_gib, one.extras_per_hour) == ("cn-hangzhou", 20, 0.14)
+    assert one.image == "ubuntu_24_04_x64_20G_alibase_20261101.vhd"
+    assert one.price_text == "machine 2.39, disk 0.14"
     assert "release_rate" not in found["cn-hangzhou-i", Market.ON_DEMAND].details
     # The history tells the pay-as-you-go price as well; only the disk's is asked for, once.
     (asked,) = cloud.calls("DescribePrice")
@@ -155,7 +153,7 @@ def test_a_type_that_is_shared_or_has_credits_is_bought_only_by_its_name(cloud):
 def test_a_type_without_a_spot_market_is_offered_by_pay_as_you_go_at_its_list_price(cloud):
     (one, *_) = found = offers(cloud, instance_types=("ecs.t6-c1m4.large",))
     assert {one.market for one in found} == {Market.ON_DEMAND}
-    assert one.price_parts == "machine 0.31, disk 0.14"
+    assert one.price_text == "machine 0.31, disk 0.14"
     assert one.price_per_hour == 0.45
 
 
@@ -177,7 +175,7 @@ def test_a_given_price_is_asked_nobody(cloud):
     given = {"instance_types": ("ecs.t6-c1m4.large",)}
     (one, *_) = offers(cloud, **given, on_demand_prices={"ecs.t6-c1m4.large": 0.05}, currency="USD")
     assert (one.price_per_hour, one.currency) == (0.05, "USD")
-    assert one.price_parts == "machine 0.05, disk not counted"
+    assert one.price_text == "machine 0.05, disk not counted"
     assert cloud.faults.count("DescribePrice") == 0
     with pytest.raises(AuthError, match=r"or give the price in providers\.aliyun\.on_demand_prices"):
         offers(cloud, **given)
@@ -216,7 +214,7 @@ def test_a_price_is_asked_for_with_the_disk_that_the_machines_have(cloud):
 )
 def test_a_price_counts_the_disk_that_the_machines_have(cloud, options, disk):
     found = offers(cloud, instance_types=(A10,), zones=("cn-hangzhou-i",), **options)
-    assert {one.price_parts for one in found} == {f"machine 2.39, disk {disk}", f"machine 9.5, disk {disk}"}
+    assert {one.price_text for one in found} == {f"machine 2.39, disk {disk}", f"machine 9.5, disk {disk}"}
     assert {one.price_per_hour for one in found} == {round(each + float(disk), 6) for each in (2.39, 9.5)}
 
 
@@ -224,11 +222,11 @@ def test_a_disk_whose_price_may_not_be_asked_for_is_left_out_and_asked_for_after
     provisioner = cloud.provider(instance_types=(A10,), zones=("cn-hangzhou-i",)).provisioner()
     cloud.faults.denied = {"ecs:DescribePrice"}
     first = cloud.offer(provisioner)
-    assert (first.price_per_hour, first.price_parts) == (2.39, "machine 2.39, disk not counted")
+    assert (first.price_per_hour, first.price_text) == (2.39, "machine 2.39, disk not counted")
     cloud.faults.denied = set()
-    assert cloud.offer(provisioner).price_parts == "machine 2.39, disk not counted"
+    assert cloud.offer(provisioner).price_text == "machine 2.39, disk not counted"
     cloud.monotonic += FAILURE_SECONDS
-    assert cloud.offer(provisioner).price_parts == "machine 2.39, disk 0.14"
+    assert cloud.offer(provisioner).price_text == "machine 2.39, disk 0.14"
 
 
 def test_spot_advice_that_may_not_be_read_is_done_without(cloud):

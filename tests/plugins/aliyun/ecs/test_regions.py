@@ -36,8 +36,8 @@ def launch(provisioner, region, market="spot"):
 
 def test_offers_are_in_both_each_with_its_own_network(make):
     offers = plaincalls.offers(make().provisioner(), Resources())
-    assert {one.details["region"] for one in offers} == {HOME, OTHER}
-    assert all(one.zone.startswith(one.network) and one.network == one.details["region"] for one in offers)
+    assert {one.region for one in offers} == {HOME, OTHER}
+    assert all(one.zone.startswith(one.network) and one.network == one.region for one in offers)
     switches = {one.details["vswitch"] for one in offers}
     assert {name for name in switches if "cnbeijing" in name}
     assert len(switches) == len({one.zone for one in offers})
@@ -150,7 +150,7 @@ def test_what_is_of_no_region_or_of_one_only_is_refused(make, table, message):
 
 def test_an_offer_tells_what_a_gib_to_the_jobs_own_region_costs(make):
     offers = plaincalls.offers(make().provisioner(), Resources())
-    found = {one.details["region"]: one.transfer_price_per_gib for one in offers}
+    found = {one.region: one.transfer_price_per_gib for one in offers}
     assert found == {HOME: 0.0, OTHER: pytest.approx(1.2)}
     assert {one.currency for one in offers} == {"CNY"}
 

@@ -3,6 +3,7 @@
 import json
 import socket
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import crcmod
 import oss2
@@ -372,3 +373,18 @@ def test_no_sum_is_computed_by_crcmod_which_may_be_in_pure_python(oss, bucket, m
     for seq in range(2):
         sink.write([LogRecord(stream="1-0", seq=seq, time=datetime.now(timezone.utc), text="x")])
     assert [record.seq for record in sink.read("1-0")] == [0, 1]
+
+
+def test_many_objects_go_with_one_request_and_one_that_is_not_told_may_be_left(bucket, monkeypatch):
+    store, asked = quick(bucket), []
+    for key in ("a", "b", "c~&<>"):
+        store.put(key, b"")
+    client = store.bucket._client
+    delete = client.batch_delete_objects
+    monkeypatch.setattr(client, "batch_delete_objects", lambda names: asked.append(names) or delete(names))
+    store.delete_many(["a", "c~&<>", "none"])
+    assert asked == [["a", "c~&<>", "none"]]
+    assert [one.key for one in store.list_objects("")] == ["b"]
+    monkeypatch.setattr(client, "batch_delete_objects", lambda _: SimpleNamespace(deleted_keys=["a"]))
+    with pytest.raises(TransientError, match="it lacks an object that was to be deleted"):
+        store.delete_many(["a", "b"])

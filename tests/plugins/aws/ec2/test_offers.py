@@ -40,10 +40,10 @@ def test_a_type_is_offered_in_each_zone_that_has_it_on_both_markets_with_its_pri
 
 def test_what_rendering_needs_comes_with_the_offer_and_survives_the_journal(cloud):
     offer = offers(cloud, instance_types=("m5.large",))[0]
-    assert offer.details["region"] == "us-east-1"
-    assert offer.details["image"] == "ami-0c10d5b07ca5e0001"
+    assert offer.region == "us-east-1"
+    assert offer.image == "ami-0c10d5b07ca5e0001"
     assert offer.details["root_device"] == "/dev/sda1"
-    assert offer.details["image_gib"] == "15"
+    assert offer.image_gib == 15
     subnets = cloud.client().describe_subnets(SubnetIds=[offer.details["subnet"]])["Subnets"]
     assert [one["AvailabilityZone"] for one in subnets] == [offer.zone]
     assert msgspec.json.decode(msgspec.json.encode(offer), type=Offer) == offer
@@ -54,7 +54,7 @@ def parts_of(cloud, resources=None, **options):
     options = {"instance_types": ("m5.large",), **options}
     found = [one for one in offers(cloud, resources, **options) if one.market is Market.ON_DEMAND]
     assert {one.price_per_hour == one.on_demand_price_per_hour for one in found} == {True}
-    ((parts, price),) = {(one.price_parts, one.price_per_hour) for one in found}
+    ((parts, price),) = {(one.price_text, one.price_per_hour) for one in found}
     counted = [part.rpartition(" ")[2] for part in parts.split(", ")]
     assert price == pytest.approx(sum(float(each) for each in counted if each != "counted"), abs=1e-6)
     return parts
@@ -110,7 +110,7 @@ def test_a_disk_whose_price_cannot_be_learned_is_left_out_and_asked_for_after_a_
     finder = AwsOfferFinder(options, ec2_clients, monotonic=lambda: now)
 
     def parts():
-        return {one.price_parts for one in finder.offers(Resources()) if one.market is Market.ON_DEMAND}
+        return {one.price_text for one in finder.offers(Resources()) if one.market is Market.ON_DEMAND}
 
     cloud.faults.inject("GetProducts", "InternalErrorException", times=3)
     assert parts() == {"machine 0.096, disk not counted"}

@@ -38,10 +38,10 @@ def launch(provisioner, region, market="spot"):
 @pytest.mark.full
 def test_offers_are_in_both_each_with_its_own_image_subnet_and_network(make):
     offers = plaincalls.offers(make().provisioner(), Resources())
-    by_region = {one.details["region"]: one for one in offers}
+    by_region = {one.region: one for one in offers}
     assert set(by_region) == {HOME, OTHER}
-    assert all(one.zone.startswith(one.details["region"]) for one in offers)
-    images = {region: one.details["image"] for region, one in by_region.items()}
+    assert all(one.zone.startswith(one.region) for one in offers)
+    images = {region: one.image for region, one in by_region.items()}
     assert images == {HOME: IMAGE_ID, OTHER: image_in(OTHER, IMAGE_ID)}
     assert images[HOME] != images[OTHER]
     assert {region: one.network for region, one in by_region.items()} == {HOME: HOME, OTHER: OTHER}
@@ -160,8 +160,7 @@ def test_what_is_of_no_region_or_of_one_only_is_refused(make, table, message):
 @pytest.mark.full
 def test_an_offer_tells_what_a_gib_to_the_jobs_own_region_costs(make):
     found = {
-        one.details["region"]: one.transfer_price_per_gib
-        for one in plaincalls.offers(make().provisioner(), Resources())
+        one.region: one.transfer_price_per_gib for one in plaincalls.offers(make().provisioner(), Resources())
     }
     assert found == {HOME: 0.0, OTHER: 0.02}
     (alone,) = {

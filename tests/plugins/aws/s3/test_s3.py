@@ -364,3 +364,18 @@ def test_a_failure_whose_text_is_cut_short_is_transient(tiny_s3):
 
 def _text(value):
     return value.decode() if isinstance(value, bytes) else value
+
+
+def test_many_objects_go_with_one_request_and_one_that_is_left_is_an_error(make_bucket, monkeypatch):
+    store, sent = open_store(f"s3://{make_bucket('us-east-1')}/some/prefix"), []
+    for key in ("a", "b", "c~&<>"):
+        store.put(key, b"")
+    store.bucket._client.meta.events.register("before-call.s3", lambda model, **_: sent.append(model.name))
+    store.delete_many(["a", "c~&<>", "none"])
+    assert sent == ["DeleteObjects"]
+    assert [one.key for one in store.list_objects("")] == ["b"]
+    # S3 answers with 200 all the same.
+    left = {"Errors": [{"Key": "some/prefix/a", "Code": "AccessDenied", "Message": "not you"}]}
+    monkeypatch.setattr(store.bucket._client, "delete_objects", lambda **_: left)
+    with pytest.raises(AuthError, match=r"cannot delete 1 objects: .*not you.*; it takes s3:DeleteObject"):
+        store.delete_many(["a"])

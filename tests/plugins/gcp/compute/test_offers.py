@@ -54,16 +54,16 @@ def test_what_rendering_needs_comes_with_the_offer_and_survives_the_journal(clou
     offer = offers(cloud)[0]
     assert offer.details == {
         "project": "my-project-123",
-        "region": "us-central1",
-        "image": "projects/deeplearning-platform-release/global/images/"
-        "pytorch-2-7-cu128-ubuntu-2204-nvidia-570-v20261001",
-        "image_gib": "50",
         "service_account": "cloudspot-node@my-project-123.iam.gserviceaccount.com",
         "zones": "us-central1-a,us-central1-b,us-central1-c,us-central1-f",
         "price_source": "Google's price list",
-        "extras_per_hour": "0.016199",
-        "price_parts": "machine 0.069354, disk 0.013699, address 0.0025",
     }
+    assert (offer.region, offer.image_gib, offer.extras_per_hour) == ("us-central1", 50, 0.016199)
+    assert offer.price_text == "machine 0.069354, disk 0.013699, address 0.0025"
+    assert offer.image == (
+        "projects/deeplearning-platform-release/global/images/"
+        "pytorch-2-7-cu128-ubuntu-2204-nvidia-570-v20261001"
+    )
     assert msgspec.json.decode(msgspec.json.encode(offer), type=Offer) == offer
 
 
@@ -209,7 +209,7 @@ def test_types_that_only_boot_from_hyperdisk_are_not_offered_with_another_disk(c
     # Its own vCPUs, memory and GPUs have prices of their own.
     machine = 224 * 0.0291 + 2952 * 0.0025 + 8 * 9.1
     assert found[0].on_demand_price_per_hour == pytest.approx(machine + 0.8 * DISK + ADDRESS, abs=2e-6)
-    assert found[0].price_parts.endswith("disk 0.010959, disk performance not counted, address 0.0025")
+    assert found[0].price_text.endswith("disk 0.010959, disk performance not counted, address 0.0025")
 
 
 @pytest.mark.full
@@ -298,7 +298,7 @@ def test_prices_of_the_options_stand_in_where_the_list_cannot_be_read(cloud):
         ("us-east1", Market.ON_DEMAND, 0.21),
     }
     assert {one.details["price_source"] for one in found} == {"the job's options"}
-    by_price = {one.price_per_hour: one.price_parts for one in found}
+    by_price = {one.price_per_hour: one.price_text for one in found}
     assert by_price[0.05] == "machine 0.05, disk not counted, address not counted"
 
 
@@ -314,7 +314,7 @@ def test_prices_of_the_options_stand_in_where_the_list_cannot_be_read(cloud):
 )
 def test_a_price_counts_the_disk_and_the_external_address(cloud, options, parts):
     (offer,) = [one for one in offers(cloud, **options) if one.market is Market.ON_DEMAND]
-    assert offer.price_parts == parts
+    assert offer.price_text == parts
     counted = [float(part.rpartition(" ")[2]) for part in parts.split(", ")]
     assert offer.price_per_hour == pytest.approx(sum(counted), abs=2e-6)
 
@@ -325,8 +325,8 @@ def test_what_the_list_does_not_price_beside_the_machine_is_left_out(cloud, monk
     without = [sku for sku in prices.skus() if not sku["description"].startswith(words)]
     monkeypatch.setattr(prices, "skus", lambda: tuple(without))
     found = {one.market: one for one in offers(cloud, regions=(region,))}
-    assert found[Market.SPOT].price_parts.endswith(", disk not counted, address not counted")
-    assert found[Market.ON_DEMAND].price_parts.endswith(", disk not counted, address 0.005")
+    assert found[Market.SPOT].price_text.endswith(", disk not counted, address not counted")
+    assert found[Market.ON_DEMAND].price_text.endswith(", disk not counted, address 0.005")
 
 
 @pytest.mark.full

@@ -49,7 +49,7 @@ def bake(cloud, machine):
     made = host.save(machine, key="0a1b", job_name="digits")
     cloud.now += 60.0
     (offer, *_) = plaincalls.offers(cloud.provider(setup_key="0a1b").provisioner(), Resources())
-    assert offer.details["image"].endswith(f"/{made.id}")
+    assert offer.image.endswith(f"/{made.id}")
     with pytest.raises(TransientError, match="not decided yet"):
         host.remove(made.id)
 
