@@ -173,8 +173,10 @@ class Account(Service):
 class StoreAccount(Service):
     """An empty place in an object store that a test can disturb; made anew for each test."""
 
+    few_parts_bytes: int = 21 << 20
+    """The size of a stream of at least two parts."""
     many_parts_bytes: int = 100 << 20
-    """The size of a stream of at least twelve parts."""
+    """That of one of at least twelve."""
 
     @abstractmethod
     def open(self) -> ObjectStore:

@@ -63,11 +63,11 @@ _ACTS: dict[str, tuple[Call, Act]] = {
     "put": (Call.PUT, lambda store, _: store.put("k", b"new")),
     "create": (Call.PUT, lambda store, _: store.put("new", b"new", if_absent=True)),
     "delete": (Call.DELETE, lambda store, _: store.delete("k")),
-    "stream": (Call.BEGIN, lambda store, place: upload(store, "new", bytes(place.many_parts_bytes))),
-    "part": (Call.PART, lambda store, place: upload(store, "new", bytes(place.many_parts_bytes))),
+    "stream": (Call.BEGIN, lambda store, place: upload(store, "new", bytes(place.few_parts_bytes))),
+    "part": (Call.PART, lambda store, place: upload(store, "new", bytes(place.few_parts_bytes))),
     "end of a stream": (
         Call.COMPLETE,
-        lambda store, place: upload(store, "new", bytes(place.many_parts_bytes)),
+        lambda store, place: upload(store, "new", bytes(place.few_parts_bytes)),
     ),
 }
 
@@ -157,7 +157,7 @@ class StoreFaultTests(Kit):
     def test_a_stream_whose_last_answer_is_lost_is_whole(
         self, place: StoreAccount, *, if_absent: bool
     ) -> None:
-        data = bytes(place.many_parts_bytes)
+        data = bytes(place.few_parts_bytes)
         place.inject(Call.COMPLETE, Fault.LOST_ANSWER)
         with suppress(TransientError, ObjectExists):
             upload(place.open(), "k", data, if_absent=if_absent)
@@ -169,7 +169,7 @@ class StoreFaultTests(Kit):
         self, place: StoreAccount
     ) -> None:
         with place.open().open_upload("k", if_absent=True) as stream:
-            stream.write(bytes(place.many_parts_bytes))
+            stream.write(bytes(place.few_parts_bytes))
             place.open().put("k", b"another's")
             place.inject(Call.COMPLETE, Fault.LOST_ANSWER)
             with pytest.raises((TransientError, ObjectExists)):
@@ -187,14 +187,14 @@ class StoreFaultTests(Kit):
     def test_a_part_that_fails_leaves_nothing(self, place: StoreAccount) -> None:
         place.inject(Call.PART, Fault.UNWELL)
         with pytest.raises(TransientError):
-            upload(place.open(), "k", bytes(place.many_parts_bytes))
+            upload(place.open(), "k", bytes(place.few_parts_bytes))
         place.heal()
         assert _keys(place) == []
         assert list(place.pending()) == []
 
     def test_an_aborted_stream_leaves_no_parts(self, place: StoreAccount) -> None:
         with place.open().open_upload("k") as stream:
-            stream.write(bytes(place.many_parts_bytes))
+            stream.write(bytes(place.few_parts_bytes))
             assert list(place.pending()) == ["k"]
         assert list(place.pending()) == []
 
@@ -202,7 +202,7 @@ class StoreFaultTests(Kit):
         place.inject(Call.ABORT, Fault.UNWELL)
         failure = RuntimeError("in the middle")
         with raising(RuntimeError, "in the middle"), place.open().open_upload("k") as stream:
-            stream.write(bytes(place.many_parts_bytes))
+            stream.write(bytes(place.few_parts_bytes))
             raise failure
         place.heal()
         assert _keys(place) == []

@@ -299,7 +299,7 @@ def links_server():
 class MemoryStoreAccount(StoreAccount):
     """An empty bucket for one kind of store."""
 
-    many_parts_bytes = 12 * PART_BYTES + 7
+    few_parts_bytes, many_parts_bytes = 2 * PART_BYTES + 7, 12 * PART_BYTES + 7
 
     def __init__(self, kind=MemoryBucketStore):
         self.bucket, self.kind = Bucket(), kind
