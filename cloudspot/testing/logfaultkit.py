@@ -81,7 +81,7 @@ class LogFaultTests(Kit):
         logs.inject(Call.READ_LINES, fault)
         with pytest.raises(CloudspotError) as caught:
             read(sink)
-        assert type(caught.value) is _KINDS[fault]
+        assert isinstance(caught.value, _KINDS[fault])
 
     @cases("fault", {fault.value: fault for fault in _KINDS})
     def test_a_delivery_that_fails_says_so_and_is_made_good(self, logs: LogAccount, fault: Fault) -> None:
@@ -90,7 +90,7 @@ class LogFaultTests(Kit):
         logs.inject(Call.WRITE_LINES, fault)
         with pytest.raises(CloudspotError) as caught:
             sink.write(_lines("text", 4)[2:])
-        assert type(caught.value) is _KINDS[fault]
+        assert isinstance(caught.value, _KINDS[fault])
         logs.heal()
         sink.write(_lines("text", 4)[2:])
         assert [one.seq for one in logs.sink(JOBS[0]).read("1-0")] == [0, 1, 2, 3]

@@ -41,7 +41,11 @@ KITS: tuple[type[Any], ...] = (
     ProviderTests,
     WholeJobTests,
 )
-_ONLY_FOR = {"LogSinkTests": Capability.LOGS, "ImageHostTests": Capability.IMAGES}
+_ONLY_FOR = {
+    "LogSinkTests": Capability.LOGS,
+    "LogFaultTests": Capability.LOGS,
+    "ImageHostTests": Capability.IMAGES,
+}
 """The kits of what not every provider can do."""
 NOT_RUN = "not run: it was deselected, or the run ended before"
 _PROPERTY = "cloudspot_promise"

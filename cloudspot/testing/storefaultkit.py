@@ -96,7 +96,7 @@ class StoreFaultTests(Kit):
         place.inject(call, fault)
         with pytest.raises(CloudspotError) as caught:
             act(store, place)
-        assert type(caught.value) is _KINDS[fault]
+        assert isinstance(caught.value, _KINDS[fault])
         place.heal()
         assert place.open().get("k") == _BYTES
         assert _keys(place) == ["k"]
@@ -112,7 +112,7 @@ class StoreFaultTests(Kit):
         place.inject(Call.LIST_OBJECTS, fault)
         with pytest.raises(CloudspotError) as caught:
             store.list_page("", after=page.next_after, limit=2)
-        assert type(caught.value) is _KINDS[fault]
+        assert isinstance(caught.value, _KINDS[fault])
 
     @cases("act", _READS)
     def test_an_answer_that_breaks_off_is_no_object(self, place: StoreAccount, act: Act) -> None:
@@ -121,7 +121,7 @@ class StoreFaultTests(Kit):
         place.inject(Call.GET, Fault.CUT)
         with pytest.raises(CloudspotError) as caught:
             act(store, place)
-        assert type(caught.value) is TransientError
+        assert isinstance(caught.value, TransientError)
 
     # --- lost answers -----------------------------------------------------------------------------
 

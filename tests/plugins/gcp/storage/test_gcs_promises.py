@@ -1,5 +1,7 @@
 """The store in Cloud Storage keeps the promises of a store, over HTTP to the emulated one."""
 
+from types import MappingProxyType
+
 import pytest
 from support.clouds.bucketstoretests import BucketStoreTests
 from support.clouds.emulated_place import EmulatedPlace
@@ -27,6 +29,14 @@ class TestGcsStore(BucketStoreTests):
 @pytest.mark.full
 class TestFaults(StoreFaultTests):
     """As any store whose service fails."""
+
+    deviations = MappingProxyType(
+        {
+            "test_an_abort_that_fails_hides_no_error_and_can_be_made_good": (
+                "an upload that is left is neither listed nor billed, and ends after a week"
+            )
+        }
+    )
 
     @pytest.fixture
     def place(self, cloud, bucket, monkeypatch):
