@@ -225,7 +225,7 @@ def broken_on_purpose() -> str:
     for name in ("machines", "purchases", "offers", "notices", "providers", "stores"):
         for kind in vars(import_module(f"support.worlds.broken_{name}")).values():
             if isinstance(kind, type) and "broken" in vars(kind):
-                tests = ", ".join(f"`{promise}`" for promise in vars(kind)["broken"])
+                tests = ", ".join(f"`{promise}`" for promise in vars(kind)["broken"]).replace("|", r"\|")
                 rows.append(f"| {kind.__doc__} | {tests} |")
     return "\n".join(("", "| what is wrong | tests that fail (`test_...`) |", "|---|---|", *rows, "", ""))
 

@@ -94,7 +94,7 @@ class TestLocalProvisioner(ProvisionerTests, PurchaseTests, OfferTests):
 
 
 class LocalMachine(Machine):
-    notice_seconds = 30.0
+    notice_seconds = 10.0
 
     def __init__(self, host, directory, monkeypatch, troubled):
         self.monkeypatch, self.troubled = monkeypatch, troubled
