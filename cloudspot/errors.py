@@ -27,6 +27,11 @@ def _shortened(text: str) -> str:
     return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 1005]} ... {text[-1000:]}"
 
 
+def reason_of(error: BaseException) -> str:
+    """Return an error that is not ours on one line."""
+    return _shortened(f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
 class SpecError(CloudspotError):
     """The job file or a command-line option is wrong: the user corrects it; nothing was launched."""
 
@@ -41,6 +46,10 @@ class PluginError(CloudspotError):
     """A provider plugin is missing or broken: the user installs or repairs it."""
 
     exit_code = 3
+
+
+class PluginFault(PluginError):
+    """A plugin's call failed as its interface does not allow; its next one may succeed."""
 
 
 class AuthError(CloudspotError):
@@ -85,6 +94,10 @@ class TransientError(CloudspotError):
     """The outcome is unknown or the service is unwell: back off and try again."""
 
     exit_code = 7
+
+
+class OverdueError(TransientError):
+    """A plugin's call was cut off at its time limit, which it would soon reach again: the pass goes on."""
 
 
 class StoreRefused(CloudspotError):

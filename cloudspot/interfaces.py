@@ -13,7 +13,8 @@ credentials are missing or lack a right.
 A call that may have to say more one day takes one request and returns one result, both of
 :mod:`cloudspot.calls`: later versions add fields with defaults, which no plugin notices. Each request has a
 ``deadline``. A plugin need not keep it, but whatever it waits for should end by then: nobody takes a later
-result, and a call that was abandoned is made again.
+result, and a call that was abandoned is made again. ``CALLS`` in :mod:`cloudspot.calls.guard` says how long
+each call may take, and docs/plugin-kits.md what becomes of one that takes longer, or fails in another way.
 
 Whatever a plugin that nobody touches would notice raises ``cloudspot.hookspecs.API_VERSION``.
 """
@@ -46,6 +47,7 @@ from cloudspot.calls import (
     TerminateRequest,
     TerminateResult,
 )
+from cloudspot.calls.guard import Guarded, check_answers
 from cloudspot.decoding import MAX_PRICE, MAX_TALLY, StreamName, fault_of, is_possible_time
 from cloudspot.errors import CloudspotError, ProvisionError, StoreRefused, TransientError
 from cloudspot.host.names import MAX_SEGMENT_BYTES, is_safe_name
@@ -109,7 +111,7 @@ def check_stream(stream: str) -> None:
         raise ValueError(f"a stream name must be letters, digits and .-_: got {stream!r}")
 
 
-class Provisioner(ABC):
+class Provisioner(Guarded, ABC):
     """Creates, lists and ends machines. Runs where the controller runs, never on a node.
 
     ``render`` is never called for an offer on a market that this version of cloudspot does not know.
@@ -117,18 +119,6 @@ class Provisioner(ABC):
     that is not of the job asked for, or of no job, is never taken for ours, and no number lies outside the
     bounds of its field. Otherwise they raise TransientError, and nothing is known.
     """
-
-    def __init_subclass__(cls) -> None:
-        """Check what the class's own methods return, whoever wrote it."""
-        super().__init_subclass__()
-        _check_answers(
-            cls,
-            Provisioner,
-            render=_checked_render,
-            instances=_checked_instances,
-            offers=_checked_offers,
-            current_price=_checked_price,
-        )
 
     token_seconds: float
     """For at least this many seconds the provider honours an idempotency token."""
@@ -232,7 +222,7 @@ class Provisioner(ABC):
         return None
 
 
-class FunctionHost(ABC):
+class FunctionHost(Guarded, ABC):
     """Where a provider runs a small program now and then, although none of the user's machines is on.
 
     Each method may be cut off at any call and repeated; it then goes on where it stood.
@@ -270,7 +260,7 @@ class FunctionHost(ABC):
         """
 
 
-class ImageHost(ABC):
+class ImageHost(Guarded, ABC):
     """Where a provider keeps images of machines, from which others start with a job's setup done.
 
     It knows those that ``save`` has made, in the region of the options, and no others. ``Provisioner.offers``
@@ -306,7 +296,7 @@ class ImageHost(ABC):
         """Delete the image and what it is billed for; safe to repeat: an unknown one is no error."""
 
 
-class Inventory(ABC):
+class Inventory(Guarded, ABC):
     """What cloudspot has made of one kind, in one place, for ``cloudspot reap``."""
 
     title: str
@@ -364,7 +354,7 @@ class MachineInventory(Inventory):
             raise CloudspotError(one.reason)
 
 
-class PreemptionSource(ABC):
+class PreemptionSource(Guarded, ABC):
     """Tells a node that it will be taken. Runs on the node, on the standard library alone."""
 
     notice_seconds: float
@@ -404,12 +394,15 @@ class PreemptionSource(ABC):
             time.sleep(min(self.poll_seconds, left))
 
 
-class Upload(ABC):
+class Upload(Guarded, ABC):
     """A streamed put. Nothing is visible under the key until ``commit``, which shows the whole object.
 
     Leaving it as a context manager aborts an upload that was not committed. After either end, ``write`` and
     ``commit`` raise ValueError.
     """
+
+    def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        return name != "abort"
 
     @abstractmethod
     def write(self, data: Data) -> None:
@@ -444,7 +437,7 @@ MAX_LISTED: Final = 10_000_000
 what is listed, so that this bounds their memory too."""
 
 
-class ObjectStore(ABC):
+class ObjectStore(Guarded, ABC):
     """A flat, strongly consistent map from keys to bytes, with create-if-absent.
 
     A key is ``/``-separated words of 1 to 255 printable ASCII characters, none of them ``.`` or ``..``;
@@ -462,16 +455,15 @@ class ObjectStore(ABC):
     url: str
     """What the user wrote, without credentials."""
 
-    def __init_subclass__(cls, *, passes_on: bool = False) -> None:
-        """Check what the class's own listings return, whoever wrote it.
-
-        ``passes_on`` is for a wrapper, whose answers are those of a store that is checked already.
-        """
-        super().__init_subclass__()
-        if not passes_on:
-            _check_answers(
-                cls, ObjectStore, list_page=_checked_page, list_pages=_checked_pages, head=_checked_head
-            )
+    def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        values = [*args, *(value for name, value in kwargs.items() if name != "cursor")]
+        if name == "delete_many":
+            values += args[0]
+        return (
+            kwargs.get("limit") == 0
+            or any(isinstance(one, str) and not is_key(one) for one in values)
+            or any(isinstance(one, int) and one < 0 for one in values)
+        )
 
     @property
     def canonical_url(self) -> str:
@@ -497,7 +489,7 @@ class ObjectStore(ABC):
         """Return the id in the mark of the store; None: there is none."""
         return None
 
-    def hold_to(self, store_id: str | None = None) -> None:  # noqa: B027 (few stores can be mounted)
+    def hold_to(self, store_id: str | None = None) -> None:
         """Let each request from now on raise TransientError while the store's place is missing or another's.
 
         ``store_id`` is what ``establish`` returned, perhaps on another computer. With None, the first request
@@ -612,7 +604,7 @@ class ObjectStore(ABC):
         """Drop one of those; one that no longer exists is no error."""
         return None
 
-    def close(self) -> None:  # noqa: B027 (few stores hold anything)
+    def close(self) -> None:
         """Give back what the store holds, such as connections; safe to repeat.
 
         Called once the command or the agent that opened the store is over, however it ended, unless it was
@@ -645,14 +637,6 @@ class ObjectStore(ABC):
             if page.next_after is None:
                 return
             after, given = page.next_after, {"cursor": page.cursor} if page.cursor else {}
-
-
-def _check_answers(cls: type, interface: type, **checks: Callable[[Any], Any]) -> None:
-    """Put a check around each of these methods that the class does not have from another implementation."""
-    for name, check in checks.items():
-        origin = next(one for one in cls.__mro__ if name in one.__dict__)
-        if origin is cls or not issubclass(origin, interface):
-            setattr(cls, name, check(origin.__dict__[name]))
 
 
 def _checked_page(list_page: Callable[..., ObjectPage]) -> Callable[..., ObjectPage]:
@@ -805,11 +789,14 @@ def _refused(store: ObjectStore, fault: str) -> StoreRefused:
     return StoreRefused(f"{store.url}: {fault}; remove the proxy in between, or use another store")
 
 
-class LogSink(ABC):
+class LogSink(Guarded, ABC):
     """Where a job's log lines go, and where they can be read after the machines are gone."""
 
     is_in_store: ClassVar[bool] = False
     """Its pieces lie in the job's object store and are removed with the job."""
+
+    def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        return name == "write" and any(not is_stream(one.stream) for one in args[0])
 
     @abstractmethod
     def write(self, records: Sequence[LogRecord]) -> None:
@@ -884,7 +871,7 @@ _LACKS: Final = {
 }
 
 
-class Provider(ABC, Generic[_Options]):
+class Provider(Guarded, ABC, Generic[_Options]):
     """What a plugin registers: factories of the interfaces. Importing its module imports no SDK.
 
     It is generic in its options: ``class AcmeProvider(Provider[AcmeOptions])``.
@@ -892,11 +879,6 @@ class Provider(ABC, Generic[_Options]):
     ``node_identity`` is checked before a caller sees it: a number outside the bounds of its field raises
     TransientError.
     """
-
-    def __init_subclass__(cls) -> None:
-        """Check what the class's own method returns, whoever wrote it."""
-        super().__init_subclass__()
-        _check_answers(cls, Provider, node_identity=_checked_identity)
 
     name: ClassVar[str]
     """The entry point's name, and that of the job file's table ``[providers.NAME]``."""
@@ -1006,7 +988,7 @@ class Provider(ABC, Generic[_Options]):
         raise NotImplementedError
 
 
-class Notifier(ABC):
+class Notifier(Guarded, ABC):
     """What sends a job's messages; no error of its may show a URL, nor a part of one.
 
     Messages are sent from a process of their own, several at once, which is killed after some seconds. The
@@ -1033,3 +1015,14 @@ class Notifier(ABC):
         Raises:
             CloudspotError: it was not; the message says why, as in ``answered 500``.
         """
+
+
+check_answers(
+    Provisioner,
+    render=_checked_render,
+    instances=_checked_instances,
+    offers=_checked_offers,
+    current_price=_checked_price,
+)
+check_answers(ObjectStore, list_page=_checked_page, list_pages=_checked_pages, head=_checked_head)
+check_answers(Provider, node_identity=_checked_identity)

@@ -1,7 +1,8 @@
-"""Find providers by name and object stores by URL scheme; import a plugin only when it is used.
+"""Find plugins by name and object stores by URL scheme; import a plugin only when it is used.
 
 Plugins are found by the entry points and hooks of :mod:`cloudspot.hookspecs`, and so are the built-in ones,
-whose names nobody can take. A broken plugin hides no other.
+whose names nobody can take. A broken plugin hides no other. Whatever a hook returns is checked here, and
+guarded from here on (:mod:`cloudspot.calls.guard`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import importlib
 import inspect
 import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -22,25 +23,53 @@ import pluggy
 
 import cloudspot
 from cloudspot import hookspecs
+from cloudspot.calls.guard import LOAD, Guard, Guarded, attribute_fault
 from cloudspot.errors import CloudspotError, PluginError, SpecError
+from cloudspot.host.left_calls import LeftAloneError, call_within
 from cloudspot.interfaces import CAPABILITY_METHODS, Notifier, ObjectStore, Provider
 from cloudspot.jobfile.spec import POLICIES, JobSpec, decode_options
 from cloudspot.jobfile.tables import convert
 from cloudspot.model import Capability
-from cloudspot.plugin.installed import COMMAND_GROUP, Declared, from_distributions, reason_of
+from cloudspot.plugin.installed import COMMAND_GROUP, Declared, from_distributions
 
 R = TypeVar("R")
+G = TypeVar("G", bound=Guarded)
 
 _opened: Final[weakref.WeakSet[ObjectStore]] = weakref.WeakSet()
 
-_BUILT_IN: Final = {
-    hookspecs.PROVIDER_GROUP: {"local": "cloudspot.local.plugin"},
-    hookspecs.STORE_GROUP: {"file": "cloudspot.local.plugin"},
-    hookspecs.SANDBOX_GROUP: {},
-    hookspecs.POLICY_GROUP: {},
-    hookspecs.NOTIFIER_GROUP: {},
-    COMMAND_GROUP: {},
-}
+
+@dataclass(frozen=True)
+class Kind:
+    """What plugins can bring: one line of the table of kinds."""
+
+    noun: str
+    """What messages call it."""
+    group: str
+    """Of the entry points that name the modules."""
+    hook: str
+    """The function of the module that returns it."""
+    built_in: Mapping[str, str] = field(default_factory=dict)
+    """The modules of those that come with cloudspot, by name."""
+    known: tuple[str, ...] = ()
+    """Names that need no plugin."""
+    paths: str = "plugins/{name}"
+    """Where its distribution lies in a copy of cloudspot's source."""
+    hides_text: bool = False
+    """The text of its errors may hold what nobody should see."""
+
+
+_LOCAL: Final = "cloudspot.local.plugin"
+PROVIDER: Final = Kind("provider", hookspecs.PROVIDER_GROUP, "cloudspot_provider", {"local": _LOCAL})
+STORE: Final = Kind("store plugin", hookspecs.STORE_GROUP, "cloudspot_object_store", {"file": _LOCAL})
+SANDBOX: Final = Kind(
+    "sandbox", hookspecs.SANDBOX_GROUP, "cloudspot_sandbox", paths="plugins/{name} plugins/{name}-sandbox"
+)
+POLICY: Final = Kind("market policy", hookspecs.POLICY_GROUP, "cloudspot_market_policy", known=POLICIES)
+NOTIFIER: Final = Kind("notifier", hookspecs.NOTIFIER_GROUP, "cloudspot_notifier", hides_text=True)
+COMMAND: Final = Kind("command", COMMAND_GROUP, "cloudspot_command")
+
+LISTED_SECONDS: Final = 5.0
+"""How long a plugin may take to be imported for a list of all: a list waits for nobody."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +89,7 @@ def provider_class(name: str) -> type[Provider]:
     Raises:
         PluginError: no such provider is installed (the message says what to run), or it is broken.
     """
-    return _provider_class(_find(hookspecs.PROVIDER_GROUP, name, _provider_missing))
+    return _class_of(PROVIDER, _find(PROVIDER, name), Provider)  # type: ignore[type-abstract]
 
 
 def open_provider(name: str, spec: JobSpec | None, configured: Mapping[str, Any] | None = None) -> Provider:
@@ -73,21 +102,23 @@ def open_provider(name: str, spec: JobSpec | None, configured: Mapping[str, Any]
         PluginError: as ``provider_class``.
         SpecError: an option is wrong.
     """
-    class_ = provider_class(name)
-    options: msgspec.Struct
-    if spec is None:
-        options = convert({**(configured or {})}, class_.options_type, at=("providers", name))
-    else:
-        if configured:
-            table = {**configured, **spec.providers.get(name, {})}
-            spec = msgspec.structs.replace(spec, providers={**spec.providers, name: table})
-        if spec.run.image is not None and Capability.CONTAINERS not in class_.capabilities:
-            raise SpecError(
-                f'run.image: machines of the provider "{name}" run no containers; the table providers.{name} '
-                "says which image they have"
-            )
-        options = decode_options(spec, name, class_.options_type)
-    return _called(f'provider "{name}"', lambda: class_(options), may_raise=CloudspotError)
+    declared = _find(PROVIDER, name)
+    class_ = _class_of(PROVIDER, declared, Provider)  # type: ignore[type-abstract]
+    if spec is not None and configured:
+        table = {**configured, **spec.providers.get(name, {})}
+        spec = msgspec.structs.replace(spec, providers={**spec.providers, name: table})
+    if spec is not None and spec.run.image is not None and Capability.CONTAINERS not in class_.capabilities:
+        raise SpecError(
+            f'run.image: machines of the provider "{name}" run no containers; the table providers.{name} '
+            "says which image they have"
+        )
+
+    def make() -> Provider:
+        if spec is not None:
+            return class_(decode_options(spec, name, class_.options_type))
+        return class_(convert({**(configured or {})}, class_.options_type, at=("providers", name)))
+
+    return _made(PROVIDER, declared, make, Provider)
 
 
 def with_driver_options(spec: JobSpec, name: str, options: Mapping[str, Any]) -> JobSpec:
@@ -113,17 +144,10 @@ def open_store(url: str) -> ObjectStore:
     match = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*)://", url)
     if match is None:
         raise SpecError(f'store "{url}" is not a URL; expected one such as file:///absolute/path')
-    scheme = match[1].lower()
-    declared = _find(hookspecs.STORE_GROUP, scheme, _store_missing)
-    call = _hooks(declared).cloudspot_object_store
-    store = _called(f"store plugin {declared}", lambda: call(url=url), may_raise=CloudspotError)
-    if not isinstance(store, ObjectStore):
-        # Show neither the URL nor what came back: both may hold credentials.
-        found = type(store).__name__
-        raise PluginError(
-            f"store plugin {declared} is broken: for {scheme}:// it returned a {found}, not an ObjectStore"
-        )
-    _opened.add(store)
+    declared = _find(STORE, match[1].lower())
+    guard = _guard_of(STORE, declared)
+    store = _hooked(STORE, declared, ObjectStore, url=url)  # type: ignore[type-abstract]
+    _opened.add(guard.enter(store, ObjectStore))
     return store
 
 
@@ -148,100 +172,34 @@ def open_job_store(url: str, store_id: str | None = None) -> ObjectStore:
     return store
 
 
-def plugin_distributions(provider: str, *store_urls: str) -> tuple[str, ...]:
-    """Return the distributions, besides cloudspot, that a node of this provider needs for these stores.
-
-    Raises:
-        PluginError: one of them is not installed.
-    """
-    schemes = dict.fromkeys(url.partition("://")[0].lower() for url in store_urls)
-    found = (
-        _find(hookspecs.PROVIDER_GROUP, provider, _provider_missing),
-        *(_find(hookspecs.STORE_GROUP, scheme, _store_missing) for scheme in schemes),
-    )
-    return tuple(dict.fromkeys(one.distribution for one in found if one.distribution != "cloudspot"))
-
-
-def distribution_of(name: str) -> tuple[str, str]:
-    """Return name and version of the distribution with the provider of that name, or else the store scheme.
-
-    Raises:
-        PluginError: there is neither, or it cannot be used.
-    """
-    group = hookspecs.PROVIDER_GROUP
-    if name not in provider_names() and name in store_schemes():
-        group = hookspecs.STORE_GROUP
-    declared = _find(group, name, _provider_missing)
-    _hooks(declared)
-    return declared.distribution, declared.version
-
-
-def driver_distributions(provider: str, *store_urls: str) -> tuple[str, ...]:
-    """Return those, and what else a driver of any job may need: notifiers and market policies.
-
-    Raises:
-        PluginError: the provider or a store's plugin is not installed.
-    """
-    groups = (hookspecs.NOTIFIER_GROUP, hookspecs.POLICY_GROUP)
-    others = (declared.distribution for group in groups for declared in _all_declared(group))
-    found = dict.fromkeys((*plugin_distributions(provider, *store_urls), *others))
-    return tuple(one for one in found if one != "cloudspot")
-
-
-def provider_names() -> tuple[str, ...]:
-    """Return the names of all installed providers, without importing them."""
-    return tuple(dict.fromkeys(declared.name for declared in _all_declared(hookspecs.PROVIDER_GROUP)))
-
-
-def store_schemes() -> tuple[str, ...]:
-    """Return the URL schemes that installed plugins open, sorted, without importing them."""
-    return tuple(sorted({declared.name for declared in _all_declared(hookspecs.STORE_GROUP)}))
-
-
 def sandbox_class(name: str, base: type[R]) -> type[R]:
     """Import the plugin and return the class that emulates its cloud, a subclass of ``base``.
 
     Raises:
         PluginError: no such sandbox is installed (the message says what to run), or it is broken.
     """
-    declared = _find(hookspecs.SANDBOX_GROUP, name, _sandbox_missing)
-    call = _hooks(declared).cloudspot_sandbox
-    class_ = _called(f"sandbox {declared}", lambda: call(name=name), may_raise=CloudspotError)
-    return _checked(f"sandbox {declared}", "cloudspot_sandbox", class_, base, name)
+    return _class_of(SANDBOX, _find(SANDBOX, name), base)
 
 
-def sandbox_names() -> tuple[str, ...]:
-    """Return the names of all installed sandboxes, without importing them."""
-    return tuple(dict.fromkeys(declared.name for declared in _all_declared(hookspecs.SANDBOX_GROUP)))
-
-
-def policy_class(name: str, base: type[R]) -> type[R]:
-    """Import the plugin and return its market policy of that name, a subclass of ``base``.
+def policy_maker(name: str, base: type[G]) -> Callable[[Callable[[type[G]], G]], G]:
+    """Import the plugin and return what makes its market policy, a subclass of ``base``, by a function.
 
     Raises:
         PluginError: no such policy is installed, or it is broken.
     """
-    declared = _find(hookspecs.POLICY_GROUP, name, _policy_missing)
-    call = _hooks(declared).cloudspot_market_policy
-    what = f"market policy {declared}"
-    return _checked(what, "cloudspot_market_policy", _called(what, lambda: call(name=name)), base, name)
+    declared = _find(POLICY, name)
+    class_ = _class_of(POLICY, declared, base)
+    return lambda make: _made(POLICY, declared, partial(make, class_), base)
 
 
-def policy_names() -> tuple[str, ...]:
-    """Return the names of the market policies that installed plugins bring, without importing them."""
-    return tuple(dict.fromkeys(declared.name for declared in _all_declared(hookspecs.POLICY_GROUP)))
-
-
-def notifier_class(name: str) -> type[Notifier]:
+def open_notifier(name: str) -> Notifier:
     """Import the plugin and return its notifier of that name.
 
     Raises:
         PluginError: no such notifier is installed (the message says what to run), or it is broken.
     """
-    declared = _find(hookspecs.NOTIFIER_GROUP, name, _notifier_missing)
-    call = _hooks(declared).cloudspot_notifier
-    what = f"notifier {declared}"
-    return _checked(what, "cloudspot_notifier", _called(what, lambda: call(name=name)), Notifier, name)  # type: ignore[type-abstract]
+    declared = _find(NOTIFIER, name)
+    return _made(NOTIFIER, declared, _class_of(NOTIFIER, declared, Notifier), Notifier)  # type: ignore[type-abstract]
 
 
 def plugin_command(name: str, base: type[R]) -> R:
@@ -250,27 +208,85 @@ def plugin_command(name: str, base: type[R]) -> R:
     Raises:
         PluginError: no such command is installed, or its plugin is broken.
     """
-    declared = _find(COMMAND_GROUP, name, lambda name: f'no command "{name}" is installed')
-    call, what = _hooks(declared).cloudspot_command, f"command {declared}"
-    command = _called(what, lambda: call(name=name))
-    if not isinstance(command, base):
-        fault = f"its hook cloudspot_command returned {command!r}, not a {base.__module__}.{base.__name__}"
-        raise PluginError(f"{what} is broken: {fault}")
-    return command
+    declared = _find(COMMAND, name)
+    return _hooked(COMMAND, declared, base, name=name)
+
+
+def plugin_distributions(provider: str, *store_urls: str) -> tuple[str, ...]:
+    """Return the distributions, besides cloudspot, that a node of this provider needs for these stores.
+
+    Raises:
+        PluginError: one of them is not installed.
+    """
+    schemes = dict.fromkeys(url.partition("://")[0].lower() for url in store_urls)
+    found = (_find(PROVIDER, provider), *(_find(STORE, scheme) for scheme in schemes))
+    return tuple(dict.fromkeys(one.distribution for one in found if one.distribution != "cloudspot"))
+
+
+def driver_distributions(provider: str, *store_urls: str) -> tuple[str, ...]:
+    """Return those, and what else a driver of any job may need: notifiers and market policies.
+
+    Raises:
+        PluginError: the provider or a store's plugin is not installed.
+    """
+    others = (declared.distribution for kind in (NOTIFIER, POLICY) for declared in _all_declared(kind))
+    found = dict.fromkeys((*plugin_distributions(provider, *store_urls), *others))
+    return tuple(one for one in found if one != "cloudspot")
+
+
+def distribution_of(name: str) -> tuple[str, str]:
+    """Return name and version of the distribution with the provider of that name, or else the store scheme.
+
+    Raises:
+        PluginError: there is neither, or it cannot be used.
+    """
+    kind = STORE if name not in provider_names() and name in store_schemes() else PROVIDER
+    declared = _find(kind, name)
+    _hook(kind, declared)
+    return declared.distribution, declared.version
+
+
+def provider_names() -> tuple[str, ...]:
+    """Return the names of all installed providers, without importing them."""
+    return _names(PROVIDER)
+
+
+def sandbox_names() -> tuple[str, ...]:
+    """Return the names of all installed sandboxes, without importing them."""
+    return _names(SANDBOX)
+
+
+def store_schemes() -> tuple[str, ...]:
+    """Return the URL schemes that installed plugins open, sorted, without importing them."""
+    return tuple(sorted(_names(STORE)))
+
+
+def policy_names() -> tuple[str, ...]:
+    """Return the names of the market policies that installed plugins bring, without importing them."""
+    return _names(POLICY)
 
 
 def list_providers() -> tuple[ProviderEntry, ...]:
-    """Return all installed providers, the built-in ones first; imports each to see whether it works."""
-    entries = []
-    for declared in _all_declared(hookspecs.PROVIDER_GROUP):
-        error = declared.error
-        if error is None:
-            try:
-                _provider_class(declared)
-            except PluginError as broken:
-                error = str(broken)
-        entries.append(ProviderEntry(declared.name, declared.distribution, declared.version, error))
-    return tuple(entries)
+    """Return all installed providers, the built-in ones first; imports each to see whether it works.
+
+    One whose import takes longer than ``LISTED_SECONDS`` is listed as broken.
+    """
+    return tuple(
+        ProviderEntry(one.name, one.distribution, one.version, one.error or _fault_of(one))
+        for one in _all_declared(PROVIDER)
+    )
+
+
+def _fault_of(declared: Declared) -> str | None:
+    """Return what is wrong with the provider; None: nothing."""
+    guard = _guard_of(PROVIDER, declared)
+    try:
+        call_within(LISTED_SECONDS, lambda: _class_of(PROVIDER, declared, Provider), owner=guard)  # type: ignore[type-abstract]
+    except LeftAloneError:
+        return str(guard.broken(f"importing it takes longer than {LISTED_SECONDS:g} s"))
+    except CloudspotError as error:
+        return str(error)
+    return None
 
 
 def comes_with_cloudspot(name: str) -> bool:
@@ -285,38 +301,47 @@ def comes_with_cloudspot(name: str) -> bool:
     return any(re.match(pattern, line) for line in requires)
 
 
-def _find(group: str, name: str, missing: Callable[[str], str]) -> Declared:
-    if name in _BUILT_IN[group]:
+# --- who brings what, without importing it --------------------------------------------------------
+
+
+def _find(kind: Kind, name: str) -> Declared:
+    if name in kind.built_in:
         # Nobody can take its place, so skip the search of the installed distributions: it takes longer than
         # everything else in `ps` with few jobs.
-        return _built_in(group, name)
+        return _built_in(kind, name)
     # A usable plugin comes before those that only claim its name.
-    named = [declared for declared in _all_declared(group) if declared.name == name]
+    named = [declared for declared in _all_declared(kind) if declared.name == name]
     if not named:
-        raise PluginError(missing(name))
+        raise PluginError(_missing(kind, name))
     usable = [declared for declared in named if declared.error is None]
     if not usable:
-        raise PluginError(f"plugin {named[0]}: {named[0].error}")
+        raise PluginError(f"{kind.noun} {named[0]}: {named[0].error}")
     return usable[0]
 
 
-def _all_declared(group: str) -> tuple[Declared, ...]:
-    """Return the plugins of a group: the built-in ones, then the others by name."""
-    built_in = tuple(_built_in(group, name) for name in _BUILT_IN[group])
-    others = sorted(from_distributions(group), key=lambda other: (other.name, other.distribution))
-    return (*built_in, *(_judged(other, group, others) for other in others))
+def _names(kind: Kind) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(declared.name for declared in _all_declared(kind)))
 
 
-def _built_in(group: str, name: str) -> Declared:
-    load = partial(importlib.import_module, _BUILT_IN[group][name])
-    return Declared(name, "cloudspot", cloudspot.__version__, load)
+def _all_declared(kind: Kind) -> tuple[Declared, ...]:
+    """Return the plugins of a kind: the built-in ones, then the others by name."""
+    built_in = tuple(_built_in(kind, name) for name in kind.built_in)
+    others = sorted(from_distributions(kind.group), key=lambda other: (other.name, other.distribution))
+    return (*built_in, *(_judged(other, kind, others) for other in others))
 
 
-def _judged(plugin: Declared, group: str, others: list[Declared]) -> Declared:
+def _built_in(kind: Kind, name: str) -> Declared:
+    module = kind.built_in[name]
+    return Declared(
+        name, "cloudspot", cloudspot.__version__, module, partial(importlib.import_module, module)
+    )
+
+
+def _judged(plugin: Declared, kind: Kind, others: list[Declared]) -> Declared:
     """Return the plugin, with the error that follows from its name alone, if any."""
     error = plugin.error
     rivals = [other.distribution for other in others if other.name == plugin.name and other is not plugin]
-    if plugin.name in _BUILT_IN[group]:
+    if plugin.name in kind.built_in:
         error = f'"{plugin.name}" is built in and cannot be replaced; uninstall {plugin.distribution}'
     elif rivals and error is None:
         # Neither wins: which is found first depends on the order of directories.
@@ -325,50 +350,135 @@ def _judged(plugin: Declared, group: str, others: list[Declared]) -> Declared:
     return replace(plugin, error=error)
 
 
-def _provider_class(declared: Declared) -> type[Provider]:
-    """Import a plugin and return its provider class, checked."""
-    what = f"provider {declared}"
-    call = _hooks(declared).cloudspot_provider
-    found = _called(what, lambda: call(name=declared.name))
-    class_: type[Provider] = _checked(what, "cloudspot_provider", found, Provider, declared.name)  # type: ignore[type-abstract]
-    options = getattr(class_, "options_type", None)
-    if not (isinstance(options, type) and issubclass(options, msgspec.Struct)):
-        raise PluginError(f"{what} is broken: {class_.__name__}.options_type is not a msgspec.Struct")
-    for capability, method in CAPABILITY_METHODS.items():
-        if capability in class_.capabilities and getattr(class_, method) is getattr(Provider, method):
-            fault = f"{class_.__name__} declares {capability.value!r}, and lacks {method}"
-            raise PluginError(f"{what} is broken: {fault}")
-    class_.made_by = f"{declared.distribution} {declared.version}".rstrip()
+def _missing(kind: Kind, name: str) -> str:
+    """Return that a plugin is missing, and how to get it if it comes with cloudspot.
+
+    A distribution that nobody has published is not named: whoever registered its name would be run.
+    """
+    if kind is STORE:
+        schemes = ", ".join(f"{known}://" for known in store_schemes())
+        advice = "install the plugin of that store"
+        return f"no installed plugin opens {name}:// URLs (there are {schemes}); {advice}"
+    if kind is SANDBOX and name in PROVIDER.built_in:
+        return f'provider "{name}" needs no sandbox: run the command as it is'
+    known = (*kind.known, *_names(kind))
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        advice = f'did you mean "{near[0]}"?'
+    elif comes_with_cloudspot(name):
+        advice = f"run, in a copy of cloudspot's source: pip install {kind.paths.format(name=name)}"
+    else:
+        advice = f"there are {', '.join(known) or 'none'}"
+    return f'no {kind.noun} "{name}" is installed; {advice}'
+
+
+# --- what its module and its hook return ----------------------------------------------------------
+
+
+_guards: Final[dict[str, Guard]] = {}
+
+
+def _guard_of(kind: Kind, declared: Declared) -> Guard:
+    """Return what stands before the plugin: always the same, since it counts the calls that hang."""
+    told = f"{kind.noun} {declared}"
+    # A sandbox is forked from this process, which must have no other threads then.
+    is_cut_off = declared.distribution != "cloudspot" and kind is not SANDBOX
+    return _guards.setdefault(told, Guard(told, is_cut_off=is_cut_off, hides_text=kind.hides_text))
+
+
+def _class_of(kind: Kind, declared: Declared, base: type[R]) -> type[R]:
+    """Import a plugin and return the class that its hook returns, checked."""
+    class_ = _hooked(kind, declared, type, name=declared.name)
+    if not issubclass(class_, base):
+        fault: str | None = f"{class_.__name__} is not a subclass of {base.__name__}"
+    elif inspect.isabstract(class_):
+        fault = f"{class_.__name__} lacks {', '.join(sorted(getattr(class_, '__abstractmethods__', ())))}"
+    elif (name := getattr(class_, "name", None)) != declared.name:
+        fault = f'{class_.__name__}.name is {name!r}, not "{declared.name}", as its entry point has it'
+    else:
+        fault = attribute_fault(class_, base) if issubclass(base, Guarded) else None
+        if fault is None and issubclass(class_, Provider):
+            fault = _capability_fault(class_)
+            class_.made_by = f"{declared.distribution} {declared.version}".rstrip()
+    if fault is not None:
+        raise _guard_of(kind, declared).broken(fault)
     return class_
 
 
-def _checked(what: str, hook: str, class_: Any, base: type[R], name: str) -> type[R]:
-    """Return what a hook returned if it is a complete subclass of the base with the plugin's name."""
-    if not (isinstance(class_, type) and issubclass(class_, base)):
-        fault = f"its hook {hook} returned {class_!r}, not a subclass of {base.__name__}"
-    elif inspect.isabstract(class_):
-        fault = f"{class_.__name__} lacks {', '.join(sorted(getattr(class_, '__abstractmethods__', ())))}"
-    elif getattr(class_, "name", None) != name:
-        fault = f'{class_.__name__}.name is {getattr(class_, "name", None)!r}, not "{name}"'
+def _capability_fault(class_: type[Provider]) -> str | None:
+    for capability, method in CAPABILITY_METHODS.items():
+        if capability in class_.capabilities and getattr(class_, method) is getattr(Provider, method):
+            return f"{class_.__name__} declares {capability.value!r}, and lacks {method}"
+    return None
+
+
+def _made(kind: Kind, declared: Declared, make: Callable[[], G], interface: type[Guarded]) -> G:
+    """Return the object that ``make`` makes of the plugin's class, guarded from now on."""
+    guard = _guard_of(kind, declared)
+    return guard.enter(guard.run("making it", LOAD, make), interface)
+
+
+def _hooked(kind: Kind, declared: Declared, wanted: type[R], **about: str) -> R:
+    """Return what the plugin's hook returns if that is what it should return."""
+    guard, hook = _guard_of(kind, declared), _hook(kind, declared)
+    found = guard.run(f"its hook {kind.hook}", LOAD, lambda: hook(**about))
+    if isinstance(found, wanted):
+        return found
+    # Show no value: a store's may hold credentials.
+    if found is None:
+        fault = f'its hook {kind.hook} returned None for "{declared.name}"'
+    elif wanted is type:
+        fault = f"its hook {kind.hook} returned an instance of {type(found).__name__}, not the class itself"
     else:
-        return class_
-    raise PluginError(f"{what} is broken: {fault}")
+        name = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
+        fault = f"its hook {kind.hook} returned {name}, not an instance of {wanted.__name__}"
+    raise guard.broken(fault)
 
 
-def _hooks(declared: Declared) -> Any:
-    """Import a plugin and return its hooks, in a plugin manager of its own: no other plugin answers."""
-    module = _called(f"plugin {declared}", declared.load)
-    # Before its hooks are looked at: those of a later version may be unknown here.
+def _hook(kind: Kind, declared: Declared) -> Callable[..., object]:
+    """Import a plugin and return its hook, in a plugin manager of its own: no other plugin answers."""
+    guard = _guard_of(kind, declared)
+    module = guard.run("its module", LOAD, partial(_imported, declared))
+    if not inspect.ismodule(module):
+        name = declared.module.partition(":")[0]
+        raise guard.broken(f"its entry point names {declared.module}; it must name the module alone: {name}")
+    # Before its hooks are looked at: those of another version may be unknown here.
     _check_api_version(declared, module)
     manager = pluggy.PluginManager(hookspecs.PROJECT_NAME)
     manager.add_hookspecs(hookspecs)
-
-    def register() -> None:
+    ours = [name for name in vars(hookspecs) if name.startswith("cloudspot_")]
+    for name in (name for name, one in vars(module).items() if hasattr(one, _IMPLEMENTS)):
+        if name not in ours:
+            near = difflib.get_close_matches(name, ours, n=1)
+            raise guard.broken(f"it has no hook {name}" + (f"; did you mean {near[0]}?" if near else ""))
+    try:
         manager.register(module)
-        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise guard.broken(f"its hooks take other arguments: {str(error).splitlines()[-1]}") from error
+    hook = getattr(manager.hook, kind.hook)
+    if not hook.get_hookimpls():
+        fault = "is not marked with @hookimpl" if hasattr(module, kind.hook) else "is missing"
+        raise guard.broken(f"the hook {kind.hook} in its module {module.__name__} {fault}")
+    found: Callable[..., object] = hook
+    return found
 
-    _called(f"plugin {declared}", register)
-    return manager.hook
+
+_IMPLEMENTS: Final = f"{hookspecs.PROJECT_NAME}_impl"
+"""The attribute with which pluggy marks a hook's implementation."""
+
+
+def _imported(declared: Declared) -> object:
+    try:
+        return declared.load()
+    except CloudspotError as error:
+        raise RuntimeError(str(error)) from error  # Nobody asked it for anything yet.
+    except ModuleNotFoundError as error:
+        module = declared.module.partition(":")[0]
+        if error.name and f"{module}.".startswith(f"{error.name}."):
+            raise PluginError(
+                f"plugin {declared} is broken: its entry point names the module {module}, which is not there"
+            ) from error
+        raise
 
 
 def _check_api_version(declared: Declared, module: object) -> None:
@@ -377,59 +487,8 @@ def _check_api_version(declared: Declared, module: object) -> None:
     if not isinstance(version, int) or version < 1:
         raise PluginError(f"plugin {declared} is broken: cloudspot_api_version = {version!r} is no version")
     if version != hookspecs.API_VERSION:
-        what = "cloudspot" if version > hookspecs.API_VERSION else declared.distribution
+        outdated = "cloudspot" if version > hookspecs.API_VERSION else declared.distribution
         raise PluginError(
             f"plugin {declared} is written for version {version} of cloudspot's interfaces, and cloudspot "
-            f"{cloudspot.__version__} has version {hookspecs.API_VERSION}; upgrade {what}"
+            f"{cloudspot.__version__} has version {hookspecs.API_VERSION}; upgrade {outdated}"
         )
-
-
-def _called(
-    what: str, call: Callable[[], R], *, may_raise: type[Exception] | tuple[type[Exception], ...] = ()
-) -> R:
-    """Return what the plugin's code returns; an error it may not raise becomes a PluginError."""
-    try:
-        return call()
-    except may_raise:
-        raise
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{what} is broken: {reason_of(error)}") from error
-
-
-def _provider_missing(name: str) -> str:
-    return _missing("provider", name, provider_names(), f"plugins/{name}")
-
-
-def _sandbox_missing(name: str) -> str:
-    if name == "local":
-        return 'provider "local" needs no sandbox: run the command as it is'
-    return _missing("sandbox", name, sandbox_names(), f"plugins/{name} plugins/{name}-sandbox")
-
-
-def _policy_missing(name: str) -> str:
-    return _missing("market policy", name, (*POLICIES, *policy_names()), f"plugins/{name}")
-
-
-def _notifier_missing(name: str) -> str:
-    known = [declared.name for declared in _all_declared(hookspecs.NOTIFIER_GROUP)]
-    return _missing("notifier", name, known, f"plugins/{name}")
-
-
-def _missing(kind: str, name: str, known: Sequence[str], paths: str) -> str:
-    """Return that a plugin is missing, and how to get it if it comes with cloudspot.
-
-    A distribution that nobody has published is not named: whoever registered its name would be run.
-    """
-    near = difflib.get_close_matches(name, known, n=1)
-    if near:
-        advice = f'did you mean "{near[0]}"?'
-    elif comes_with_cloudspot(name):
-        advice = f"run, in a copy of cloudspot's source: pip install {paths}"
-    else:
-        advice = f"there are {', '.join(known) or 'none'}"
-    return f'no {kind} "{name}" is installed; {advice}'
-
-
-def _store_missing(scheme: str) -> str:
-    known = ", ".join(f"{known}://" for known in store_schemes())
-    return f"no installed plugin opens {scheme}:// URLs (there are {known}); install the plugin of that store"

@@ -6,8 +6,9 @@
 In docs/cli.md the usage and the options of each command come from click; in docs/job-file.md the fields
 come from the types and their docstrings; in docs/failure-modes.md the figures from the code's constants; in
 docs/architecture.md the rooms and layers from the import linter's contract and the rooms' first lines; in
-docs/plugin-kits.md what is broken on purpose from the tests of the kits; in docs/outputs.md the names of what
-is never kept from the agent's lists.
+docs/plugin-kits.md what is broken on purpose from the tests of the kits, and how long each call of a plugin
+may take; in docs/outputs.md the names of what is never kept from the agent's lists. docs/plugin-api.txt is
+all that plugins build on.
 What is generated stands between two comments; the rest is written by hand.
 """
 
@@ -40,6 +41,7 @@ from cloudspot.agent.membership import peers
 from cloudspot.agent.notices import notice_pipe
 from cloudspot.agent.training.watching import drain_schedule
 from cloudspot.boot import script
+from cloudspot.calls.guard import CALLS
 from cloudspot.cli.config import UserConfig
 from cloudspot.cli.main import SHORT_HELPS, program
 from cloudspot.cli.sharedoptions import DEBUG_HELP, JSON_HELP, STORE_HELP
@@ -58,6 +60,7 @@ from cloudspot.registry import provider_class
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = "cloudspot/job.schema.json"
+SURFACE = "docs/plugin-api.txt"
 WIDTH = 100
 
 _SHARED = (STORE_HELP, JSON_HELP, DEBUG_HELP)
@@ -97,11 +100,16 @@ def generated() -> Mapping[str, str]:
         ),
         "docs/plugin-kits.md": _with_regions(
             (ROOT / "docs" / "plugin-kits.md").read_text(encoding="utf-8"),
-            {"broken on purpose": broken_on_purpose(), "capabilities": capabilities()},
+            {
+                "broken on purpose": broken_on_purpose(),
+                "capabilities": capabilities(),
+                "time limits": time_limits(),
+            },
         ),
         "docs/outputs.md": _with_regions(
             (ROOT / "docs" / "outputs.md").read_text(encoding="utf-8"), {"never kept": never_kept()}
         ),
+        SURFACE: "\n".join(surface()) + "\n",
         SCHEMA: json.dumps(job_schema({"local": LocalOptions}), indent=2) + "\n",
         **_plugin_pages(),
     }
@@ -228,6 +236,79 @@ def broken_on_purpose() -> str:
                 tests = ", ".join(f"`{promise}`" for promise in vars(kind)["broken"]).replace("|", r"\|")
                 rows.append(f"| {kind.__doc__} | {tests} |")
     return "\n".join(("", "| what is wrong | tests that fail (`test_...`) |", "|---|---|", *rows, "", ""))
+
+
+# --- what plugins build on ----------------------------------------------------------------------
+
+COVERED = (
+    "calls",
+    "decoding",
+    "emulation",
+    "errors",
+    "hookspecs",
+    "host.paced_http",
+    "interfaces",
+    "jobfile.quantities",
+    "market.plugin_policy",
+    "model",
+    "plugin",
+    "testing",
+)
+"""The modules of cloudspot, and packages with all of theirs, that the version of the interfaces covers."""
+
+
+def surface() -> Iterator[str]:
+    """Yield all public names of these modules with their signatures, as the source has them."""
+    root = Path(cloudspot.__file__).parent
+    yield "# All that plugins build on, written by docs/generate.py. What a plugin would notice raises"
+    yield "# cloudspot.hookspecs.API_VERSION: see Compatibility in docs/architecture.md."
+    for name in COVERED:
+        place = root.joinpath(*name.split("."))
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]:
+            parts = path.relative_to(root).with_suffix("").parts
+            if parts[:-1] == ("testing", "job") or parts == ("calls", "guard"):
+                continue  # a script of the kits, and what nobody but cloudspot calls
+            lines = [line for one in ast.parse(path.read_text(encoding="utf-8")).body for line in _shown(one)]
+            module = ".".join(("cloudspot", *parts))
+            if lines:
+                yield from ("", module.removesuffix(".__init__"), *(f"    {line}" for line in lines))
+
+
+def _shown(node: ast.stmt, owner: str = "") -> Iterator[str]:
+    """Yield the lines of a definition if it is public; those of a class are indented."""
+    if isinstance(node, ast.ImportFrom):
+        yield from (f"{one.name} of {node.module}" for one in node.names if one.asname == one.name)
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if isinstance(target, ast.Name) and _is_public(target.id):
+            text = ast.unparse(node)
+            yield text if len(text) <= WIDTH else f"{text[:WIDTH]}..."
+    elif isinstance(node, ast.ClassDef) and _is_public(node.name):
+        bases = ", ".join(ast.unparse(one) for one in (*node.bases, *node.keywords))
+        yield f"class {node.name}({bases})" if bases else f"class {node.name}"
+        yield from (f"    {line}" for one in node.body for line in _shown(one, node.name))
+    elif isinstance(node, ast.FunctionDef) and (_is_public(node.name) or (owner and node.name == "__init__")):
+        marks = "".join(f"@{ast.unparse(one)} " for one in node.decorator_list)
+        returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        yield f"{marks}def {node.name}({ast.unparse(node.args)}){returns}"
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_")
+
+
+def time_limits() -> str:
+    """Return how long each call of a plugin may take, as a table."""
+    rows = []
+    for interface, calls in CALLS.items():
+        for name, rule in calls.items():
+            limit = "no limit" if rule.seconds == float("inf") else in_words(rule.seconds)
+            if rule.seconds_per_mib:
+                limit += f", and {in_words(rule.seconds_per_mib)} for each MiB"
+            unknown = "unknown: it is called again" if rule.is_unknown else ""
+            rows.append(f"| `{interface}.{name}` | {limit} | {unknown} |")
+    head = ("", "| call | may take | what a fault leaves behind |", "|---|---|---|")
+    return "\n".join((*head, *rows, "", ""))
 
 
 # --- the command line ---------------------------------------------------------------------------

@@ -43,6 +43,37 @@ def test_what_is_generated_is_up_to_date(generate):
     assert stale == [], "run: python docs/generate.py"
 
 
+def test_what_plugins_build_on_changes_only_on_purpose(generate):
+    """A change that a plugin would notice raises the version of the interfaces."""
+    shown = "\n".join(generate.surface()) + "\n"
+    assert (ROOT / generate.SURFACE).read_text() == shown, "run python docs/generate.py, and look at the diff"
+    assert "    class Provisioner(Guarded, ABC)\n        token_seconds: float\n" in shown
+
+
+NOT_COVERED = {
+    "cloudspot.jobstore.layout",
+    "cloudspot.host.public_addresses",
+    "cloudspot.jobstore.access.parallel",
+    "cloudspot.jobstore.access.retrying_store",
+    "cloudspot.jobstore.logs.objectlog",
+}
+"""Modules that plugins of this repository use all the same: no promise is made of them."""
+
+
+def test_plugins_build_on_what_the_version_of_the_interfaces_covers(generate):
+    used = set()
+    for path in ROOT.glob("plugins/*/cloudspot_*/**/*.py"):
+        if path.parts[len(ROOT.parts) + 1].endswith("-sandbox"):
+            continue  # They are of one version with the core.
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "cloudspot":
+                used.add(node.module)
+    covered = {
+        name for name in used if any(f"{name}.".startswith(f"cloudspot.{one}.") for one in generate.COVERED)
+    }
+    assert used - covered - {"cloudspot"} == NOT_COVERED
+
+
 @pytest.mark.full
 def test_the_generator_names_what_is_out_of_date_and_mends_it(tmp_path):
     (tmp_path / "docs").mkdir()
@@ -62,6 +93,7 @@ def test_the_generator_names_what_is_out_of_date_and_mends_it(tmp_path):
         "docs/kubernetes.md",
         "docs/failure-modes.md",
         "docs/outputs.md",
+        "docs/plugin-api.txt",
         "docs/plugin-kits.md",
         *(
             f"tests/support/worlds/broken_{name}.py"

@@ -24,6 +24,7 @@ from cloudspot.model import (
     EndReason,
     Instance,
     InstanceState,
+    LaunchRequest,
     Market,
     NodeIdentity,
     ObjectMeta,
@@ -341,8 +342,9 @@ def test_a_value_that_a_later_version_or_a_provider_adds_is_kept_as_it_is(kind):
 def test_a_machine_in_an_unknown_state_may_run_and_an_offer_on_an_unknown_market_is_not_bought():
     assert InstanceState("hibernating").is_up
     assert not InstanceState.SHUTTING_DOWN.is_up
-    provisioner = answering(Provisioner, render="a request")
-    assert provisioner.render(group_of(OFFER)) == "a request"
+    request = LaunchRequest(provider="sky", body={})
+    provisioner = answering(Provisioner, render=request)
+    assert provisioner.render(group_of(OFFER)) is request
     with pytest.raises(ProvisionError, match="nothing is bought on the market 'capacity-block'"):
         provisioner.render(group_of(replace(OFFER, market=Market("capacity-block"))))
 

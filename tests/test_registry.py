@@ -230,27 +230,39 @@ def test_a_store_that_is_no_url_is_refused():
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("import no_such_sdk", "ModuleNotFoundError: No module named 'no_such_sdk'"),
+        ("import no_such_sdk", "its module raised ModuleNotFoundError: No module named 'no_such_sdk'"),
         ("x = (", "SyntaxError: "),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
         ("from cloudspot.errors import AuthError; raise AuthError('no key')", "no key"),
-        ("", "its hook cloudspot_provider returned None, not a subclass of Provider"),
-        (GOOD.replace("return Sky if", "return 3 if"), "returned 3, not a subclass of Provider"),
+        ("", "the hook cloudspot_provider in its module broken_sky is missing"),
+        (
+            "def cloudspot_provider(name): ...",
+            "the hook cloudspot_provider in its module broken_sky is not marked with @hookimpl",
+        ),
+        (GOOD.replace("return Sky if", "return None if"), 'returned None for "sky"'),
+        (GOOD.replace("return Sky if", "return 3 if"), "returned an instance of int, not the class itself"),
+        (GOOD.replace("return Sky if", "return Sky(Options()) if"), "returned an instance of Sky, not the"),
+        (GOOD.replace("return Sky if", "return Store if"), "Store is not a subclass of Provider"),
         (GOOD.replace("return Sky if", "return 1 / 0 if"), "ZeroDivisionError: division by zero"),
         (GOOD.replace("def node_identity(self): ...", ""), "Sky lacks node_identity"),
-        (GOOD.replace('name = "sky"', 'name = "sea"'), "Sky.name is 'sea', not \"sky\""),
+        (GOOD.replace('name = "sky"', 'name = "sea"'), "Sky.name is 'sea', not \"sky\", as its entry"),
         (
             GOOD.replace("options_type = Options", "options_type = dict"),
-            "Sky.options_type is not a msgspec.Struct",
+            "Sky.options_type is the class dict, not type[Struct]",
+        ),
+        (GOOD.replace("options_type = Options", ""), "Sky has no options_type"),
+        (
+            GOOD.replace("def provisioner", "driver_options = ['profile']\n        def provisioner"),
+            "Sky.driver_options is list[str], not frozenset[str]",
         ),
         (
             GOOD.replace("def cloudspot_provider(name)", "def cloudspot_provdier(name)"),
-            "PluginValidationError: ",
+            "it has no hook cloudspot_provdier; did you mean cloudspot_provider?",
         ),
         (
             GOOD.replace("def cloudspot_provider(name)", "def cloudspot_provider(nmae)"),
-            "PluginValidationError: ",
+            "its hooks take other arguments: Argument(s) {'nmae'} are declared in the hookimpl",
         ),
     ],
 )
@@ -279,6 +291,25 @@ def test_an_entry_point_to_nothing_is_a_broken_plugin(site):
     assert others()[0].error is not None
 
 
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        ("cloudspot_ocean", "its entry point names the module cloudspot_ocean, which is not there"),
+        ("cloudspot_sky.ocean", "its entry point names the module cloudspot_sky.ocean, which is not there"),
+        (
+            "cloudspot_sky:Sky",
+            "its entry point names cloudspot_sky:Sky; it must name the module alone: cloudspot_sky",
+        ),
+        ("cloudspot_sky:sky", "its module raised AttributeError: "),
+    ],
+)
+def test_an_entry_point_that_names_no_module_is_told_apart(site, named, reason):
+    site.install("cloudspot-sky", entry_points=only("sky") + named)
+    with pytest.raises(PluginError) as error:
+        provider_class("sky")
+    assert reason in str(error.value)
+
+
 def test_unreadable_entry_points_hide_no_other(site):
     site.install("cloudspot-odd", entry_points="[cloudspot.providers]\nno equals sign\n")
     site.install("cloudspot-sky")
@@ -292,13 +323,18 @@ def test_a_provider_whose_constructor_fails_is_a_broken_plugin(site):
         'name = "sky"', 'name = "sky"\n        def __init__(self, options): raise KeyError("x")'
     )
     site.install("cloudspot-sky", code=code)
-    with pytest.raises(PluginError, match=r"""^provider "sky" is broken: KeyError: 'x'$"""):
+    with pytest.raises(
+        PluginError,
+        match=r"""^provider "sky" of cloudspot-sky 1.2 is broken: making it raised KeyError: 'x'$""",
+    ):
         open_provider("sky", None)
 
 
 def test_a_store_that_is_none_is_a_broken_plugin(site):
     site.install("cloudspot-sky", code=GOOD.replace("return Store(url) if", "return dict() if"))
-    with pytest.raises(PluginError, match=r"for sky:// it returned a dict, not an ObjectStore$"):
+    with pytest.raises(
+        PluginError, match=r"cloudspot_object_store returned dict, not an instance of ObjectStore$"
+    ):
         open_store("sky://user:hunter2@bucket")
 
 
@@ -422,12 +458,12 @@ SANDBOX = """
     ("answer", "message"),
     [
         ("return Sky", None),
-        ("return Sky()", "not a subclass of EmulatedCloud"),
-        ("return None", "returned None, not a subclass"),
+        ("return Sky()", "returned an instance of Sky, not the class itself"),
+        ("return None", "returned None for"),
         ("return EmulatedCloud", "EmulatedCloud lacks environment, machine_environment, start, stop"),
         ("return type('Ground', (Sky,), {'name': 'ground'})", r'Ground.name is \'ground\', not "sky"'),
         ("raise PluginError('run: pip install x')", "^run: pip install x$"),
-        ("import no_such_module", "is broken: ModuleNotFoundError"),
+        ("import no_such_module", "is broken: its hook cloudspot_sandbox raised ModuleNotFoundError"),
     ],
 )
 def test_a_sandbox_is_judged_like_a_provider(site, answer, message):

@@ -17,7 +17,15 @@ from cloudspot.agent.node import Node
 from cloudspot.agent.node_context import Job
 from cloudspot.agent.notices.notice_pipe import NoticePipe
 from cloudspot.agent.store_retry import retry_until
-from cloudspot.errors import AuthError, CloudspotError, CorruptData, PluginError, SpecError, TransientError
+from cloudspot.errors import (
+    AuthError,
+    CloudspotError,
+    CorruptData,
+    PluginError,
+    PluginFault,
+    SpecError,
+    TransientError,
+)
 from cloudspot.host.locks import lock
 from cloudspot.host.low_priority import end_low_priority
 from cloudspot.interfaces import ObjectStore
@@ -57,17 +65,17 @@ def main() -> int:
             end_low_priority()  # an agent of this session may have been killed in an upload
             threading.excepthook = end_process
             _live(node, pipe)
+        except (PluginFault, TransientError) as error:
+            # The boot script starts another agent, up to its limit.
+            _log.exception("the agent cannot go on")
+            sys.stderr.write(f"cloudspot: {error}\n")
+            return 1
         except (AuthError, PluginError) as error:
             # The next agent of this machine would fail the same way. Without a provider this one does not
             # even know who it is, and without rights it can write nothing: only the console can say so.
             _log.error("%s", error)
             sys.stderr.write(f"cloudspot: this machine cannot serve its job: {error}\n")
             return CANNOT_SERVE
-        except TransientError as error:
-            # The boot script starts another agent, up to its limit.
-            _log.exception("the agent cannot go on")
-            sys.stderr.write(f"cloudspot: {error}\n")
-            return 1
         except Exception:  # noqa: BLE001 # a bug of our own must reach the log that is delivered
             _log.exception("the agent cannot go on")
             return 1

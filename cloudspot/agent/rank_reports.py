@@ -15,7 +15,7 @@ import msgspec
 
 from cloudspot.decoding import Seconds, Tally, decode
 from cloudspot.host.bounded_reads import read_at_most
-from cloudspot.jobstore.layout.records import HeldState
+from cloudspot.jobstore.layout.records import HeldState, RankLikeness
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,9 @@ class RankImports(msgspec.Struct, frozen=True, kw_only=True):
     """By the names that ``run.preload`` takes."""
 
 
-Report = TypeVar("Report", RankDrained, RankEnded, RankError, RankImports, RankRescued, RankSurvives)
+Report = TypeVar(
+    "Report", RankDrained, RankEnded, RankError, RankImports, RankLikeness, RankRescued, RankSurvives
+)
 
 
 def read_report(path: Path, report_type: type[Report]) -> Report | None:

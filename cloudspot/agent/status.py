@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from cloudspot.agent.rank_reports import read_report
 from cloudspot.decoding import Metrics, convert
 from cloudspot.host.names import printable
 from cloudspot.jobstore.access.store_clock import utc_now
@@ -22,6 +23,7 @@ from cloudspot.jobstore.layout.records import (
     LogStanding,
     NodeState,
     Phase,
+    RankLikeness,
     StagedInput,
     Survivors,
     Transfer,
@@ -150,6 +152,13 @@ class Status:
     def failed(self, failed: Failed) -> None:
         self._failed = failed
         self.state_changed.set()
+
+    @property
+    def likeness(self) -> tuple[RankLikeness, ...]:
+        """How far the ranks here are like the others, as far as they have told it."""
+        paths = () if self.handoff is None else [files.likeness_path(self.handoff, r) for r in self.ranks]
+        told = (read_report(path, RankLikeness) for path in paths)
+        return tuple(each for each in told if each is not None)
 
     @property
     def survivors(self) -> Survivors | None:

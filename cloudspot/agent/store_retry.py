@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from cloudspot import retrying
+from cloudspot.calls import retrying
 from cloudspot.errors import AuthError, TransientError
 
 _log = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from cloudspot.cli.invocation import Invocation, current_invocation
 from cloudspot.cli.screen import output, stdstreams
 from cloudspot.cli.sharedoptions import STORE_HELP, debug_option
 from cloudspot.errors import CloudspotError
+from cloudspot.host.left_calls import enforced_limits, is_any_under_way
 from cloudspot.plugin.installed import COMMAND_GROUP, Declared, from_distributions
 
 if TYPE_CHECKING:
@@ -147,10 +148,11 @@ class Program(click.Group):
         stdstreams.prepare()
         extra |= {"standalone_mode": False, "obj": invocation}
         try:
-            try:
-                code = super().main(*args, **extra)
-            finally:
-                _close_stores()
+            with enforced_limits():
+                try:
+                    code = super().main(*args, **extra)
+                finally:
+                    _close_stores()
             sys.stdout.flush()
         except _NO_ARGUMENTS as error:
             # Someone who types a group alone wants its help.
@@ -187,7 +189,7 @@ def _commands_of_plugins() -> dict[str, Declared]:
 def _close_stores() -> None:
     """Close the stores that the command has opened; most open none, and have not imported the registry."""
     registry = sys.modules.get("cloudspot.registry")
-    if registry is not None:
+    if registry is not None and not is_any_under_way():
         registry.close_stores()
 
 
@@ -247,4 +249,10 @@ def program() -> None:
 
 def main() -> None:
     """Run ``cloudspot`` with the arguments of the process."""
-    program.main(prog_name="cloudspot")
+    try:
+        program.main(prog_name="cloudspot")
+    except SystemExit as end:
+        if is_any_under_way():
+            # A plugin hangs, and Python would wait for threads that it has started.
+            stdstreams.end_process(int(end.code or 0))
+        raise

@@ -12,6 +12,7 @@ from datetime import datetime
 import msgspec
 
 from cloudspot.calls import InstancesRequest, OffersRequest
+from cloudspot.calls.retrying import doubled
 from cloudspot.controller.act import Actor
 from cloudspot.controller.actions import (
     Action,
@@ -47,7 +48,6 @@ from cloudspot.jobstore.layout.records import Summary
 from cloudspot.jobstore.nodes.settled_launches import settled_launches, write_settled
 from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
 from cloudspot.model import Capability, Instance, InstanceState, Market, Offer
-from cloudspot.retrying import doubled
 from cloudspot.story.events import Event, EventKind, diff
 from cloudspot.story.market_seen import market_seen
 from cloudspot.story.report import summarise
@@ -207,6 +207,11 @@ class Controller:
         """How many settled launches were copied last, and when (monotonic)."""
         self._warned: frozenset[str] = frozenset()
         self._clock_warning = ""
+
+    @property
+    def provider_name(self) -> str:
+        """The provider's name."""
+        return self._provider.name
 
     @property
     def poll_seconds(self) -> float:

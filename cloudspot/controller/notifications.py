@@ -21,7 +21,7 @@ from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import new_nonce
 from cloudspot.model import Message, MessageEvent, Severity
-from cloudspot.registry import notifier_class
+from cloudspot.registry import open_notifier
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.ledger import Ledger
 from cloudspot.story.news import News, news
@@ -106,7 +106,7 @@ class Notifications:
             return
         # Whoever cannot send leaves it to others.
         urls = notify.resolved(self._secrets)
-        notifier_class(notify.through)
+        open_notifier(notify.through)
         if find_meta(self._store, keys.spec(self._job_id)) is None:
             return
         won: list[News] = []

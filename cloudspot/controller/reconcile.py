@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import queue
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -33,6 +35,10 @@ from cloudspot.registry import provider_names
 NUM_BEFORE_TURNS = 30
 TURN_SECONDS = 60.0
 """With more live jobs than ``NUM_BEFORE_TURNS``, each pass begins with another one, by the minute."""
+WAIT_SECONDS = 5.0
+"""A pass that others follow waits no longer than this for what comes of the next job."""
+READ_AHEAD = 30
+"""So many jobs are read before the first of them is driven, to know their providers."""
 NOTE_SECONDS = 60.0
 """A driver that keeps running is noted no more often than this."""
 
@@ -59,6 +65,9 @@ class Unlisted:
 
 class Reconciler:
     """Drives the jobs of a store that are live. One that is kept between passes goes by its own clock.
+
+    The jobs of several providers are driven at the same time, so that a provider that hangs delays no job of
+    another.
 
     ``open_provider`` opens the provider of a submission and its job file, as ``ownership.open_to_drive``
     does. ``sleep`` is called between tries of a request.
@@ -88,12 +97,21 @@ class Reconciler:
         """When the store was last told of this driver (monotonic)."""
         self._controllers: dict[str, Controller] = {}
         self._providers: dict[tuple[str, bytes], Provider] = {}
+        self._read: dict[str, tuple[HistoryReader, Submission, JobSpec]] = {}
+        """Jobs that were just read and have no controller yet."""
+        self._busy: set[str] = set()
+        """The providers whose jobs are being driven, each in a thread."""
+        self._done: queue.SimpleQueue[Reconciled | None] = queue.SimpleQueue()
+        """What these threads did; None: one has ended."""
 
-    def run_pass(self, *, job_ids: Sequence[str] | None = None) -> Iterator[Reconciled | Unlisted]:
+    def run_pass(
+        self, *, job_ids: Sequence[str] | None = None, is_last: bool = True
+    ) -> Iterator[Reconciled | Unlisted]:
         """Drive each job (None: all that are marked live) as far as it goes now; yield what came of it.
 
         With None, jobs of which a machine turns up are driven as well, whatever their mark says. Providers
-        that could not be asked for such machines come last.
+        that could not be asked for such machines come last. Unless this pass is the last, it does not wait
+        for a provider that takes long: a later pass has what came of its jobs.
 
         Raises:
             TransientError: the jobs could not be listed.
@@ -105,8 +123,12 @@ class Reconciler:
         turn = int(self._clock.now().timestamp() // TURN_SECONDS) % max(1, len(driven))
         if len(driven) > NUM_BEFORE_TURNS:
             driven = driven[turn:] + driven[:turn]
-        for job_id in driven:
-            yield self._drive(job_id)
+        passed_over: list[str] = []
+        for at in range(0, len(driven), READ_AHEAD):
+            passed_over += yield from self._drive_some(driven[at : at + READ_AHEAD], WAIT_SECONDS)
+        while is_last and (passed_over or self._busy):
+            yield from self._results(math.inf)
+            passed_over = yield from self._drive_some(passed_over, math.inf)
         live, problems = self._live_machines()
         if job_ids is None:
             seen = {
@@ -131,6 +153,56 @@ class Reconciler:
                 providers=provider_names(),
                 every=self._every,
             )
+
+    def _drive_some(
+        self, job_ids: Sequence[str], wait_seconds: float
+    ) -> Generator[Reconciled, None, list[str]]:
+        """Drive those jobs, each provider's in a thread; return those whose provider still has to do."""
+        groups: dict[str, list[str]] = {}
+        for job_id in job_ids:
+            groups.setdefault(self._provider_name(job_id), []).append(job_id)
+        if len(groups) <= 1 and not self._busy:
+            for job_id in job_ids:
+                yield self._drive(job_id)
+            return []
+        passed_over: list[str] = []
+        for name, some in groups.items():
+            if name in self._busy:
+                passed_over += some
+                continue
+            self._busy.add(name)
+            threading.Thread(target=self._drive_group, args=(name, some), daemon=True).start()
+        yield from self._results(wait_seconds)
+        return passed_over
+
+    def _results(self, wait_seconds: float) -> Iterator[Reconciled]:
+        """Yield what comes of the jobs that are being driven, until it takes longer than that."""
+        while self._busy or not self._done.empty():
+            try:
+                done = self._done.get(timeout=None if math.isinf(wait_seconds) else wait_seconds)
+            except queue.Empty:
+                return
+            if done is not None:
+                yield done
+
+    def _drive_group(self, name: str, job_ids: Sequence[str]) -> None:
+        try:
+            for job_id in job_ids:
+                self._done.put(self._drive(job_id))
+        finally:
+            self._busy.discard(name)
+            self._done.put(None)
+
+    def _provider_name(self, job_id: str) -> str:
+        """Return the name of the job's provider; empty if that cannot be told, as ``_drive`` will say."""
+        if job_id in self._controllers:
+            return self._controllers[job_id].provider_name
+        try:
+            reader = HistoryReader(self._store, job_id)
+            self._read[job_id] = (reader, *reader.read_job())
+        except Exception:  # noqa: BLE001 - whatever it is, it is met again where it is reported
+            return ""
+        return self._read[job_id][1].provider
 
     def _drive(self, job_id: str) -> Reconciled:
         try:
@@ -169,7 +241,9 @@ class Reconciler:
         """Return the machines of all providers that answer, each once, and why the others do not."""
         live: dict[tuple[str, str], Instance] = {}
         problems = []
-        for (name, options), provider in self._providers.items():
+        for (name, options), provider in list(self._providers.items()):
+            if name in self._busy:
+                continue  # What it is asked for now will be told with its jobs.
             try:
                 listed = provider.provisioner().instances(InstancesRequest()).instances
             except Exception as error:  # noqa: BLE001 - nor one provider's the others
@@ -180,8 +254,10 @@ class Reconciler:
 
     def _controller(self, job_id: str) -> Controller:
         if job_id not in self._controllers:
-            reader = HistoryReader(self._store, job_id)
-            submission, spec = reader.read_job()
+            if job_id not in self._read:
+                reader = HistoryReader(self._store, job_id)
+                self._read[job_id] = (reader, *reader.read_job())
+            reader, submission, spec = self._read.pop(job_id)
             provider = self._open_provider(submission, spec)
             # Options are part of what it lists: a region, say.
             options = msgspec.json.encode(spec.providers.get(submission.provider, {}), order="deterministic")

@@ -21,7 +21,7 @@ from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError
 from cloudspot.host.guarded_connections import Permit, guard_connections, permit
 from cloudspot.model import Message
-from cloudspot.registry import notifier_class
+from cloudspot.registry import open_notifier
 
 SEND_SECONDS = 20.0
 """A URL that has not accepted a message by then counts as one that has not."""
@@ -104,7 +104,7 @@ def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # What a library prints is no answer.
     order: _Order = decode(sys.stdin.buffer.read(), _Order)
-    notifier = notifier_class(order.through)()
+    notifier = open_notifier(order.through)
     guard_connections(threads_inherit={*order.urls} <= {*order.own})
 
     def attempt(name: str, url: str) -> None:
@@ -115,8 +115,6 @@ def main() -> None:
             notifier.send(url, order.message)
         except CloudspotError as refused:
             error = str(refused)
-        except Exception as fault:  # noqa: BLE001 - whatever a library raises; its text may hold the URL
-            error = f"could not be asked: {type(fault).__name__}"
         if error is not None and granted.has_refused:
             error = REFUSED
         os.write(out, msgspec.json.encode(_Answer(name=name, error=error)) + b"\n")

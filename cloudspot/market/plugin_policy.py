@@ -1,9 +1,9 @@
-"""Market policies that plugins bring: their base class, and the guard around them."""
+"""Market policies that plugins bring: their base class, and the check of what they choose."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -11,18 +11,19 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
+from cloudspot.calls.guard import Guarded
 from cloudspot.errors import PluginError
 from cloudspot.jobfile.tables import convert
 from cloudspot.market.hazards import Hazards
 from cloudspot.market.situation import NOTHING, Ints, MarketPolicy, Situation
-from cloudspot.registry import policy_class
+from cloudspot.registry import policy_maker
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The options of a policy that has none."""
 
 
-class PluginPolicy(ABC):
+class PluginPolicy(Guarded, ABC):
     """The base class of a policy that the hook ``cloudspot_market_policy`` returns.
 
     A driver asks it at each launch, and about once a minute while the job trains. It may be asked by several
@@ -50,19 +51,17 @@ class PluginPolicy(ABC):
 
 
 def plugin_policy(name: str, options: Mapping[str, object], usual: Hazards) -> MarketPolicy:
-    """Return a plugin's policy, guarded: what it must not choose raises PluginError.
+    """Return a plugin's policy; what it must not choose raises PluginError.
 
     Raises:
         PluginError: no plugin brings it, or it is broken.
         SpecError: its options are wrong.
     """
-    class_ = _class_of(name)
-    values = convert(dict(options), class_.options_type, at=("spot", "options"))
-    try:
-        made = class_(usual, values)
-    except (Exception, SystemExit) as error:
-        raise _broken(name, f"{type(error).__name__}: {error}") from error
-    return _Guarded(name, made)
+
+    def make(class_: type[PluginPolicy]) -> PluginPolicy:
+        return class_(usual, convert(dict(options), class_.options_type, at=("spot", "options")))
+
+    return _Checked(name, _maker_of(name)(make))
 
 
 def _broken(name: str, why: str) -> PluginError:
@@ -70,23 +69,20 @@ def _broken(name: str, why: str) -> PluginError:
 
 
 @cache
-def _class_of(name: str) -> type[PluginPolicy]:
-    return policy_class(name, PluginPolicy)  # type: ignore[type-abstract]
+def _maker_of(name: str) -> Callable[[Callable[[type[PluginPolicy]], PluginPolicy]], PluginPolicy]:
+    return policy_maker(name, PluginPolicy)  # type: ignore[type-abstract]
 
 
 @dataclass(frozen=True)
-class _Guarded:
-    """A policy of a plugin; its mistakes are told as such."""
+class _Checked:
+    """A policy of a plugin; what it must not choose is told as its mistake."""
 
     name: str
     policy: PluginPolicy
 
     def choose(self, situation: Situation) -> Ints:
         """Return the policy's choice, checked."""
-        try:
-            chosen = np.asarray(self.policy.choose(situation))
-        except (Exception, SystemExit) as error:
-            raise _broken(self.name, f"{type(error).__name__}: {error}") from error
+        chosen = np.asarray(self.policy.choose(situation))
         held, num_zones = situation.held, len(situation.is_up)
         if chosen.shape != held.shape or chosen.dtype.kind not in "iu":
             raise _broken(

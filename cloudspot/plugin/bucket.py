@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from cloudspot.calls.retrying import T, retry
 from cloudspot.errors import (
     AuthError,
     CloudspotError,
@@ -27,7 +28,6 @@ from cloudspot.model import CheckResult
 from cloudspot.plugin.answers import UNREADABLE
 from cloudspot.plugin.multipart import Passing, UploadGone
 from cloudspot.plugin.sdkerrors import SdkErrors
-from cloudspot.retrying import T, retry
 
 
 class RangeBeyondEnd(CloudspotError):

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 from cloudspot.calls import CheckRequest, CheckResults
+from cloudspot.calls.retrying import retry
 from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing, StoreRefused, TransientError
 from cloudspot.interfaces import MAX_GET_BYTES, Data, ObjectStore, Upload, is_key
 from cloudspot.model import CheckResult, ObjectMeta, ObjectPage, UnfinishedUpload
@@ -24,7 +25,6 @@ from cloudspot.plugin.multipart import (
     UploadGone,
     settle,
 )
-from cloudspot.retrying import retry
 
 MAX_PAGE: Final = 1000
 MAX_EMPTY_PAGES: Final = 10_000

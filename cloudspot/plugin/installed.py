@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from cloudspot.errors import reason_of
+
 COMMAND_GROUP: Final = "cloudspot.commands"
 """The other groups are in :mod:`cloudspot.hookspecs`, which ``--help`` does without."""
 
@@ -17,6 +19,8 @@ class Declared:
     name: str
     distribution: str
     version: str
+    module: str
+    """As its entry point names it."""
     load: Callable[[], object]
     error: str | None = None
     """Why it cannot be used; None: nothing speaks against it so far."""
@@ -43,12 +47,7 @@ def from_distributions(group: str) -> Iterator[Declared]:
             points = [point for point in distribution.entry_points if point.group == group]
         except Exception as error:  # noqa: BLE001 - whatever a stranger's metadata provokes
             reason = f"its entry points cannot be read: {reason_of(error)}"
-            yield Declared(name, name, version, object, reason)  # with an error, nobody loads it
+            yield Declared(name, name, version, "", object, reason)  # with an error, nobody loads it
             continue
         for point in points:
-            yield Declared(point.name, name, version, point.load)
-
-
-def reason_of(error: BaseException) -> str:
-    """Return the error on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+            yield Declared(point.name, name, version, point.value, point.load)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
+from cloudspot.calls.retrying import retry
 from cloudspot.errors import CloudspotError, ObjectExists, TransientError
 from cloudspot.interfaces import Data, Upload
-from cloudspot.retrying import retry
 
 PART_BYTES: Final = 16 << 20
 NUM_THREADS: Final = 4

@@ -15,9 +15,9 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import ClassVar, Final, TypeVar
 
+from cloudspot.calls.retrying import THROTTLE_WAITS, retry
 from cloudspot.errors import AuthError, CloudspotError, ProvisionError, QuotaError, TransientError
 from cloudspot.plugin.answers import unreadable
-from cloudspot.retrying import THROTTLE_WAITS, retry
 
 Codes = Mapping[str, type[CloudspotError]]
 """What a service's own error codes mean, as error classes."""

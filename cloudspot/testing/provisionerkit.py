@@ -374,6 +374,19 @@ class ProvisionerTests(LaunchingKit):
         with suppress(TransientError):
             provisioner.announce(made, facts)
 
+    def test_what_a_later_version_adds_is_passed_on_and_not_bought(self, account: Account) -> None:
+        (made,) = self._create(account, self._request(account))
+        provisioner = account.provider().provisioner()
+        odd = msgspec.structs.replace(made, state=InstanceState("kit-unknown"), market=Market("kit-unknown"))
+        assert isinstance(provisioner.console(odd), str)
+        with suppress(TransientError):
+            provisioner.announce([odd], {"MASTER_ADDR": "10.0.0.1"})
+        group = self._group(account, launch=2)
+        offer = msgspec.structs.replace(group.offer, market=Market("kit-unknown"))
+        with pytest.raises(ProvisionError):
+            provisioner.render(msgspec.structs.replace(group, offer=offer))
+        assert account.running() == {made.id}
+
     def test_a_release_is_safe_to_repeat_and_harms_no_other_stores_job(self, account: Account) -> None:
         made = [
             self._create(account, self._request(account, num_nodes=2, store_url=store), token=str(number))

@@ -10,10 +10,12 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from cloudspot.train import handoff
 from cloudspot.train.errors import SessionError
 from cloudspot.train.uncaught_errors import tell_of_errors
 
 _PREFIX = "cloudspot"
+_NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _GLOO = "gloo"
 """On all devices. With ``cpu:gloo``, torch 2.13 sets no default once ``torch.distributed.fsdp``, which the
 session imports, has registered a backend of its own, and each rank warns of that when it ends."""
@@ -55,6 +57,11 @@ def start_process_group() -> Any:
         SessionError: there are more ranks than GPUs on this machine.
     """
     tell_of_errors()
+    if os.environ.get(handoff.RESCUE) == "1" and os.environ.get(_NCCL_ERRORS, "1") == "1":
+        # With 1, which torchrun sets, its watchdog ends the process when a peer is lost, and with it the
+        # state to save. So the collective hangs, as the agent expects, which ends the training then.
+        # Source: PyTorch, "ProcessGroupNCCL Environment Variables" (checked 2026-11).
+        os.environ[_NCCL_ERRORS] = "0"
     if "RANK" not in os.environ or not dist.is_available():
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     local_rank = int(os.environ["LOCAL_RANK"])

@@ -25,6 +25,7 @@ A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
     survives-R.json        trainer -> agent  what rank R still holds after others were lost: see ``Survives``
     rescue.json            agent -> trainer  say that; save it; or end, as it is needed no more
     rescued-R.json         trainer -> agent  rank R has sealed its part, or holds nothing any more
+    likeness-R.json        trainer -> agent  how far rank R is like the others, if it is lost: `RankLikeness`
     imports-R.json         trainer -> agent  what rank R imports slowly, and may be imported once a machine
     started-R              launcher -> agent torchrun has started rank R
     exited-R               launcher -> agent the exit status of rank R, as a shell tells it
@@ -333,6 +334,11 @@ def survives_path(handoff: Path, rank: int) -> Path:
 def rescue_path(handoff: Path) -> Path:
     """Return the file by which the agent says what is to become of what ranks hold."""
     return handoff / "rescue.json"
+
+
+def likeness_path(handoff: Path, rank: int) -> Path:
+    """Return the file by which a rank says how far it is like the others: {"rank", "draws", "digests"}."""
+    return handoff / f"likeness-{rank}.json"
 
 
 def rescued_path(handoff: Path, rank: int) -> Path:

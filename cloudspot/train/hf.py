@@ -15,6 +15,7 @@ from transformers.trainer_callback import ExportableState
 
 import cloudspot.train as spot
 from cloudspot.train.data.replayed_loader import ReplayedLoader, set_epoch
+from cloudspot.train.data.resumable_batches import own_order
 from cloudspot.train.errors import SessionError
 from cloudspot.train.framework_loop import (
     FrameworkLoop,
@@ -123,6 +124,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
             return
         trainer, place = self._trainer, self._place
         place.loader = ReplayedLoader(kwargs["train_dataloader"], ahead=args.gradient_accumulation_steps)
+        place.own_order = own_order(place.loader, seeds={args.seed, args.data_seed})
         if self.run is not None:
             self._begin_again()
         else:
@@ -320,6 +322,8 @@ class _Place:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.loader: Any = None
+        self.own_order: str | None = None
+        """Why other ranks cannot tell which batches come next for this one."""
         self.switches: dict[str, bool] | None = None
         """The Trainer's, if an evaluation comes before the next step."""
         self.is_epoch_over = False

@@ -24,6 +24,7 @@ from lightning.pytorch.trainer import call
 
 import cloudspot.train as spot
 from cloudspot.train.data.replayed_loader import ReplayedLoader
+from cloudspot.train.data.resumable_batches import own_order
 from cloudspot.train.errors import SessionError
 from cloudspot.train.framework_loop import (
     FrameworkLoop,
@@ -323,6 +324,11 @@ class _Place:
         """The Trainer's loaders."""
         combined = self._trainer.fit_loop._combined_loader  # noqa: SLF001 - nothing public has them
         return [] if combined is None else list(combined.flattened)
+
+    @property
+    def own_order(self) -> str | None:
+        """Why other ranks cannot tell which batches come next for this one."""
+        return next(filter(None, (own_order(each.replayed) for each in self.loaders)), None)
 
     def state_dict(self) -> dict[str, Any]:
         num_used = self._trainer.fit_loop.epoch_loop.batch_progress.current.completed

@@ -14,7 +14,7 @@ from support.records.made_records import Records
 from support.stores.faultstore import DenyingStore
 
 from cloudspot.agent import main, store_retry
-from cloudspot.errors import SpecError, TransientError
+from cloudspot.errors import PluginFault, SpecError, TransientError
 from cloudspot.jobstore.access import store_clock
 from cloudspot.jobstore.access.store_clock import StoreClock, utc_now
 from cloudspot.jobstore.access.wrapped_store import WrappedStore
@@ -113,6 +113,24 @@ def test_a_machine_that_may_not_read_its_job_says_so_on_its_console_and_is_no_cr
     assert (node.logs / "agent.log").read_text().count("Traceback") == 0
 
 
+def test_a_fault_of_a_plugins_call_is_an_accident_since_the_next_agent_may_be_luckier(
+    given, monkeypatch, capsys
+):
+    fault = PluginFault(
+        'store plugin "sky" of cloudspot-sky 1.2 is broken: ObjectStore.get() raised KeyError'
+    )
+
+    def get(key):
+        raise fault
+
+    node = given.node()
+    monkeypatch.setattr(given.store, "get", get)
+    monkeypatch.setattr(main, "open_job_store", lambda url, store_id: given.store)
+    monkeypatch.setattr(main.Node, "from_environment", lambda environ: node)
+    assert main.main() == 1
+    assert capsys.readouterr().err == f"cloudspot: {fault}\n"
+
+
 @pytest.mark.full
 def test_a_machine_whose_store_has_no_mark_says_so_on_its_console_and_gives_up(
     given, monkeypatch, capsys, tmp_path
@@ -147,7 +165,7 @@ def test_a_machine_that_cannot_write_to_its_store_gives_up_after_a_while(given, 
     given.store.put(keys.spec(JOB), submission)
     node = given.node()
     node.submission_sha256 = hash_of(submission)
-    monkeypatch.setattr("cloudspot.retrying.SHORT_WAITS", ())
+    monkeypatch.setattr("cloudspot.calls.retrying.SHORT_WAITS", ())
     monkeypatch.setattr(main, "START_SECONDS", 0.2)
     monkeypatch.setattr(store_retry.time, "sleep", sleep)
     monkeypatch.setattr(store_retry.time, "monotonic", lambda: sum(waited))

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from cloudspot.agent.status import MAX_METRICS_BYTES, Status
+from cloudspot.jobstore.layout.records import RankLikeness
 from cloudspot.train import handoff as files
 
 
@@ -35,3 +36,14 @@ def test_what_a_training_writes_that_is_no_metric_comes_into_no_heartbeat(tmp_pa
     path = files.metrics_path(tmp_path, 0)
     path.write_text(f'{{"values": {{"loss": -Infinity}}}}\n{line}\n')
     assert status.metrics() == {"loss": -math.inf}
+
+
+def test_ranks_that_have_told_nothing_of_use_are_not_known_to_be_like_the_others(tmp_path):
+    status = Status()
+    assert status.likeness == ()
+    status.handoff, status.ranks = tmp_path, (2, 3, 4)
+    said = {"rank": 2, "draws": False, "digests": [[2, "a"], [3, "b"]]}
+    files.write_json(files.likeness_path(tmp_path, 2), said)
+    files.likeness_path(tmp_path, 3).write_text("[]")
+    files.write_json(files.likeness_path(tmp_path, 4), {**said, "rank": 4, "digests": [[2, "a"]] * 5})
+    assert status.likeness == (RankLikeness(rank=2, draws=False, digests=((2, "a"), (3, "b"))),)

@@ -250,7 +250,7 @@ CASES = [
     Case(
         "a broken plugin",
         "run --provider broken",
-        'plugin "broken" of cloudspot-broken 1.0 is broken: ImportError: no such library',
+        'provider "broken" of cloudspot-broken 1.0 is broken: its module raised ImportError: no such library',
         3,
     ),
     Case(

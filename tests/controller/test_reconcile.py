@@ -2,6 +2,7 @@ import copy
 import itertools
 import math
 import random
+import threading
 from datetime import timedelta
 
 import msgspec
@@ -12,9 +13,12 @@ from support.worlds.simulation import SimStore, World
 from support.worlds.stopped_calls import Stops, until
 
 from cloudspot.calls import TerminateResult
+from cloudspot.calls.guard import Guard
+from cloudspot.controller import reconcile as module
 from cloudspot.controller.loop import Controller
 from cloudspot.controller.reconcile import Reconciled, Reconciler, Unlisted
 from cloudspot.errors import AuthError, JobNotFound, PluginError, TransientError
+from cloudspot.interfaces import Provider, Provisioner
 from cloudspot.jobstore.jobs.job_lists import list_live, mark_live
 from cloudspot.jobstore.jobs.reader import HistoryReader
 from cloudspot.jobstore.layout import codec, keys
@@ -652,3 +656,99 @@ def test_any_exception_of_one_provider_is_told_and_holds_up_no_job(town, monkeyp
     monkeypatch.setattr(type(town.cloud), "instances", lambda *_args, **_options: 1 / 0)
     [unlisted] = [one for one in reconciler.run_pass() if isinstance(one, Unlisted)]
     assert "ZeroDivisionError" in str(unlisted.error)
+
+
+@pytest.fixture
+def stuck(town):
+    """Two jobs, and a provider of the second that does not answer until the event is set."""
+    released = threading.Event()
+    town.submit("any")
+    town.submit("zealous")
+    town.submit("before", provider="stuck")  # its name comes before one of the others
+
+    class Stuck(SimProvider):
+        def provisioner(self):
+            released.wait()
+            return super().provisioner()
+
+    def open_provider(submission, _spec):
+        kind = Stuck if submission.provider == "stuck" else SimProvider
+        return kind(town.cloud)
+
+    town.open_provider, town.release = open_provider, released.set
+    yield town
+    released.set()
+
+
+def test_a_provider_that_hangs_delays_no_job_of_another(stuck):
+    done = stuck.reconciler().run_pass()
+    assert [next(done).job_id for _ in range(2)] == ["any", "zealous"]
+    stuck.release()
+    (late,) = done
+    assert (late.job_id, late.error) == ("before", None)
+
+
+def test_jobs_behind_those_of_a_provider_that_hangs_are_driven_before_these_end(stuck, monkeypatch):
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(module, "READ_AHEAD", 2)  # "before" is read with "any"
+    stuck.submit("bereft", provider="stuck")
+    done = stuck.reconciler().run_pass(job_ids=["any", "before", "bereft", "zealous"])
+    assert [next(done).job_id for _ in range(2)] == ["any", "zealous"]
+    stuck.release()
+    assert [one.job_id for one in done] == ["before", "bereft"]
+
+
+def test_passes_that_others_follow_do_not_wait_for_a_provider_that_hangs(stuck, monkeypatch):
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
+    reconciler = stuck.reconciler()
+    for _ in range(3):
+        assert {one.job_id for one in reconciler.run_pass(is_last=False)} == {"any", "zealous"}
+    stuck.release()
+    assert {one.job_id for one in reconciler.run_pass()} == {"any", "before", "zealous"}
+
+
+def test_a_plugins_fault_is_told_as_its_own_and_the_other_jobs_are_driven(town):
+    town.submit("one")
+    town.submit("two", provider="sky")
+
+    class Faulty(SimProvider):
+        def boot_profile(self):
+            raise KeyError("image")
+
+    def open_provider(submission, _spec):
+        if submission.provider == "sim":
+            return SimProvider(town.cloud)
+        return Guard('provider "sky" of cloudspot-sky 1.2').enter(Faulty(town.cloud), Provider)
+
+    town.open_provider = open_provider
+    told = {one.job_id: one for one in town.reconciler().run_pass()}
+    assert str(told["two"].error) == (
+        "provider \"sky\" of cloudspot-sky 1.2 is broken: Provider.boot_profile() raised KeyError: 'image'"
+    )
+    assert told["one"].error is None
+    assert [one.job_id for one in town.cloud.machines.values()] == ["one"]
+
+
+@pytest.mark.parametrize("has_bought", [False, True])
+def test_a_create_that_fails_as_none_should_leaves_one_machine_of_one_launch(town, monkeypatch, has_bought):
+    """Whether it bought a machine is not known: another launch might pay for a second one."""
+    town.submit("one")
+    Guard('provider "sky" of cloudspot-sky 1.2').enter(town.cloud, Provisioner)
+    tokens, created = [], town.cloud.created
+
+    def faulty(request, *, token):
+        tokens.append(token)
+        if len(tokens) > 1:
+            return created(request, token=token)
+        if has_bought:
+            created(request, token=token)
+        raise KeyError("tags")
+
+    monkeypatch.setattr(town.cloud, "created", faulty)
+    monkeypatch.setattr(town.world, "chance", lambda share: False)
+    told = drive(town, town.reconciler(), passes=3)
+    problem = "Provisioner.create() raised KeyError: 'tags'; its outcome is unknown"
+    assert told[0].tick.problems == (f'provider "sky" of cloudspot-sky 1.2 is broken: {problem}',)
+    assert (len(town.cloud.machines), len(set(tokens))) == (1, 1)
+    assert has_bought or len(tokens) > 1
+    assert len(HistoryReader(town.store, "one").read().launches) == 1

@@ -13,7 +13,7 @@ from support.jobs.process_portrait import left_open
 from cloudspot.controller.sending import send
 from cloudspot.errors import PluginError
 from cloudspot.model import Message, Severity
-from cloudspot.registry import notifier_class
+from cloudspot.registry import open_notifier
 
 PLUGIN = """
     import json, os, pathlib, signal, socket, subprocess, threading, time
@@ -87,7 +87,7 @@ def test_each_url_has_its_own_outcome_and_no_url_is_in_it(site):
         "hangs": "hang:secret",
     }
     assert send("pager", MESSAGE, urls, own=(), seconds=2.0) == {
-        "raises": "could not be asked: ValueError",
+        "raises": 'notifier "pager" of cloudspot-pager 1.0 is broken: Notifier.send() raised ValueError',
         "refuses": "answered 403",
         "hangs": "did not answer within 2 s",
     }
@@ -141,9 +141,9 @@ def test_a_notifier_that_takes_its_process_along_has_failed(site):
 
 
 def test_a_notifier_is_found_by_its_name_and_a_missing_one_comes_with_the_nearest(site):
-    assert notifier_class("pager").name == "pager"
+    assert open_notifier("pager").name == "pager"
     with pytest.raises(PluginError, match=r'^no notifier "pagr" is installed; did you mean "pager"\?$'):
-        notifier_class("pagr")
+        open_notifier("pagr")
 
 
 @pytest.mark.full

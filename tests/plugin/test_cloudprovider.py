@@ -16,7 +16,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 class Finder(OfferFinder):
     def offers(self, resources):
-        return (self.cache.get("region", lambda: self.clients.ask(self.options.region)),)
+        zone = self.cache.get("region", lambda: self.clients.ask(self.options.region))
+        return (offer(zone=zone),)
 
     def spot_price(self, offer):
         if offer.zone == "hail":
@@ -94,7 +95,8 @@ def test_clients_and_provisioner_are_made_when_first_used_and_once():
 
 def test_what_an_offer_needs_is_asked_for_once():
     provider = Provider()
-    assert [plaincalls.offers(provider.provisioner(), Resources()) for _ in range(2)] == [("sky-1",)] * 2
+    found = [plaincalls.offers(provider.provisioner(), Resources()) for _ in range(2)]
+    assert found == [(offer(zone="sky-1"),)] * 2
     assert provider.clients.asked == ["sky-1"]
 
 

@@ -207,3 +207,30 @@ def test_a_notice_in_an_evaluation_does_not_wait_for_the_gpu(open_session, couri
             optimizer.step()
     assert not busy.query(), "it waited for the GPU"
     assert courier.drained() == {"step": 3}
+
+
+def test_a_boundary_counts_only_when_the_gpu_has_come_to_it(open_session, courier, memory):
+    """Behind a collective whose peer is lost it never does, and whoever waits for it waits for ever."""
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    run = open_session(
+        {**courier.begin(), handoff.ARENA: str(memory / "arena")}, model=model, optimizer=optimizer
+    )
+    run.check()
+    busy = torch.cuda.Event()
+    for step in run.steps(4):
+        if step == 3:
+            assert run._service.held() == "since the last boundary, the GPU has not come to it"
+            run._service.tell_likeness()
+            assert not busy.query(), "it waited for the GPU"
+            torch.cuda.synchronize()
+            assert run._service.held().step == 3
+            run._service.tell_likeness()
+            told = handoff.read_json(handoff.likeness_path(courier.handoff, 0))
+            assert [boundary for boundary, _ in told["digests"]] == [3]
+        model(torch.randn(16, 64, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 2:
+            torch.cuda._sleep(int(16e9))  # some eight seconds; the next boundary lies behind it
+            busy.record()

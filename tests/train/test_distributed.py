@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from cloudspot.train import SessionError, distributed
+from cloudspot.train import SessionError, distributed, handoff
 from cloudspot.train.rounds.rounds import Rounds
 
 
@@ -124,3 +124,18 @@ def test_a_process_group_ends_without_a_warning_of_torch():
         command, env={**os.environ, **ranks, **place}, capture_output=True, text=True, timeout=120, check=True
     )
     assert (done.stdout, done.stderr) == ("ended\n", "")
+
+
+@pytest.mark.parametrize(
+    ("rescue", "given", "found"), [("1", None, "0"), ("1", "1", "0"), ("1", "3", "3"), ("0", "1", "1")]
+)
+def test_nccl_ends_no_process_whose_state_may_be_saved_unless_it_is_told_to(
+    monkeypatch, rescue, given, found
+):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv(handoff.RESCUE, rescue)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", given or "")
+    if given is None:
+        monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING")
+    distributed.start_process_group()
+    assert os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == found

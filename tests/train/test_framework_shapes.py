@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from cloudspot.train import handoff
 from cloudspot.train.data.replayed_loader import ReplayedLoader
-from cloudspot.train.data.resumable_batches import ResumableBatches
+from cloudspot.train.data.resumable_batches import ResumableBatches, own_order
 from cloudspot.train.state.checkpoint import Checkpoint, weights_sha256
 
 pytestmark = [
@@ -759,6 +759,26 @@ def test_a_shuffled_loader_that_accelerate_divides_resumes_in_its_order():
         position, rank_position = first.take()
         second.resume(position, rank_position, world_size=2)
         assert fetch(second, 18 - num_fetched) == batches[num_fetched:]
+
+
+@pytest.mark.parametrize(
+    ("options", "seeds", "is_known"),
+    [
+        ({"rng_types": ["generator"]}, (), True),
+        ({}, (), False),
+        ({"use_seedable_sampler": True, "data_seed": 7}, (), False),
+        ({"use_seedable_sampler": True, "data_seed": 7}, (7,), True),
+    ],
+)
+def test_a_ranks_share_of_a_shuffled_loader_is_known_to_others_where_accelerate_makes_them_agree(
+    options, seeds, is_known
+):
+    from accelerate.data_loader import prepare_data_loader
+
+    loader = DataLoader(range(NUM_SAMPLES), 4, shuffle=True)
+    divided = prepare_data_loader(loader, num_processes=2, process_index=1, put_on_device=False, **options)
+    found = own_order(ReplayedLoader(divided), seeds=seeds)
+    assert (found is None) is is_known
 
 
 def test_an_accelerator_that_knows_of_one_process_of_two_is_refused(monkeypatch):

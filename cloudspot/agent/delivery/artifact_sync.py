@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from cloudspot import retrying
 from cloudspot.agent.delivery.checkpoint_files import files_below
 from cloudspot.agent.delivery.outputs import MAX_BYTES, OTHERS_SHARE, Found, Outputs, Stamp, listed, stamp_of
 from cloudspot.agent.worker import Worker
+from cloudspot.calls import retrying
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
 from cloudspot.host.names import make_parents
 from cloudspot.host.partial_files import whole_file

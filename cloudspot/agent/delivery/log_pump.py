@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from cloudspot.agent.worker import Worker
+from cloudspot.calls.retrying import doubled
 from cloudspot.decoding import decode
 from cloudspot.errors import CloudspotError
 from cloudspot.host.partial_files import write_whole
@@ -25,7 +26,6 @@ from cloudspot.interfaces import LogSink
 from cloudspot.jobstore.access.store_clock import utc_now
 from cloudspot.jobstore.layout.records import LogStanding
 from cloudspot.model import LogRecord
-from cloudspot.retrying import doubled
 
 _log = logging.getLogger(__name__)
 

@@ -114,9 +114,10 @@ class HeartbeatWriter(Worker):
             phases=status.phases,
             failed=status.failed,
             survivors=status.survivors,
+            likeness=status.likeness,
             at=context.now(),
         )
-        told = beat.state, beat.generation, beat.failed, beat.survivors, beat.idle is None
+        told = beat.state, beat.generation, beat.failed, beat.survivors, beat.likeness, beat.idle is None
         if told != self._told:
             self._told, num_changes = told, num_changes + 1
         self._num_changes = num_changes

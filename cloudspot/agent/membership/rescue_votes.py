@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Literal
 
 from cloudspot.agent.membership import rescues
@@ -15,6 +16,7 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import (
     CheckpointId,
     Generation,
+    RankLikeness,
     RescueOrder,
     Seat,
     Survivors,
@@ -89,7 +91,9 @@ class RescueVotes:
             told.append(own)
         procs = context.job.spec.procs_per_node
         choice = rescues.choose(
-            (held for each in told for held in each.held), world_size=procs * len(self.generation.members)
+            (held for each in told for held in each.held),
+            [*context.status.likeness, *self._likeness()],
+            world_size=procs * len(self.generation.members),
         )
         if isinstance(choice, str):
             standing = self.find_order(attempt)
@@ -127,6 +131,13 @@ class RescueVotes:
 
     def _cause(self) -> Literal["lost", "failed"]:
         return "lost" if any(map(self._peers.is_gone, self._others)) else "failed"
+
+    def _likeness(self) -> Iterator[RankLikeness]:
+        """Yield what the ranks of the other members have told, by their last heartbeats."""
+        beats = self._peers.beats()
+        for beat in (beats.get(seat) for seat in self._others):
+            if beat is not None and beat.generation == self.generation.number:
+                yield from beat.likeness
 
     def _reports(self, attempt: int) -> dict[Seat, Survivors]:
         beats = self._peers.beats()

@@ -6,6 +6,7 @@ import time
 
 import click
 
+from cloudspot.calls.retrying import doubling, retry, until
 from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
@@ -13,7 +14,6 @@ from cloudspot.cli.sharedoptions import job_argument, plain_option, store_option
 from cloudspot.cli.stored.trust import check_trusted, trust_option
 from cloudspot.controller.ownership import adopt, check_adopted
 from cloudspot.errors import NotAdopted, SpecError
-from cloudspot.retrying import doubling, retry, until
 
 WAIT_SECONDS = 60.0
 """For how long a store that does not answer at the start is asked for the job."""

@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from cloudspot.calls import InstancesRequest
+from cloudspot.calls.retrying import retry
 from cloudspot.cli.config import open_configured
 from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job
@@ -38,7 +39,6 @@ from cloudspot.jobstore.jobs.submission import request_stop
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import SetupReady
 from cloudspot.model import Capability, Instance, InstanceState, MachineImage
-from cloudspot.retrying import retry
 
 MAX_RUNTIME_SECONDS = 6 * 3600.0
 """How long the machine may run on which an image is made, unless the job file says less."""

@@ -100,7 +100,7 @@ def reconcile(
     own = current_driver(driver)
     open_provider = partial(open_to_drive, store, configured=configured_options)
     reconciler = Reconciler(store, open_provider, driver=own, every=every)
-    rounds = _Rounds(store, wanted, reconciler, own.outbox)
+    rounds = _Rounds(store, wanted, reconciler, own.outbox, is_last=not watch)
     if not watch:
         rounds.run_one()
         rounds.warn_of_orphans()
@@ -119,12 +119,20 @@ class _Rounds:
     """Makes passes over the jobs of a store and prints what they did."""
 
     def __init__(
-        self, store: ObjectStore, wanted: str | None, reconciler: Reconciler, outbox: Outbox
+        self,
+        store: ObjectStore,
+        wanted: str | None,
+        reconciler: Reconciler,
+        outbox: Outbox,
+        *,
+        is_last: bool,
     ) -> None:
         self._store = store
         self._wanted = wanted
         self._outbox = outbox
         self._reconciler = reconciler
+        self._is_last = is_last
+        """No pass follows another."""
         self._seen: set[str] = set()
         self._complaints: dict[str, str] = {}
         """What was last said of each job, provider or store that could not be dealt with."""
@@ -145,7 +153,7 @@ class _Rounds:
         self._failing = set()
         self._began = time.monotonic()
         job_ids = None if self._wanted is None else [self._wanted]
-        for done in self._reconciler.run_pass(job_ids=job_ids):
+        for done in self._reconciler.run_pass(job_ids=job_ids, is_last=self._is_last):
             if isinstance(done, Unlisted):
                 self._complain_of(done)
                 continue

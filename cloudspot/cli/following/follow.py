@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cloudspot.calls.retrying import doubling, retry
 from cloudspot.cli import exit_codes
 from cloudspot.cli.following.detached import tell_of_drivers
 from cloudspot.cli.following.interrupts import Detached, Interrupts
@@ -34,7 +35,6 @@ from cloudspot.jobstore.access.store_clock import clock_of
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.logs.log_streams import METRICS
 from cloudspot.model import LogRecord
-from cloudspot.retrying import doubling, retry
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.report import summarise
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cloudspot.calls.retrying import retry
 from cloudspot.cli.screen import output
 from cloudspot.errors import AuthError, CloudspotError, PluginError, SpecError, TransientError
 from cloudspot.host.size_text import size_text
@@ -19,7 +20,6 @@ from cloudspot.jobstore.code.bundle import code_files
 from cloudspot.jobstore.inputs.inputs import open_input
 from cloudspot.model import GIB, Capability, Offer
 from cloudspot.plugin.launchrequests import DEFAULT_EXTRA_GIB
-from cloudspot.retrying import retry
 
 
 @dataclass(frozen=True)

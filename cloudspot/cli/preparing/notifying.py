@@ -12,7 +12,7 @@ from cloudspot.cli.screen import output
 from cloudspot.errors import SpecError
 from cloudspot.jobfile.notify import NotifySpec
 from cloudspot.jobfile.spec import JobSpec
-from cloudspot.registry import notifier_class
+from cloudspot.registry import open_notifier
 
 
 def with_notify(spec: JobSpec) -> JobSpec:
@@ -34,7 +34,7 @@ def check_messages(notify: NotifySpec, environ: Mapping[str, str]) -> None:
     """
     if not notify.is_wanted:
         return
-    notifier = notifier_class(notify.through)()
+    notifier = open_notifier(notify.through)
     if notify.timezone is not None:
         try:
             ZoneInfo(notify.timezone)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from cloudspot.calls.retrying import retry
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
@@ -22,7 +23,6 @@ from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.journal.lineage import head
 from cloudspot.jobstore.layout.records import CheckpointId
 from cloudspot.jobstore.logs.stored_artifacts import list_artifacts
-from cloudspot.retrying import retry
 from cloudspot.story.report import show_json
 from cloudspot.story.states import TERMINAL_STATES
 

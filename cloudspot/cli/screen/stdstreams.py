@@ -7,10 +7,12 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cloudspot.cli.screen.printable import fit
+from cloudspot.host.left_calls import inside
 
 
 class OutputLostError(Exception):
@@ -26,7 +28,10 @@ class OutputLostError(Exception):
 
 
 def prepare() -> None:
-    """Make both streams take any text; from now on, writing to standard output may raise OutputLostError."""
+    """Make both streams take any text; from now on, writing to standard output may raise OutputLostError.
+
+    What a plugin prints goes to standard error: it belongs to no answer, such as JSON.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -35,13 +40,26 @@ def prepare() -> None:
         elif isinstance(stream, io.TextIOWrapper):
             # A log line that the terminal's encoding lacks must not end the command.
             fit(stream)
-    for name in ("write", "flush"):
-        setattr(sys.stdout, name, _saying_so(getattr(sys.stdout, name)))
+    write = _saying_so(sys.stdout.write)
+
+    def write_or_pass_on(text: str) -> int:
+        return sys.stderr.write(text) if inside.plugin is not None else write(text)
+
+    for name, call in (("write", write_or_pass_on), ("flush", _saying_so(sys.stdout.flush))):
+        setattr(sys.stdout, name, call)
 
 
 def abandon_output() -> None:
     """Discard what is still to be written, so that the end of the process does not fail on it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def end_process(status: int) -> None:
+    """End the process at once, without its other threads."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, OutputLostError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def _saying_so(call: Callable[..., Any]) -> Callable[..., Any]:

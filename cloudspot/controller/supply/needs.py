@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from cloudspot.calls.retrying import doubled
 from cloudspot.controller.assess.measured import restart_seconds, seconds_to_end, start_seconds
 from cloudspot.controller.supply.refusals import CAPACITY_COOL_SECONDS, MAX_CAPACITY_COOL_SECONDS, refusal
 from cloudspot.jobfile.spec import JobSpec
@@ -12,7 +13,6 @@ from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout.records import Seat
 from cloudspot.jobstore.nodes.seats import Seats
 from cloudspot.model import Market, Offer
-from cloudspot.retrying import doubled
 from cloudspot.story.outcomes import member_exits, own_beat, was_reclaimed
 
 MOST_AT_ONCE = 2

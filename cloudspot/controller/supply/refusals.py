@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from cloudspot.calls.retrying import doubled
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import VoidOutcome
 from cloudspot.model import Offer
-from cloudspot.retrying import doubled
 from cloudspot.story.outcomes import end_so_far, void_outcome
 
 CAPACITY_COOL_SECONDS = 60.0

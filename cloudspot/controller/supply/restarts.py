@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+from cloudspot.calls.retrying import doubled
 from cloudspot.controller.actions import Postpone
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.journal.history import History, LaunchHistory
-from cloudspot.retrying import doubled
 from cloudspot.story.outcomes import JobEnd, LaunchEnd, end_so_far, own_exits, void_outcome, was_reclaimed
 
 FIRST_DELAY_SECONDS = 10.0

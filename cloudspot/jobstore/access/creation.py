@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from cloudspot.calls.retrying import retry
 from cloudspot.errors import CorruptData, ObjectExists, ObjectMissing, TransientError
 from cloudspot.interfaces import MAX_GET_BYTES, ObjectStore
 from cloudspot.jobstore.access.retrying_store import with_retries
-from cloudspot.retrying import retry
 
 WAITS = (0.2, 0.4, 0.8, 1.6)
 """Seconds between tries."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from typing import TypeVar
 
+from cloudspot.host.left_calls import cut_off_all
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -43,6 +45,9 @@ def map_parallel(
         futures = [pool.submit(call, item) for item in items]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
+        except KeyboardInterrupt:
+            cut_off_all()
+            raise
         finally:
             # Also if the wait itself was interrupted (Ctrl-C).
             for future in futures:

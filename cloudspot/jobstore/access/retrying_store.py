@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from cloudspot.errors import TransientError
+from cloudspot.calls.retrying import retry
+from cloudspot.errors import OverdueError, TransientError
 from cloudspot.interfaces import Data, ObjectStore
 from cloudspot.jobstore.access.wrapped_store import T, WrappedStore
-from cloudspot.retrying import retry
 
 
 def with_retries(store: ObjectStore, *, sleep: Callable[[float], None] = time.sleep) -> RetryingStore:
@@ -37,6 +37,8 @@ class RetryingStore(WrappedStore):
         """Delete them all at once, or, if that fails in passing, each with tries of its own."""
         try:
             self.inner.delete_many(keys)
+        except OverdueError:
+            raise
         except TransientError:
             for key in keys:
                 self.delete(key)

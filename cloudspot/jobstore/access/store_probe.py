@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cloudspot.calls.retrying import retry
 from cloudspot.errors import AuthError, ObjectExists, StoreRefused
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.creation import WAITS, create
@@ -9,7 +10,6 @@ from cloudspot.jobstore.access.retrying_store import RetryingStore, with_retries
 from cloudspot.jobstore.access.stored_records import find_bytes
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import new_nonce
-from cloudspot.retrying import retry
 
 
 def probe(store: ObjectStore) -> None:

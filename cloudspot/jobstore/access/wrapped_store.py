@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from cloudspot.interfaces import Data, ObjectStore, Upload
 from cloudspot.jobstore.layout import keys
@@ -12,11 +12,13 @@ from cloudspot.model import ObjectMeta, ObjectPage, UnfinishedUpload
 T = TypeVar("T")
 
 
-class WrappedStore(ObjectStore, passes_on=True):
+class WrappedStore(ObjectStore):
     """Passes every call on; those that make a request go through ``_call``, which subclasses override.
 
     ``presign_get`` makes none.
     """
+
+    _is_checked: ClassVar[bool] = False  # the inner one is
 
     def __init__(self, inner: ObjectStore) -> None:
         self.url = inner.url

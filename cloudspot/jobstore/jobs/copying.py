@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from cloudspot.calls.retrying import retry
 from cloudspot.errors import (
     CloudspotError,
     CorruptData,
@@ -49,7 +50,6 @@ from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import CheckpointId, JournalRecord, Manifest, Skipped, Submission
 from cloudspot.plugin.multipart import PART_BYTES
-from cloudspot.retrying import retry
 
 NUM_THREADS = 4
 """An upload of a large object takes 80 MiB of memory."""

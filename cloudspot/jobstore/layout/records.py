@@ -440,6 +440,16 @@ class HeldState(msgspec.Struct, frozen=True, kw_only=True):
     """Of each part of a sharded state, the ranks that hold it."""
 
 
+class RankLikeness(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a rank is like the others; also of one that is lost and can no longer be asked."""
+
+    rank: Rank
+    draws: bool | None
+    """Whether its steps draw random numbers; None: it is not known yet."""
+    digests: Annotated[tuple[tuple[Tally, KeyWord], ...], msgspec.Meta(max_length=4)]
+    """Some of the newest boundaries, and of samples of the weights there: equal where ranks hold the same."""
+
+
 class Survivors(msgspec.Struct, frozen=True, kw_only=True):
     """The state that a node's ranks hold after others were lost, or failed."""
 
@@ -557,6 +567,8 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     """The newest failure; it tells the other nodes to end that generation too."""
     survivors: Survivors | None = None
     """The state that the ranks here hold after others were lost, once they were asked."""
+    likeness: tuple[RankLikeness, ...] = ()
+    """Of the ranks here that have told it."""
     at: datetime
 
 

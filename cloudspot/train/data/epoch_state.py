@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 from cloudspot.train.state.tree import tensor_bytes
 
 _log = logging.getLogger("cloudspot")
-_KNOWN = ("accelerate.", "torch.utils.data", "torchdata.")
+KNOWN = ("accelerate.", "torch.utils.data", "torchdata.")
 """Their samplers draw from random generators, or divide what others yield."""
 
 
@@ -34,6 +34,11 @@ def load_own_states(loader: Any, states: list[Any]) -> None:
     parts = [each for each in _parts(loader) if _keeps_state(each)]
     for part, state in zip(parts, states, strict=False):  # an earlier version saved none
         part.load_state_dict(state)
+
+
+def keeps_states(loader: Any) -> bool:
+    """Return whether ``own_states`` returns any."""
+    return any(map(_keeps_state, _parts(loader)))
 
 
 def warn_of_counting(loader: Any, epoch: int) -> None:
@@ -93,7 +98,7 @@ def _parts(loader: Any) -> list[Any]:
     while type(dataset).__module__.startswith("accelerate."):
         dataset = dataset.dataset
     found = [dataset, sampler, getattr(loader, "batch_sampler", None)]
-    while type(found[-1]).__module__.startswith(_KNOWN):
+    while type(found[-1]).__module__.startswith(KNOWN):
         found += [getattr(found[-1], name, None) for name in ("sampler", "batch_sampler")]
     return list({id(each): each for each in found if each is not None}.values())
 
@@ -111,7 +116,7 @@ def _keeps_state(part: Any) -> bool:
 
 def _may_count(loader: Any, part: Any) -> bool:
     """Return whether what a part yields may depend on how often it was iterated."""
-    if hasattr(part, "set_epoch") or type(part).__module__.startswith(_KNOWN):
+    if hasattr(part, "set_epoch") or type(part).__module__.startswith(KNOWN):
         return False
     if part is not getattr(loader, "dataset", loader):
         return not isinstance(part, list | tuple | range)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -80,6 +81,7 @@ class ReplayedLoader:
         return self._fresh() if resumed is None else self._resume(resumed)
 
     def _fresh(self) -> Iterator[Any]:
+        _synchronize(self._loader)
         self._start = {
             "random": randomness.capture(),
             "generators": generator_states(self._loader),
@@ -164,16 +166,20 @@ def _randomness_kept() -> Iterator[None]:
         randomness.restore(state)
 
 
+def _synchronize(loader: Any) -> None:
+    """Do what Accelerate does next: give all ranks rank 0's generators. So ranks note the same ones."""
+    if fetches_ahead(loader) and getattr(loader, "rng_types", None):
+        accelerates = sys.modules["accelerate.data_loader"]
+        accelerates.synchronize_rng_states(loader.rng_types, loader.synchronized_generator)
+
+
 def owned_generators(loader: Any) -> list[Any]:
     """Return the generators that a loader and its samplers have of their own.
 
     Those of samplers that are told the epoch, and seed theirs with it, are left out; but such a seed counts
     as a generator, where the sampler keeps what it was made with, as Accelerate's ``SeedableRandomSampler``.
     """
-    owners = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
-    # Where a batch sampler divides another one's batches among ranks, as Accelerate's does, that is within.
-    while owners[-1] is not None:
-        owners += [getattr(owners[-1], "sampler", None), getattr(owners[-1], "batch_sampler", None)]
+    owners = [loader, *sample_order.samplers_of(loader)]
     generators: dict[int, Any] = {}
     for owner in owners[:1] + [each for each in owners[1:] if not hasattr(each, "set_epoch")]:
         generator = getattr(owner, "generator", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -21,6 +21,7 @@ from cloudspot.train.data.replayed_loader import (
 from cloudspot.train.data.sample_order import SampleOrder
 from cloudspot.train.errors import CheckpointError, SessionError
 from cloudspot.train.state import randomness
+from cloudspot.train.state.noted_state import Noted
 
 _log = logging.getLogger("cloudspot")
 
@@ -63,6 +64,7 @@ class ResumableBatches:
         self._batch = 0
         self._kept_workers = False
         self._order: SampleOrder | None = None
+        self._own_order: str | None = None
         # In an epoch that another world began: what it took, and the loader of this rank's share of the rest.
         self._base = 0
         self._share: Any = None
@@ -138,10 +140,14 @@ class ResumableBatches:
         return bool(getattr(self._loader, "num_workers", 0))
 
     @property
-    def is_place_own(self) -> bool:
-        """Whether other ranks cannot tell which batches of the epoch under way come next for this one."""
-        is_known = self._order is not None or not (self._stateful or sample_order.is_own(self._loader))
-        return self._batch > 0 and not is_known
+    def own_order(self) -> str | None:
+        """Why other ranks cannot tell which batches of the epoch under way come next for this one."""
+        return self._own_order if self._batch > 0 else None
+
+    @property
+    def is_common(self) -> bool:
+        """Whether what ``take`` returns of this rank alone can be another's, too, but for its randomness."""
+        return self._own_order is None
 
     def take(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the position that all ranks share, and what this rank alone needs to get back there.
@@ -367,8 +373,35 @@ class ResumableBatches:
         self._kept_workers = self._share is None and sample_order.keeps_workers(self._loader)
         if self._share is not None:
             return iter(self._share)
+        self._own_order = own_order(self._loader)
         self._order = sample_order.find_order(self._loader, world_size=self._world_size)
         return iter(self._loader)
+
+
+class _Place:
+    """Where a tracked loader stands; asked for at the latest when that changes."""
+
+    def __init__(self, loader: ResumedLoader) -> None:
+        self._loader = loader
+        self._num_uses = loader.num_uses
+        self._noted: Noted | None = None
+
+    def note(self) -> None:
+        """Note it now, as the loader is about to be used."""
+        self._noted = Noted(self._loader.state_dict())
+
+    def __call__(self) -> Any:
+        """Return the loader's state.
+
+        Raises:
+            SessionError: it was used, and is none whose state may be asked for at each step.
+        """
+        state = self._loader.state_dict() if self._noted is None else None
+        if self._noted is not None:
+            return self._noted.state()
+        if self._loader.num_uses != self._num_uses:
+            raise SessionError("a batch was fetched from run.dataloader")
+        return state
 
 
 class ResumedLoader:
@@ -393,20 +426,36 @@ class ResumedLoader:
         """Whether a batch was fetched."""
         self.num_uses = 0
         """How often it was iterated, and a batch fetched."""
+        self.num_batches = 0
+        self.own_order = own_order(loader)
+        """Why other ranks cannot tell which batches of an epoch come next for this one."""
+        self._per_step = 0.0
+        self._place: _Place | None = None
 
-    def state_at(self, num_uses: int) -> Any:
-        """Return the loader's state after so many uses.
+    def state_dict(self) -> Any:
+        """Return the loader's state now."""
+        return self._loader.state_dict()
 
-        Raises:
-            SessionError: there were more.
-        """
-        state = self._loader.state_dict()
-        if self.num_uses != num_uses:
-            raise SessionError("a batch was fetched from run.dataloader")
-        return state
+    def place(self, num_steps: int) -> Callable[[], Any]:
+        """Return what returns the loader's state now, after so many steps, also later."""
+        if num_steps > 0:
+            self._per_step = self._per_step or self.num_batches / num_steps
+            if self.num_batches != self._per_step * num_steps:
+                self.own_order = "its steps did not fetch equally many batches each"
+        if self._place is None:
+            self._place = _Place(self)
+        return self._place
+
+    def use(self) -> None:
+        """Note that it is about to be iterated, or a batch fetched."""
+        place, self._place = self._place, None
+        # Only now, since asking draws random numbers where it was never iterated.
+        if place is not None and self.has_fetched and is_of_torchdata(self._loader):
+            place.note()
+        self.num_uses += 1
 
     def __iter__(self) -> Iterator[Any]:
-        self.num_uses += 1
+        self.use()
         try:
             return _Fetches(self, self._iterate())
         finally:
@@ -438,14 +487,23 @@ class _Fetches:
         return self
 
     def __next__(self) -> Any:
+        self._loader.use()
         self._loader.has_fetched = True
-        self._loader.num_uses += 1
-        return next(self._batches)
+        batch = next(self._batches)
+        self._loader.num_batches += 1
+        return batch
 
 
 def is_of_torchdata(loader: Any) -> bool:
     """Return whether a loader asks its dataset and samplers for their states, or skips what was used."""
     return any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__)
+
+
+def own_order(loader: Any, *, seeds: Collection[int] = ()) -> str | None:
+    """As ``sample_order.own_order``; a loader that keeps its place in its own way may keep anything there."""
+    if is_stateful(loader) and not (isinstance(loader, ReplayedLoader) or is_of_torchdata(loader)):
+        return f"only the {type(loader).__name__} itself knows its place"
+    return sample_order.own_order(loader, seeds=seeds)
 
 
 def is_stateful(loader: Any) -> bool:

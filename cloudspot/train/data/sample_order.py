@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from cloudspot.train.data import epoch_state
 from cloudspot.train.errors import CheckpointError
 from cloudspot.train.state.tree import Json, flatten, rebuild
 
@@ -138,11 +139,40 @@ def may_draw(loader: Any) -> bool:
     return not all(one is None or type(one).__module__.startswith("torch.utils.data") for one in owners)
 
 
-def is_own(loader: Any) -> bool:
-    """Return whether a rank's share of an epoch may follow from this process's random state alone."""
-    owners = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
-    known = (SequentialSampler, DistributedSampler, BatchSampler)
-    return not all(one is None or isinstance(one, known) for one in owners)
+def samplers_of(loader: Any) -> list[Any]:
+    """Return a loader's samplers, and those within them, whose batches they divide among ranks."""
+    found: dict[int, Any] = {}
+    owners = [loader]
+    for owner in owners:  # which grows
+        for each in (getattr(owner, "sampler", None), getattr(owner, "batch_sampler", None)):
+            if each is not None and id(each) not in found:
+                found[id(each)] = each
+                owners.append(each)
+    return list(found.values())
+
+
+def own_order(loader: Any, *, seeds: Collection[int] = ()) -> str | None:
+    """Return why other ranks cannot tell which samples of an epoch come next for this one, as a clause.
+
+    None: that follows from its rank, the epoch, how many batches each rank took, and what all ranks share, as
+    these ``seeds``.
+    """
+    if isinstance(getattr(loader, "dataset", None), IterableDataset):
+        return "the dataset is iterable"
+    # Accelerate's: in each epoch, all have that of rank 0.
+    is_synchronized = "generator" in (getattr(loader, "rng_types", None) or ())
+    synchronized = loader.synchronized_generator if is_synchronized else None
+    for each in samplers_of(loader):
+        name, iterate = type(each).__name__, getattr(type(each), "__iter__", None)
+        if not getattr(iterate, "__module__", "").startswith(epoch_state.KNOWN):
+            return f"the order of its {name} is not known"
+        generator, seed = getattr(each, "generator", None), getattr(each, "initial_seed", None)
+        is_shared = seed in seeds if seed is not None else generator is not None and generator is synchronized
+        if not is_shared and not isinstance(each, (SequentialSampler, DistributedSampler, BatchSampler)):
+            return f"its {name} shuffles by a generator of this rank"
+    if epoch_state.keeps_states(loader):
+        return "its dataset or sampler has a state of its own"
+    return None
 
 
 def find_order(loader: Any, *, world_size: int) -> SampleOrder | None:

@@ -54,6 +54,9 @@ class Held:
 class Rescuable(Protocol):
     """What a rank can do about the newest boundary behind it; the rescue's thread calls it."""
 
+    def tell_likeness(self) -> None:
+        """Tell the agent how far this rank is like the others, if that has changed."""
+
     def held(self) -> Held | str:
         """Return at which boundary the state still stands, or why at none."""
 
@@ -137,6 +140,7 @@ class Rescue:
     def _answer(self) -> None:
         word = None
         while not self._stopped and not self._is_ending and (word := self._look()) is None:
+            self._rescuable.tell_likeness()
             self._pause()
         if self._stopped:
             return

@@ -15,16 +15,16 @@ import torch
 
 
 @contextmanager
-def noted(note: Callable[[str], None], *, succeeded: Callable[[], None]) -> Iterator[None]:
-    """Call ``note`` with the reason when one fails, and ``succeeded`` after each backward pass."""
+def noted(note: Callable[[str, BaseException], None], *, succeeded: Callable[[], None]) -> Iterator[None]:
+    """Call ``note`` with the reason and the error when one fails; ``succeeded`` after each backward pass."""
     inner, reduce = torch.autograd.backward, torch.distributed.all_reduce  # Tensor.backward looks it up, too
 
     @functools.wraps(inner)
     def backward(*args: Any, **options: Any) -> Any:
         try:
             found = inner(*args, **options)
-        except BaseException:
-            note("a backward pass has failed")
+        except BaseException as error:
+            note("a backward pass has failed", error)
             raise
         succeeded()
         return found
@@ -33,8 +33,8 @@ def noted(note: Callable[[str], None], *, succeeded: Callable[[], None]) -> Iter
     def all_reduce(*args: Any, **options: Any) -> Any:
         try:
             return reduce(*args, **options)
-        except BaseException:
-            note("an all-reduce has failed")
+        except BaseException as error:
+            note("an all-reduce has failed", error)
             raise
 
     torch.autograd.backward, torch.distributed.all_reduce = backward, all_reduce

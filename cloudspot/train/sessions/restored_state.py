@@ -9,7 +9,7 @@ from typing import Any
 from cloudspot.train.data.resumable_batches import ResumableBatches
 from cloudspot.train.distributed import World
 from cloudspot.train.errors import CheckpointError, SessionError
-from cloudspot.train.state import randomness
+from cloudspot.train.state import checkpoint, randomness
 from cloudspot.train.state.checkpoint import Checkpoint
 from cloudspot.train.state.tree import Json, rebuild
 
@@ -35,11 +35,13 @@ class RestoredState:
             own = restored.rank_state(world.rank)
             if own is not None:
                 self._rank_state = rebuild("state of this rank", own)
-            elif restored.rescue is not None and not restored.rescue.get("is_exact"):
-                _log.warning(
-                    "step %d was saved without rank %d, which was lost: its generators are seeded anew",
-                    *(restored.step, world.rank),
-                )
+            elif restored.rescue is not None:
+                self._rank_state = self._follow(objects)
+                if not restored.rescue.get("is_exact"):
+                    _log.warning(
+                        "step %d was saved without rank %d, which was lost: its generators are seeded anew",
+                        *(restored.step, world.rank),
+                    )
         elif world.rank == 0:
             loader = (
                 ", and the dataloader begins again with its first sample; run.batches(dataloader) would go on"
@@ -51,6 +53,18 @@ class RestoredState:
                 world.world_size,
                 loader if "dataloader" in (restored.rank_state(0) or {}) else "",
             )
+
+    def _follow(self, objects: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state of this rank, which was lost, by a saver's, if its place follows from that."""
+        saved = self._checkpoint
+        found = next(filter(None, map(saved.rank_state, range(saved.world_size))), {})
+        saver = rebuild("state of a rank", found)
+        if not saver.get("is_common"):
+            return {}
+        devices = checkpoint.cuda_devices(checkpoint.take(objects).tensors)
+        random = randomness.reseeded(self.seed, self.step, self._rank, devices)
+        followed: dict[str, Any] = _with_randomness(saver, random)
+        return followed
 
     @property
     def left(self) -> dict[str, Json] | None:
@@ -123,3 +137,13 @@ class RestoredState:
 
     def _reseed(self) -> None:
         randomness.reseed(self.seed, self.step, self._rank)
+
+
+def _with_randomness(state: Any, random: Mapping[str, Any]) -> Any:
+    """Return a saver's state with its generators at ``random``, and without what its first batch was."""
+    if isinstance(state, dict):
+        found = {key: _with_randomness(each, random) for key, each in state.items() if key != "first"}
+        return {**found, **random} if {"python", "torch"} <= state.keys() else found
+    if type(state) in {list, tuple}:
+        return type(state)(_with_randomness(each, random) for each in state)
+    return state

@@ -45,6 +45,8 @@ FEW_BOUNDARIES = 256
 """After so many boundaries it is known whether most of them can be noted."""
 RESCUE_SLOT_SECONDS = 30.0
 """How long a rescue waits for a slot while both are being uploaded."""
+NUM_DIGESTS = 4
+"""The agent knows the weights of so many boundaries: other ranks may not be as far."""
 LAST_PREPARE_STEPS = 64
 """After this many steps the arena is claimed even if an optimizer still has no state."""
 
@@ -86,7 +88,7 @@ class Service:
         self.progress = _map_progress(handoff.progress_path(directory, world.rank), start)
         """The values of ``handoff.Progress``, as the agent sees them."""
         self._figures: Any = None
-        self._has_warned = False
+        self._has_warned = self._has_told_place = False
         if world.rank == 0:
             path = handoff.metrics_path(directory, world.rank)
             self._figures = path.open("a", buffering=1, encoding="utf-8")
@@ -111,7 +113,13 @@ class Service:
         self._draws: bool | None = None
         """Whether a step has drawn random numbers, or may have; None: it is not known yet."""
         self._noted: Mark | None = None
+        self._compared: Mark | None = None
+        """The newest mark at which the weights are compared with those of other ranks."""
+        self._likeness: tuple[bool | None, tuple[tuple[int, str], ...]] = (None, ())
+        """Whether the steps draw, and boundaries with digests of the weights, as the agent knows."""
         self._rescue: Rescue | None = None
+        self._failure: BaseException | None = None
+        """The first error of a backward pass, whatever the script has done about it."""
         if os.environ.get(handoff.RESCUE) == "1":
             self._rescue = Rescue(
                 directory,
@@ -121,7 +129,7 @@ class Service:
             )
             self._closing.enter_context(holding_at_errors(self._hold_for_rescue))
             if world.world_size > 1:
-                noted = failed_backward.noted(self._marks.freeze, succeeded=self._marks.note_backward)
+                noted = failed_backward.noted(self._note_failure, succeeded=self._marks.note_backward)
                 self._closing.enter_context(noted)
                 self._marks.expects_backward = True
             self._rescue.start()
@@ -187,8 +195,13 @@ class Service:
         if self._rescue is not None and not self._draws:
             self._note_draws()
         mark = self._marks.newest
-        if self._num_boundaries == 1 and mark is not None and mark.description.is_place_own:
-            self._say_what_a_loss_costs("each rank alone knows its place in the data")
+        # Ever more seldom; and not at multiples of 2, where local SGD may just have averaged the weights.
+        if mark is not None and mark.number > 1 and (mark.number - 1) & (mark.number - 2) == 0:
+            self._compared = mark
+        own_place = None if mark is None else mark.description.own_place
+        if own_place is not None and not self._has_told_place:
+            self._has_told_place = True
+            self._say_what_a_loss_costs(f"each rank alone knows its place in the data, since {own_place}")
         if self._num_boundaries == FEW_BOUNDARIES and self._marks.num_skipped > FEW_BOUNDARIES // 2:
             self._say_what_a_loss_costs("steps are too short to note where each ends")
         self._num_boundaries += 1
@@ -312,6 +325,17 @@ class Service:
             holders=tuple(sorted(holders)),
         )
 
+    def tell_likeness(self) -> None:
+        """Tell the agent how far this rank is like the others, in case that it is lost."""
+        mark, digests = self._compared, self._likeness[1]
+        if mark is not None and mark.number not in dict(digests) and mark.is_reached:
+            digests = (*digests, (mark.number, self._marks.digest(mark)))[-NUM_DIGESTS:]
+        if (self._draws, digests) != self._likeness:
+            self._likeness = self._draws, digests
+            value = {"rank": self._world.rank, "draws": self._draws, "digests": digests}
+            with suppress(OSError):
+                handoff.write_json(handoff.likeness_path(self._directory, self._world.rank), value)
+
     def save(self, order: SaveOrder) -> int | None:
         """Save this rank's part of the state at that boundary; return the step, or None."""
         mark = self._standing.get(-1 if order.step is None else order.step)
@@ -340,11 +364,18 @@ class Service:
         if self._rescue is not None and os.getpid() == self._pid and not self._has_left:
             self._rescue.hold()
 
+    def _note_failure(self, why: str, error: BaseException) -> None:
+        self._marks.freeze(why)
+        self._failure = self._failure or error
+
     def _wait_for_rescue(self, step: int) -> NoReturn:
-        """At a boundary that is not to be passed: note it, wait until what is held is saved, and leave."""
+        """At a boundary that is not to be passed: note it, wait until what is held is saved, and leave.
+
+        A script that has caught the error of a backward pass meets it again: it may be of its own making.
+        """
         self._mark(step, is_rare=True)
         self._hold_for_rescue()
-        raise SystemExit(_TOLD)
+        raise self._failure or SystemExit(_TOLD)
 
     def _tell_of_change(self) -> None:
         _log.warning(
@@ -360,6 +391,7 @@ class Service:
     def begin_loop(self) -> None:
         """Tell the agent that the loop has begun: from now on exit status 0 alone is no success."""
         handoff.begun_loop_path(self._directory, self._world.rank).touch()
+        self._failure = None
         self._marks.freeze(None)  # a failed backward pass before the loop has spoilt nothing of it
         shards = (shard for each in checkpoint.take(self._objects).items for shard in each.shards)
         alone = "each rank alone holds a part of the state"
@@ -372,7 +404,7 @@ class Service:
         If they have not, say so and save nothing; the agent takes the process's end for a failure then, as it
         does after SIGTERM, when leaving is not the script's own decision.
         """
-        if os.getpid() != self._pid or self._has_left:
+        if os.getpid() != self._pid or self._has_left or self._marks.is_frozen:
             return
         if sigterm.was_received():
             self._finish_rounds(self.rounds.finish())

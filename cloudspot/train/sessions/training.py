@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -334,15 +333,20 @@ class Session:
         shared = {"seed": self._seed, "position": position, "left": self._loop.left}
         if self._feed is not None or self._loader is None:
             has_workers = self._feed is not None and self._feed.has_workers
-            is_own = self._feed is not None and self._feed.is_place_own
-            return Description(shared, rank_state, draws_unseen=has_workers or is_own, is_place_own=is_own)
+            own = None if self._feed is None else self._feed.own_order
+            rank_state["is_common"] = self._feed is None or self._feed.is_common
+            return Description(shared, rank_state, draws_unseen=has_workers or own is not None, own_place=own)
         if getattr(self._tracked_loader, "is_framework", False):
             # The place of another framework's loop, which has moved on when an evaluation asks for it.
             rank_state["dataloader"] = self._tracked_loader.state_dict()
-            return Description(shared, rank_state, draws_unseen=True, is_place_own=True)
+            own = self._tracked_loader.own_order
+            rank_state["is_common"] = own is None
+            return Description(shared, rank_state, draws_unseen=True, own_place=own)
         rank_state["loader_generators"] = generator_states(self._tracked_loader)
-        state = partial(self._loader.state_at, self._loader.num_uses)
-        return Description(shared, rank_state, state, draws_unseen=True, is_place_own=True)
+        place = self._loader.place(self.step - self._start)
+        own = self._loader.own_order
+        rank_state["is_common"] = own is None
+        return Description(shared, rank_state, place, draws_unseen=True, own_place=own)
 
     def begin_again(self) -> bool:
         """Let a framework begin a loop in place of one that has failed; return whether that is possible.

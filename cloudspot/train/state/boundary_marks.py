@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from cloudspot.train.state import checkpoint
 from cloudspot.train.state.noted_state import Layout, ModelCopies, Noted, saves_more
@@ -33,6 +33,8 @@ USED_SHARE = 0.02
 """The same once it has, for marks that take longer than ``ALWAYS_SECONDS``."""
 ALWAYS_SECONDS = 2e-3
 _TORCHS = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+_READ_ONLY = ("accelerate.", "cloudspot.train.accelerate")
+"""The ``state_dict`` of what is defined there only reads."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,16 @@ class Description:
     rank_state: Mapping[str, Any]
     """This rank's own; values that ``tree.flatten`` takes."""
     loader_state: Callable[[], Any] | None = None
-    """Returns the state of a loader that the script iterates, if nothing was fetched since.
-
-    It is asked for only by a save, since asking may draw random numbers.
-    """
+    """Returns the state of a loader that the script iterates; raises where that is not known any more."""
     draws_unseen: bool = False
     """Whether other processes, a loader's workers, draw random numbers for this rank."""
-    is_place_own: bool = False
-    """Whether only this rank's own state tells which data comes next for it."""
+    own_place: str | None = None
+    """Why only this rank's own state tells which data comes next for it, if so, as a clause."""
+
+    @property
+    def is_place_own(self) -> bool:
+        """Whether only this rank's own state tells which data comes next for it."""
+        return self.own_place is not None
 
     def flatten_rank_state(self) -> Json:
         """Return this rank's own state as JSON."""
@@ -79,6 +83,11 @@ class Mark:
     events: tuple[Any, ...]
     """CUDA's, one for each device: what was computed before the boundary is done then."""
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether the devices have come to it; behind a collective whose peer is lost they never do."""
+        return all(event.query() for event in self.events)
+
 
 class BoundaryMarks:
     """Marks the boundaries that the main thread passes; any thread may ask which of them still stand."""
@@ -98,7 +107,8 @@ class BoundaryMarks:
         self._others = {name: each for name, each in objects.items() if name not in tracked}
         # Their ``state_dict`` may do anything: a script that never checks is not to meet that.
         self._has_scripts_objects = not all(
-            isinstance(each, _TORCHS) for each in self._others.values()
+            isinstance(each, _TORCHS) or type(each).__module__.startswith(_READ_ONLY)
+            for each in self._others.values()
         ) or any(saves_more(module) for each in self._models.values() for module in each.modules())
         self._layout: Layout | None = None
         self._num_listed = -1
@@ -114,8 +124,8 @@ class BoundaryMarks:
         self.expects_backward = False
         """Whether a step counts only after a backward pass that was told of by ``note_backward``."""
         self._has_backward = False
-        self._is_doubtful = False
-        """Whether an optimizer has stepped without one since the last boundary."""
+        self._num_doubtful = 0
+        """How many steps of optimizers since the last boundary have failed, or have ended before one."""
         self._frozen: str | None = None
         self.num_skipped = 0
         """How many boundaries were not marked."""
@@ -126,7 +136,10 @@ class BoundaryMarks:
         self._num_steps = 0
         self._streams: dict[Any, Any] = {}
         # Before the step, since its writes show only when they are done.
-        self._hook = register_optimizer_step_pre_hook(self._note_step) if self._optimizers else None
+        self._hooks = []
+        if self._optimizers:
+            self._hooks.append(register_optimizer_step_pre_hook(self._note_step))
+            self._hooks.append(register_optimizer_step_post_hook(self._note_end_of_step))
 
     def mark(
         self, number: int, step: int, describe: Callable[[], Description], *, is_rare: bool = False
@@ -139,8 +152,8 @@ class BoundaryMarks:
         if self._num_steps != self._num_steps_there:
             self._num_steps_there, self.before_step = self._num_steps, max(0, self._first_boundary)
             self._first_boundary = number
-        is_doubtful = self._is_doubtful
-        self._has_backward = self._is_doubtful = False
+        is_doubtful = self._num_doubtful > 0
+        self._has_backward, self._num_doubtful = False, 0
         may_mark = self.is_used or not self._has_scripts_objects
         if not may_mark or not (is_rare or self._is_affordable(begun - self._ended_at)):
             self._unmarked = "nothing was noted of it: call run.check() before the loop"
@@ -179,6 +192,9 @@ class BoundaryMarks:
         first = self._first
         if first is None or first.number != self._first_boundary:
             self._problem = "nothing was noted of it after a whole backward pass"
+            return None
+        if not first.is_reached:  # whoever waited for it might wait for ever
+            self._problem = "the GPU has not come to it"
             return None
         return next(iter(self._standing_of((first,))), None)
 
@@ -256,8 +272,8 @@ class BoundaryMarks:
 
     def close(self) -> None:
         """Stop following."""
-        if self._hook is not None:
-            self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     def _is_affordable(self, seconds: float) -> bool:
         cost = min(self._costs)
@@ -330,11 +346,34 @@ class BoundaryMarks:
                 return f"a tensor of {name} was written to or replaced"
         return None
 
-    def _note_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        tracked = self._optimizers.values()
-        if any(optimizer is each or optimizer.param_groups is each.param_groups for each in tracked):
+    def _note_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Note that a step begins; with a closure, as Lightning's, it writes only when that has returned."""
+        if not self._is_tracked(optimizer):
+            return None
+        self._num_doubtful += 1
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._noting(args[1]), *args[2:]), kwargs
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._noting(kwargs["closure"])}
+        self._num_steps += 1
+        return None
+
+    def _noting(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def noting() -> Any:
+            loss = closure()
             self._num_steps += 1
-            self._is_doubtful |= self.expects_backward and not self._has_backward
+            return loss
+
+        return noting
+
+    def _note_end_of_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        # Only now, since a closure runs the backward pass within the step, as Lightning's does.
+        if self._is_tracked(optimizer) and (self._has_backward or not self.expects_backward):
+            self._num_doubtful -= 1
+
+    def _is_tracked(self, optimizer: Any) -> bool:
+        tracked = self._optimizers.values()
+        return any(optimizer is each or optimizer.param_groups is each.param_groups for each in tracked)
 
 
 class _MarkedState:

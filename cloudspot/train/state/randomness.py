@@ -118,6 +118,16 @@ def restore(state: dict[str, Any], devices: Collection[int] = ()) -> None:
         torch.cuda.set_rng_state(cuda, device)
 
 
+def reseeded(seed: int, step: int, rank: int, devices: Collection[int] = ()) -> dict[str, Any]:
+    """Return the state that ``reseed`` brings about, and leave the generators as they are."""
+    before = capture(devices)
+    try:
+        reseed(seed, step, rank)
+        return capture(devices)
+    finally:
+        restore(before, devices)
+
+
 def reseed(seed: int, step: int, rank: int) -> None:
     """Seed every generator anew from the step reached, for a world of another size."""
     digest = hashlib.sha256(f"{seed}:{step}:{rank}".encode()).digest()

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from cloudspot.calls.retrying import doubling, retry
 from cloudspot.decoding import whole_number
 from cloudspot.errors import TransientError
 from cloudspot.plugin.cloudprovider import Caller
 from cloudspot.plugin.sdkerrors import NO_CODES, Codes
-from cloudspot.retrying import doubling, retry
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.errors import ERRORS
 

@@ -23,6 +23,7 @@ from datetime import date, timezone
 from itertools import groupby
 from typing import ClassVar, Final, NamedTuple
 
+from cloudspot.calls.retrying import retry
 from cloudspot.errors import CloudspotError, ObjectMissing, TransientError
 from cloudspot.interfaces import LogSink, ObjectStore, check_stream
 from cloudspot.jobstore.access.parallel import map_parallel
@@ -31,7 +32,6 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.logs.objectlog import list_streams
 from cloudspot.model import LogPiece, LogRecord
 from cloudspot.plugin.logorder import Arrival, read_back
-from cloudspot.retrying import retry
 from cloudspot_aliyun import osslogformat
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.metadata import EcsMetadata

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
+from cloudspot.calls.retrying import doubling, retry
 from cloudspot.decoding import MAX_TALLY
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.model import Instance, MachineImage
 from cloudspot.plugin import setupimages
 from cloudspot.plugin.answers import number, readable
 from cloudspot.plugin.sdkerrors import Codes
-from cloudspot.retrying import doubling, retry
 from cloudspot_aliyun import tags
 from cloudspot_aliyun.api import items, read, read_numbered_pages
 from cloudspot_aliyun.clients import AliyunClients

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from cloudspot.calls.retrying import retry
 from cloudspot.decoding import Dated, Tally, decode
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.interfaces import LogSink, check_stream, is_stream
@@ -28,7 +29,6 @@ from cloudspot.plugin.answers import UNREADABLE, moment_of
 from cloudspot.plugin.logdelivery import EntryTimes, batches, cut
 from cloudspot.plugin.logorder import Arrival, Joiner, Order, read_back
 from cloudspot.plugin.machinetags import store_digest
-from cloudspot.retrying import retry
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS
 

@@ -7,9 +7,9 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
+from cloudspot.calls.retrying import doubling, retry
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.plugin.answers import UNREADABLE, readable
-from cloudspot.retrying import doubling, retry
 from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
 from cloudspot_gcp.errors import ERRORS, error_of
 

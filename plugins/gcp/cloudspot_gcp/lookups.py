@@ -16,9 +16,9 @@ from typing import Any, Final, TypeVar, get_args
 import msgspec
 from google.api_core import exceptions as api
 
+from cloudspot.calls.retrying import doubling, retry
 from cloudspot.model import Offer, Resources
 from cloudspot.plugin.machinetypes import MachineType
-from cloudspot.retrying import doubling, retry
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.listing import last_part

@@ -2,8 +2,9 @@
 
 import pytest
 
-from cloudspot.agent.membership.rescues import Choice, choose
-from cloudspot.jobstore.layout.records import HeldState
+from cloudspot.agent.membership import rescues
+from cloudspot.agent.membership.rescues import Choice
+from cloudspot.jobstore.layout.records import HeldState, RankLikeness
 
 
 def held(rank, boundary=7, *, before=None, step=None, digest="same", draws=False, differs=False, holders=()):
@@ -17,6 +18,12 @@ def held(rank, boundary=7, *, before=None, step=None, digest="same", draws=False
         differs=differs,
         holders=holders,
     )
+
+
+def choose(reports, *, world_size):
+    """Choose where no rank is known to differ from the others."""
+    likeness = [RankLikeness(rank=rank, draws=False, digests=()) for rank in range(world_size)]
+    return rescues.choose(reports, likeness, world_size=world_size)
 
 
 def test_the_newest_boundary_that_any_rank_holds_is_saved_by_those_that_hold_it():
@@ -62,6 +69,7 @@ def test_the_boundary_before_is_saved_if_the_newest_lacks_a_part():
     [
         ([held(0)], True),
         ([held(0, draws=True)], False),
+        ([held(1, draws=True), held(0, 8, before=7)], False),  # one that does not save
         ([held(0, draws=True), held(1, draws=True)], True),  # nobody is lost
         ([held(1, differs=True)], False),  # rank 0's buffers count
         ([held(0, differs=True)], True),
@@ -69,3 +77,22 @@ def test_the_boundary_before_is_saved_if_the_newest_lacks_a_part():
 )
 def test_it_is_exact_unless_a_lost_rank_had_something_of_its_own(reports, is_exact):
     assert choose(reports, world_size=2).is_exact is is_exact
+
+
+def test_it_is_not_exact_if_a_lost_rank_may_have_drawn_random_numbers():
+    for draws in (True, None):
+        told = [RankLikeness(rank=0, draws=False, digests=()), RankLikeness(rank=1, draws=draws, digests=())]
+        assert not rescues.choose([held(0)], told, world_size=2).is_exact
+    assert not rescues.choose([held(0)], told[:1], world_size=2).is_exact
+    assert rescues.choose([held(0), held(1)], told, world_size=2).is_exact
+
+
+def test_ranks_that_have_held_different_weights_save_nothing_even_if_one_alone_is_left():
+    """As with local SGD, or where one of them has left out a step."""
+    alike = [RankLikeness(rank=rank, draws=False, digests=((4, "a"), (8, "b"))) for rank in (0, 1)]
+    assert rescues.choose([held(0)], alike, world_size=2).ranks == (0,)
+    behind = RankLikeness(rank=1, draws=False, digests=((2, "c"), (4, "a")))
+    assert rescues.choose([held(0)], [alike[0], behind], world_size=2).ranks == (0,)
+    other = RankLikeness(rank=1, draws=False, digests=((4, "a"), (8, "c")))
+    told = rescues.choose([held(0)], [alike[0], other], world_size=2)
+    assert told == "the ranks have not held the same weights"

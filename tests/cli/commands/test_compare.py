@@ -106,5 +106,5 @@ def test_a_dead_store_is_one_line(two, monkeypatch):
         raise TransientError(f"{self.url}: no answer")
 
     monkeypatch.setattr(FileStore, "get", get)
-    monkeypatch.setattr("cloudspot.retrying.SHORT_WAITS", (0.0,) * 4)
+    monkeypatch.setattr("cloudspot.calls.retrying.SHORT_WAITS", (0.0,) * 4)
     assert two.run("compare", "digits-a", "digits-b", status=7).stderr.count("\n") == 1

@@ -389,7 +389,7 @@ def test_a_store_that_dies_in_the_middle_is_one_line_and_no_half_table(several, 
         return real(self, key)
 
     monkeypatch.setattr(FileStore, "get", get)
-    monkeypatch.setattr("cloudspot.retrying.SHORT_WAITS", (0.0,) * 4)
+    monkeypatch.setattr("cloudspot.calls.retrying.SHORT_WAITS", (0.0,) * 4)
     result = several.run("ps", status=7)
     assert result.stdout == ""
     assert result.stderr.startswith(f"error: {several.store.url}: no answer")

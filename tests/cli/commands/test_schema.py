@@ -53,7 +53,10 @@ def test_the_tables_of_installed_plugins_are_part_of_it_and_a_broken_one_hides_n
         text=True,
     )
     assert done.returncode == 0
-    assert 'warning: plugin "mars" of cloudspot-mars 1.0 is broken: OSError: no air' in done.stderr
+    assert (
+        'warning: provider "mars" of cloudspot-mars 1.0 is broken: its module raised OSError: no air'
+        in done.stderr
+    )
     tables = json.loads(done.stdout)["properties"]["providers"]["properties"]
     assert tables["moon"]["properties"]["crater"] == {"type": "integer", "description": "Which one."}
     shipped = json.loads(resources.files("cloudspot").joinpath("job.schema.json").read_text())

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 from support.records.jobclock import at
 
+from cloudspot.calls.retrying import until
 from cloudspot.cli import jobs as jobs_module
 from cloudspot.cli.commands import attach as attach_module
 from cloudspot.cli.commands import resume as resume_module
@@ -24,7 +25,6 @@ from cloudspot.jobstore.access.store_clock import utc_now
 from cloudspot.jobstore.jobs.reader import HistoryReader, read_summary
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import CheckpointId
-from cloudspot.retrying import until
 from cloudspot.story.events import diff
 
 

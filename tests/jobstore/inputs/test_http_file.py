@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from support.stores.staged_inputs import contents, staging
 
+from cloudspot.calls.retrying import retry
 from cloudspot.errors import AuthError, CloudspotError, CorruptData, ObjectMissing, TransientError
 from cloudspot.host import paced_http
 from cloudspot.jobfile.data import DataSpec
@@ -23,7 +24,6 @@ from cloudspot.jobstore.inputs import http_file
 from cloudspot.jobstore.inputs.http_file import HttpFile
 from cloudspot.jobstore.inputs.input_cache import InputCache
 from cloudspot.jobstore.inputs.inputs import BLOCK_BYTES, InputChanged, InputMissing, open_input
-from cloudspot.retrying import retry
 
 LARGE = os.urandom(2 * BLOCK_BYTES + 777)
 

@@ -21,13 +21,13 @@ from support.stores.faultstore import DenyingStore, FaultPlan, FaultyStore
 from support.stores.memorystore import InMemoryStore
 from support.stores.staged_inputs import CountingStore, contents, staging
 
+from cloudspot.calls.retrying import retry
 from cloudspot.errors import AuthError, CloudspotError, CorruptData, TransientError
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobstore.inputs import input_cache, inputs
 from cloudspot.jobstore.inputs.input_cache import InputCache
 from cloudspot.jobstore.inputs.inputs import BLOCK_BYTES, InputChanged, InputMissing, open_input
 from cloudspot.model import ObjectPage
-from cloudspot.retrying import retry
 
 LARGE = os.urandom(2 * BLOCK_BYTES + 12345)
 

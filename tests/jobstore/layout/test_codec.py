@@ -27,7 +27,7 @@ from cloudspot.jobstore.layout.records import (
     StopRequest,
     Suspended,
 )
-from cloudspot.model import EndReason, LogRecord, OpenEnum
+from cloudspot.model import EndReason, LogRecord, Offer, OpenEnum
 
 AT = datetime(2026, 11, 20, 6, 30, tzinfo=timezone.utc)
 
@@ -228,3 +228,11 @@ def test_every_number_of_every_record_has_bounds_and_every_moment_is_checked(str
     if any(is_of(field.type, inspect.DateTimeType) for field in fields):
         assert issubclass(struct, Dated)
     assert issubclass(struct, msgspec.Struct) or struct is Seat
+
+
+def test_a_reason_and_a_market_that_a_later_version_has_written_are_read_and_written_as_they_are():
+    """Such a record was malformed, and with it the whole job."""
+    proof = msgspec.structs.replace(PROOF, end_reason=EndReason("evicted-for-maintenance"))
+    assert decode(encode(proof), Certificate) == proof
+    offer = Records.offer(market="capacity-block")
+    assert decode(encode(offer), Offer) == offer

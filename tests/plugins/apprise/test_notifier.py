@@ -8,7 +8,7 @@ from support.clouds.messagesink import dead_url, open_sink
 from cloudspot.controller.sending import REFUSED, send
 from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.model import Message, Severity
-from cloudspot.registry import notifier_class
+from cloudspot.registry import open_notifier
 from cloudspot_apprise.notifier import AppriseNotifier
 
 MESSAGE = Message(job_id="a-1", title="a-1: failed", body="one\ntwo", severity=Severity.FAILURE)
@@ -27,7 +27,7 @@ def dead():
 
 
 def test_it_is_found_by_its_name():
-    assert notifier_class("apprise") is AppriseNotifier
+    assert isinstance(open_notifier("apprise"), AppriseNotifier)
 
 
 def test_a_message_arrives_once_with_its_gravity(sink):

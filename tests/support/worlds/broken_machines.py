@@ -458,6 +458,17 @@ class AnnouncesOnce(MemoryProvisioner):
 
 
 @breaks(
+    "what_a_later_version_adds_is_passed_on_and_not_bought",
+)
+class KnowsAllStates(MemoryProvisioner):
+    """a state of a later version is a bug"""
+
+    def announce(self, instances, facts):
+        for one in instances:
+            assert one.state in list(InstanceState)
+
+
+@breaks(
     "a_release_is_safe_to_repeat_and_harms_no_other_stores_job",
 )
 class ReleasesByTheJobsName(MemoryProvisioner):

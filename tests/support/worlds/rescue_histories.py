@@ -6,6 +6,7 @@ shows whether it was mixed. ``play`` raises ``Violation`` where a rescue breaks 
 """
 
 import io
+import json
 import math
 import random
 import struct
@@ -227,6 +228,8 @@ class SimRank:
         history = self.history
         handoff = self.node.handoff
         files.progress_path(handoff, self.rank).write(files.PROGRESS.pack(0, 1000, 0))
+        likeness = {"rank": self.rank, "draws": history.draws, "digests": []}
+        files.likeness_path(handoff, self.rank).write(json.dumps(likeness).encode())
         self._rescue = ranks_rescue.Rescue(
             handoff, rank=self.rank, rescuable=self, stop_rounds=self._stop_rounds
         )
@@ -325,6 +328,9 @@ class SimRank:
             differs=history.differs,
             holders=tuple(sorted({shard.holders for each in history.items for shard in each.shards})),
         )
+
+    def tell_likeness(self):
+        """It never changes."""
 
     def save(self, order):
         """Save as ``Service.save`` would."""

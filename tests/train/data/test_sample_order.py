@@ -16,6 +16,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    SequentialSampler,
     WeightedRandomSampler,
 )
 
@@ -448,3 +449,44 @@ def test_a_position_beyond_the_epoch_is_refused():
     position = {"epoch": 0, "batch": 1, "base": 0, "samples": 41, "order": SampleOrder(40).to_json()}
     with pytest.raises(CheckpointError, match="took 41 samples of an epoch of 40"):
         World(40, 2, position, 1)
+
+
+class Reversed(SequentialSampler):
+    def __iter__(self):
+        return reversed(range(len(self.data_source)))
+
+
+class Counted(list):
+    """A dataset that keeps a state."""
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+class Streamed(IterableDataset):
+    def __iter__(self):
+        return iter(range(8))
+
+
+DATA = [*range(8)]
+
+
+@pytest.mark.parametrize(
+    ("loader", "reason"),
+    [
+        (DataLoader(DATA, 2), None),
+        (DataLoader(DATA, 2, sampler=DistributedSampler(DATA, 2, 1)), None),
+        (DataLoader(DATA, batch_sampler=BatchSampler(DistributedSampler(DATA, 2, 1), 2, False)), None),
+        ([[0, 1], [2, 3]], None),
+        (DataLoader(DATA, 2, shuffle=True), "its RandomSampler shuffles by a generator of this rank"),
+        (DataLoader(DATA, 2, sampler=Reversed(DATA)), "the order of its Reversed is not known"),
+        (DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]]), "the order of its list is not known"),
+        (DataLoader(Streamed()), "the dataset is iterable"),
+        (DataLoader(Counted(DATA)), "its dataset or sampler has a state of its own"),
+    ],
+)
+def test_why_other_ranks_cannot_tell_which_samples_come_next(loader, reason):
+    assert sample_order.own_order(loader) == reason

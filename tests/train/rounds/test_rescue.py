@@ -20,6 +20,7 @@ class Rank:
 
     def __init__(self, directory):
         self.state, self.saved, self.may_stop, self.is_stopped = HELD, [], True, threading.Event()
+        self.num_told = 0
         self.rescue = Rescue(directory, rank=2, rescuable=self, stop_rounds=self.stop_rounds)
 
     def stop_rounds(self):
@@ -28,6 +29,9 @@ class Rank:
 
     def held(self):
         return self.state
+
+    def tell_likeness(self):
+        self.num_told += 1
 
     def save(self, order):
         self.saved.append(order)

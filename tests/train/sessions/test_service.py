@@ -1,13 +1,19 @@
 """What a rank says that it holds after others were lost."""
 
+import contextlib
+import json
 import random
+from unittest import mock
 
 import pytest
 import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from cloudspot.train import handoff
-from cloudspot.train.sessions import service
+from cloudspot.train.rounds.save_order import SaveOrder
+from cloudspot.train.sessions import failed_backward, service
 from cloudspot.train.state import boundary_marks
+from cloudspot.train.state.tree import rebuild
 
 DATA = [torch.ones(2) for _ in range(4)]
 
@@ -109,8 +115,131 @@ def test_what_changes_while_it_is_looked_at_holds_nothing(rank, monkeypatch):
 def test_a_failed_backward_pass_before_the_loop_spoils_no_boundary(rank):
     """As where a framework searches for a batch size that fits into memory."""
     run, step = rank()
-    run._service._marks.freeze("a backward pass has failed")
+    run._service._note_failure("a backward pass has failed", RuntimeError("out of memory"))
     for number in run.steps(2):
         if number == 1:
             assert run._service.held().step == 1
         step()
+
+
+def test_a_script_that_goes_on_after_a_failed_backward_pass_ends_with_that_error(rank):
+    """Without other ranks in it, that is an error of its own."""
+    run, step = rank()
+    with (
+        pytest.raises(ZeroDivisionError),
+        failed_backward.noted(run._service._note_failure, succeeded=mock.Mock()),
+    ):
+        for number in run.steps(3):
+            if number == 1:
+                with contextlib.suppress(ZeroDivisionError):
+                    Broken.apply(torch.ones(1, requires_grad=True)).backward()
+            else:
+                step()
+    assert number == 1
+    assert run._service.held().step == 1
+
+
+class Broken(torch.autograd.Function):
+    """Fails in the backward pass."""
+
+    @staticmethod
+    def forward(_ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(_ctx, _gradient):
+        return 1 / 0
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+def test_in_the_middle_of_a_step_a_tracked_loader_is_saved_where_it_stood_at_the_boundary(rank, courier):
+    loader = StatefulDataLoader(torch.arange(12).tolist(), batch_size=2)
+    run, step = rank(dataloader=loader)
+    batches = iter(run.dataloader)
+    for number in run.steps(4):
+        fetched = next(batches)
+        if number == 2:
+            assert fetched.tolist() == [4, 5]
+            held = run._service.held()
+            assert (
+                run._service.save(SaveOrder("rescue", held.boundary, 900_001, rescue={"cause": "lost"})) == 2
+            )
+            break
+        step()
+    seals = [json.loads(path.read_text()) for path in handoff.seals_directory(courier.handoff).iterdir()]
+    (seal,) = [each for each in seals if each["kind"] == "rescue"]
+    state = rebuild("rank", seal["rank_states"]["0"])
+    again = StatefulDataLoader(torch.arange(12).tolist(), batch_size=2)
+    again.load_state_dict(state["dataloader"])
+    assert next(iter(again)).tolist() == [4, 5]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("num_batches", [1, 2, 3])
+def test_a_rank_whose_steps_fetch_different_numbers_of_batches_tells_nothing_of_others(rank, num_batches):
+    loader = StatefulDataLoader(torch.arange(12).tolist(), batch_size=1)
+    run, step = rank(dataloader=loader)
+    batches = iter(run.dataloader)
+    found = None
+    for number in run.steps(3):
+        for _ in range(num_batches if number == 0 else 1):
+            next(batches)
+        if number == 2:
+            found = run._service.held()
+        step()
+    assert found.holders == (() if num_batches == 1 else ((0,),))
+
+
+def test_a_rank_tells_ever_more_seldom_which_weights_it_holds_and_whether_it_draws(rank, courier):
+    run, step = rank()
+    path = handoff.likeness_path(courier.handoff, 0)
+    told = {}
+    for number in run.steps(10):
+        run._service.tell_likeness()
+        told[number] = json.loads(path.read_text()) if path.exists() else None
+        step()
+    assert told[0] is None
+    assert told[1] == {"rank": 0, "draws": False, "digests": []}
+    assert [boundary for boundary, _ in told[9]["digests"]] == [2, 3, 5, 9]
+    assert len({digest for _, digest in told[9]["digests"]}) == 4
+
+
+def test_an_optimizer_that_steps_within_the_backward_pass_leaves_nothing_to_save(rank):
+    run, _ = rank()
+    service, model, optimizer = run._service, run._objects["model"], run._objects["optimizer"]
+    service._marks.expects_backward = True
+    model.bias.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    with failed_backward.noted(service._note_failure, succeeded=service._marks.note_backward):
+        for number in run.steps(3):
+            if number == 2:
+                assert "nothing was noted of it after a whole backward pass" in service.held()
+            model(DATA[0]).sum().backward()
+            optimizer.zero_grad()
+
+
+def test_an_optimizer_whose_closure_runs_the_backward_pass_leaves_a_boundary_to_save(rank):
+    """As Lightning's do."""
+    run, _ = rank()
+    service, model, optimizer = run._service, run._objects["model"], run._objects["optimizer"]
+    service._marks.expects_backward = True
+
+    def closure():
+        if number == 3:
+            raise RuntimeError("connection closed by peer")
+        optimizer.zero_grad()
+        model(DATA[0]).sum().backward()
+
+    with failed_backward.noted(service._note_failure, succeeded=service._marks.note_backward):
+        for number in run.steps(4):
+            if number == 2:
+                assert service.held().step == 2
+            if number < 3:
+                optimizer.step(
+                    *([closure] if number < 2 else []), **({"closure": closure} if number == 2 else {})
+                )
+                assert "an optimizer has stepped" in service.held()
+            else:
+                with pytest.raises(RuntimeError):
+                    optimizer.step(closure)
+                assert service.held().step == 3
+                break

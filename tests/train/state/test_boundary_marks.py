@@ -1,7 +1,10 @@
 """What a mark of a boundary notes: the state there, although much has changed since."""
 
+import contextlib
+import dataclasses
 import gc
 import weakref
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -582,3 +585,20 @@ def test_one_mark_that_takes_long_keeps_no_other_from_being_made(make, monkeypat
         now[0] += 0.01
         marks.mark(number, number, describe)
         assert marks._marks[-1].number == number
+
+
+def test_a_boundary_that_a_device_has_not_come_to_does_not_stand(make, monkeypatch):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    marks = make({"model": model, "optimizer": optimizer})
+    train(model, optimizer)
+    marks.mark(1, 1, lambda: DESCRIPTION)
+    has_come = False
+    event = mock.Mock(query=lambda: has_come)
+    behind = dataclasses.replace(marks.newest, events=(event,))
+    marks._first = behind
+    monkeypatch.setattr(marks, "after", lambda _mark: contextlib.nullcontext())
+    assert marks.first_since_step() is None
+    assert marks.problem == "the GPU has not come to it"
+    has_come = True
+    assert marks.first_since_step() is behind

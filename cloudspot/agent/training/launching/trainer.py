@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -242,13 +243,27 @@ class Trainer:
     def dump_stacks(self, ranks: Sequence[int]) -> None:
         """Make each worker with a session write the stacks of all its threads to the log."""
         living = processes_of(self.handoff).pids()
-        for rank in ranks:
-            try:
-                pid = int(read_at_most(files.worker_pid_path(self.handoff, rank), files.MAX_NUMBER_BYTES))
-            except (FileNotFoundError, ValueError):  # no session, or one that is just being opened
-                continue
+        for pid in self._workers(ranks).values():
             if pid in living:
                 signal_process(pid, files.DUMP_SIGNAL)
+
+    def vanished(self, ranks: Sequence[int]) -> set[int]:
+        """Return the ranks here that had a session and whose process is gone, without an exit status.
+
+        Those that a command has started have no launcher of ours that would tell it.
+        """
+        untold = [rank for rank in ranks if files.read_exited(self.handoff, rank) is None]
+        workers = self._workers(untold)
+        living = processes_of(self.handoff).pids() if workers else set()
+        return {rank for rank, pid in workers.items() if pid not in living}
+
+    def _workers(self, ranks: Sequence[int]) -> dict[int, int]:
+        found = {}
+        for rank in ranks:
+            with suppress(FileNotFoundError, ValueError):  # no session, or one that is just being opened
+                path = files.worker_pid_path(self.handoff, rank)
+                found[rank] = int(read_at_most(path, files.MAX_NUMBER_BYTES))
+        return found
 
     def kill(self) -> bool:
         """End every process of the generation, whatever has started it; return whether all have ended."""

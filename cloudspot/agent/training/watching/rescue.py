@@ -136,7 +136,8 @@ class Rescue:
         return None
 
     def _ended(self) -> set[int]:
-        return {rank for rank in self._ranks if files.read_exited(self._handoff, rank) is not None}
+        told = {rank for rank in self._ranks if files.read_exited(self._handoff, rank) is not None}
+        return told | self._trainer.vanished(self._ranks)
 
     def _held(self, attempt: int, allowance: _Allowance) -> tuple[HeldState, ...]:
         """Return what the ranks here hold, when each of them has said so or has ended."""
@@ -163,7 +164,8 @@ class Rescue:
         return tuple(each for each in held if each.rank in running and each not in self._spoiled)
 
     def _is_killed_soon(self) -> bool:
-        if self._lost_at is None and self._trainer.failed_status(self._ranks) is not None:
+        trainer, ranks = self._trainer, self._ranks
+        if self._lost_at is None and (trainer.failed_status(ranks) is not None or trainer.vanished(ranks)):
             self._lost_at = time.monotonic()
         return self._lost_at is not None and time.monotonic() > self._lost_at + TORCHRUN_SECONDS
 

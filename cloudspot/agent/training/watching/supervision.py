@@ -25,7 +25,7 @@ from cloudspot.agent.training.launching.trainer import Trainer
 from cloudspot.agent.training.watching.drain_schedule import SCRIPT_START_SECONDS, DrainSchedule, join_is_due
 from cloudspot.agent.training.watching.rescue import Rescue
 from cloudspot.agent.training.watching.script_notice import ScriptNotice
-from cloudspot.jobstore.layout.records import Failed, FailureKind
+from cloudspot.jobstore.layout.records import Failed, FailureKind, RankLikeness
 from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
@@ -90,6 +90,7 @@ class Supervisor:
         self._has_loaded = False
         """Whether all ranks here have read what was restored."""
         self._reach_at = time.monotonic() + CONNECT_SECONDS
+        self._likeness: tuple[RankLikeness, ...] = ()
         self._rescue = Rescue(context, membership, trainer)
 
     def follow(self) -> TrainerEnd:
@@ -254,6 +255,9 @@ class Supervisor:
 
     def _note_progress(self, now: float) -> None:
         status = self._context.status
+        if (likeness := status.likeness) != self._likeness:
+            self._likeness = likeness
+            status.state_changed.set()  # the others have to know it when this node is lost
         step, total = status.progress()
         # What comes before the session, imports and data, is no step, and takes what it takes.
         seen = (status.has_session, step, total)

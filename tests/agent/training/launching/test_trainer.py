@@ -183,6 +183,24 @@ def test_the_status_of_the_first_rank_that_failed_counts(start, wait_until):
     assert trainer.failed_status((0, 1, 2)) == 1
 
 
+def test_a_rank_that_a_command_has_started_is_known_to_be_gone(tmp_path, wait_until):
+    """No launcher of ours tells its exit status."""
+    handoff = tmp_path / "handoff"
+    handoff.mkdir()
+    script = 'sleep 60 & echo $! > "$0/worker-0.pid"; echo $$ > "$0/worker-1.pid"; wait; sleep 60'
+    command = ("sh", "-c", script, str(handoff))
+    trainer = Trainer.start(plan(tmp_path, command=command), handoff, here(tmp_path))
+    try:
+        wait_until(lambda: files.worker_pid_path(handoff, 1).exists())
+        assert trainer.vanished((0, 1, 2)) == set()
+        os.kill(int(files.worker_pid_path(handoff, 0).read_text()), signal.SIGKILL)
+        wait_until(lambda: trainer.vanished((0, 1, 2)) == {0})
+        files.exited_path(handoff, 0).write_text("137")
+        assert trainer.vanished((0, 1, 2)) == set()
+    finally:
+        trainer.kill()
+
+
 def test_a_rank_that_handles_the_signal_of_its_group_is_waited_for(start, tmp_path, wait_until):
     """torchrun ends the others of a node with SIGTERM when one has failed, and waits for them."""
     trainer = start(

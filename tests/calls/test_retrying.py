@@ -2,8 +2,8 @@
 
 import pytest
 
+from cloudspot.calls.retrying import SHORT_WAITS, doubling, retry, until
 from cloudspot.errors import AuthError, CapacityError, TransientError
-from cloudspot.retrying import SHORT_WAITS, doubling, retry, until
 
 
 class Failing:

@@ -1,4 +1,4 @@
-"""The requests and results of the calls to a provider: later versions add fields to them, with defaults."""
+"""Calls to plugins: requests and results, to which later versions add fields; retries; and the guard."""
 
 from __future__ import annotations
 

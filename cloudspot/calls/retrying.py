@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import count, islice
 from typing import Final, TypeVar
 
-from cloudspot.errors import TransientError
+from cloudspot.errors import OverdueError, TransientError
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def retry(
         waits: Seconds before the second, third, ... call; when they are used up, the last error is
             raised. The next wait is taken after a failure, so :func:`until` sees how long the call took.
             None: ``SHORT_WAITS``.
-        kind: The errors that may pass.
+        kind: The errors that may pass. An OverdueError does not: that call has used up its time.
         when: Tells which of them do; the others are raised at once.
         on_wait: Is given each error that is followed by a wait.
 
@@ -73,7 +73,8 @@ def retry(
         try:
             return call()
         except kind as error:
-            wait = next(left, None) if when(error) else None
+            may_pass = when(error) and not isinstance(error, OverdueError)
+            wait = next(left, None) if may_pass else None
             if wait is None:
                 raise
             on_wait(error)

@@ -1,0 +1,157 @@
+"""Calls that are made in other threads, so that one that hangs can be left alone with its thread."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+
+
+class LeftAloneError(Exception):
+    """The call has not ended in time; what it still returns is ignored."""
+
+
+class _Inside(threading.local):
+    plugin: object = None
+
+
+inside = _Inside()
+"""Of each thread: in whose code it is, as ``calls.guard`` notes; None: cloudspot's own."""
+
+
+@dataclass
+class Limits:
+    """Whether calls of plugins have time limits in this process."""
+
+    are_enforced: bool = False
+
+
+limits = Limits()
+_lock = threading.Lock()
+
+
+@contextmanager
+def enforced_limits() -> Iterator[None]:
+    """Give calls of plugins time limits within the block, in all threads."""
+    before, limits.are_enforced = limits.are_enforced, True
+    try:
+        yield
+    finally:
+        limits.are_enforced = before
+
+
+def call_within(seconds: float, request: Callable[[], R], *, owner: object) -> R:
+    """Return what ``request`` returns in another, daemonic thread, in this thread's context.
+
+    Raises:
+        LeftAloneError: it has not ended after ``seconds``, or all were cut off. It counts as the ``owner``'s
+            in ``num_hanging`` until it ends.
+    """
+    job = _Job(request)
+    job.begin()
+    try:
+        job.done.acquire(timeout=seconds)
+    finally:  # also at Ctrl-C
+        job.leave(owner)
+    if job.left_by is not None:
+        raise LeftAloneError
+    if job.error is not None:
+        raise job.error
+    return job.result  # type: ignore[no-any-return]
+
+
+def num_hanging(owner: object) -> int:
+    """Return how many of the owner's calls go on that were left alone."""
+    with _lock:
+        return sum(job.left_by is owner for job in _left)
+
+
+def is_any_under_way() -> bool:
+    """Return whether any call goes on, waited for or not."""
+    return bool(_left or _waited_for)
+
+
+def cut_off_all() -> None:
+    """Leave all calls alone that other threads wait for, so that Ctrl-C need not wait for these threads."""
+    with _lock:
+        for job in _waited_for:
+            job.done.release()
+        _waited_for.clear()
+
+
+class _Job:
+    """One call, made in a thread that can be left alone with it."""
+
+    def __init__(self, request: Callable[[], Any]) -> None:
+        self._request = request
+        self._context = contextvars.copy_context()
+        self.done = threading.Lock()
+        """Held until it has ended, or is cut off."""
+        self.done.acquire()
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._has_ended = False
+        self.left_by: object = None
+        """Whose call was cut off."""
+
+    def begin(self) -> None:
+        try:
+            worker = _idle.pop()
+        except IndexError:
+            worker = _Worker()
+            worker.start()
+        with _lock:
+            _waited_for.add(self)
+        worker.jobs.put(self)
+
+    def make(self) -> None:
+        try:
+            self.result = self._context.run(self._request)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the call is waited for
+            self.error = error
+
+    def end(self) -> None:
+        with _lock:
+            self._has_ended = True
+            _left.discard(self)
+            if self in _waited_for:
+                _waited_for.discard(self)
+                self.done.release()
+
+    def leave(self, owner: object) -> None:
+        """Wait for it no longer."""
+        with _lock:
+            _waited_for.discard(self)
+            if not self._has_ended:
+                self.left_by = owner
+                _left.add(self)
+
+
+class _Worker(threading.Thread):
+    """Makes one call after another; one that hangs holds up nobody, at the end of the process neither."""
+
+    def __init__(self) -> None:
+        super().__init__(name="cloudspot-plugin", daemon=True)
+        self.jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        while True:
+            job = self.jobs.get()
+            job.make()
+            _idle.append(self)  # before the end, so that the next call finds it
+            job.end()
+            del job
+
+
+_waited_for: set[_Job] = set()
+_left: set[_Job] = set()
+"""Those that were cut off and have not ended."""
+_idle: list[_Worker] = []
+os.register_at_fork(after_in_child=_idle.clear)

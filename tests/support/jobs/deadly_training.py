@@ -1,0 +1,99 @@
+"""A training whose machines and processes a test kills, and which notes each step that it makes."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from support.jobs.acting_user import COMMAND, JOBS, User, kill, supervisors_processes, wait_for
+
+from cloudspot.local.machines import MachineDirectory
+
+
+class Training:
+    """A job of a script, and the steps that its ranks have made."""
+
+    job = "survivors"
+    patience = 90.0
+    """How many seconds a test waits for a step; for the end, 200 at least."""
+
+    def __init__(
+        self,
+        user: User,
+        name: str,
+        *,
+        sets: tuple[str, ...] = (),
+        prefix: tuple[str, ...] = (),
+        **options: Any,
+    ) -> None:
+        self.user = user
+        self.name = name
+        self.trace = user.home / f"trace-{name}"
+        self.trace.mkdir()
+        words = ["run", str(JOBS / self.job / "job.toml"), "--provider", "local", "--name", name]
+        given = {"TRACE": self.trace, **options}
+        for each in (*sets, *(f'run.env.SURVIVORS_{key}="{value}"' for key, value in given.items())):
+            words += ["--set", each]
+        self.cli = user._start([*prefix, *COMMAND, *words])
+
+    def phase(self, rank: int) -> str:
+        """Return what a rank of the first generation does."""
+        return (self.trace / f"1-{rank}.phase").read_text().strip()
+
+    def steps(self, generation: int) -> dict[int, list[int]]:
+        """Return the steps that each rank of a generation has made."""
+        found = self.trace.glob(f"{generation}-*.txt")
+        return {int(path.stem.partition("-")[2]): [*map(int, path.read_text().split())] for path in found}
+
+    def await_step(self, step: int) -> None:
+        """Wait until a rank of the first generation has made a step."""
+        wait_for(
+            f"step {step}",
+            lambda: any(step in made for made in self.steps(1).values()),
+            seconds=self.patience,
+        )
+
+    def machine(self, rank: int) -> Path:
+        """Return the machine of a rank of the first generation."""
+        paths = (self.user.home / "machines").glob(f"*/node/generations/000001/progress-{rank}")
+        return next(iter(paths)).parents[3]
+
+    def kill_machine(self, rank: int) -> None:
+        """Kill a machine at once, as a cloud does that gives no notice."""
+        machine = self.machine(rank)
+        supervisor = MachineDirectory(machine).supervisor()
+        assert supervisor is not None
+        kill(supervisor.pid)
+        for pid in supervisors_processes(machine):
+            kill(pid)
+
+    def pid_of(self, rank: int) -> int:
+        """Return the process of a rank of the first generation."""
+        return int((self.machine(rank) / f"node/generations/000001/worker-{rank}.pid").read_text())
+
+    def end(self, *, status: int = 0) -> dict[str, Any]:
+        """Wait for the end of the job; return what ``show`` says."""
+        wait_for("the end of the job", lambda: self.cli.poll() is not None, seconds=max(200.0, self.patience))
+        assert self.cli.returncode == status, self.user.output(self.cli)[-6000:]
+        return self.user.show(self.name, "--verify")
+
+    def check_no_step_twice(self) -> None:
+        """Check that each generation goes on with the step after the last one that any rank has made."""
+        generations = len(self.user.history(self.name).generations)
+        made = [
+            max(max(steps, default=-1) for steps in told.values()) if (told := self.steps(g)) else None
+            for g in range(1, generations + 1)
+        ]
+        began = [
+            min(min(steps, default=10**9) for steps in told.values()) if (told := self.steps(g)) else None
+            for g in range(1, generations + 1)
+        ]
+        known = [(first, last) for first, last in zip(began, made, strict=True) if first is not None]
+        for (_, last), (first, _) in itertools.pairwise(known):
+            assert first == last + 1, (began, made)
+
+
+def rescue_of(job: Training) -> Any:
+    """Return what the first commit of the job says of its rescue."""
+    return job.user.history(job.name).commits[0].rescue
