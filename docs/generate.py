@@ -227,17 +227,14 @@ def constant_docs(kind: type) -> list[str]:
 
 
 def broken_on_purpose() -> str:
-    """Return a table of the parts of providers that tests break, and of the kits' tests that fail then."""
-    modules = [
-        ROOT / "tests" / "support" / "worlds" / f"broken_{name}.py" for name in ("machines", "providers")
-    ]
+    """Return a table of the parts of plugins that tests break, and of the kits' tests that fail then."""
+    sys.path.insert(0, str(ROOT / "tests"))
     rows = []
-    for one in (one for module in modules for one in ast.parse(module.read_text(encoding="utf-8")).body):
-        if isinstance(one, ast.ClassDef) and one.decorator_list:
-            (breaks,) = one.decorator_list
-            assert isinstance(breaks, ast.Call)
-            names = [f"`{argument.value}`" for argument in breaks.args if isinstance(argument, ast.Constant)]
-            rows.append(f"| {ast.get_docstring(one)} | {', '.join(names)} |")
+    for name in ("machines", "purchases", "offers", "notices", "providers", "stores"):
+        for kind in vars(import_module(f"support.worlds.broken_{name}")).values():
+            if isinstance(kind, type) and "broken" in vars(kind):
+                tests = ", ".join(f"`{promise}`" for promise in vars(kind)["broken"]).replace("|", r"\|")
+                rows.append(f"| {kind.__doc__} | {tests} |")
     return "\n".join(("", "| what is wrong | tests that fail (`test_...`) |", "|---|---|", *rows, "", ""))
 
 

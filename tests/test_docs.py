@@ -80,7 +80,8 @@ def test_plugins_build_on_what_the_version_of_the_interfaces_covers(generate):
 def test_the_generator_names_what_is_out_of_date_and_mends_it(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "cloudspot").mkdir()
-    (tmp_path / "tests" / "support" / "worlds").mkdir(parents=True)
+    for name in ("stores", "worlds"):
+        (tmp_path / "tests" / "support" / name).mkdir(parents=True)
     for name in (
         "README.md",
         "docs/generate.py",
@@ -96,8 +97,12 @@ def test_the_generator_names_what_is_out_of_date_and_mends_it(tmp_path):
         "docs/outputs.md",
         "docs/plugin-api.txt",
         "docs/plugin-kits.md",
-        "tests/support/worlds/broken_machines.py",
-        "tests/support/worlds/broken_providers.py",
+        *(
+            f"tests/support/worlds/broken_{name}.py"
+            for name in ("machines", "notices", "offers", "providers", "purchases", "stores")
+        ),
+        "tests/support/worlds/memorycloud.py",
+        "tests/support/stores/memorybucket.py",
         "cloudspot/job.schema.json",
     ):
         (tmp_path / name).write_text((ROOT / name).read_text())

@@ -146,8 +146,7 @@ class ImageHostTests(Kit):
         group = self._group(account, provider, launch=launch)
         account.reserve(group)
         provisioner = provider.provisioner()
-        request = provisioner.render(group)
-        (made,) = plaincalls.create(provisioner, request, token=f"{account.prefix}{launch}")
+        (made,) = plaincalls.create(provisioner, provisioner.render(group), token=f"{account.prefix}{launch}")
         return made
 
     def _rendered(self, account: Account, key: str | None) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 
 import pytest
 
-from cloudspot.testing.kit import Kit
+from cloudspot.testing.kit import Kit, cases
 
 JOB_FILE = Path(__file__).parent / "job" / "job.toml"
 MOST_SECONDS = 900.0
@@ -58,7 +58,7 @@ class WholeJobTests(Kit):
     """A job on one and on two nodes, of which one is reclaimed; the fixture ``cloud`` is a JobCloud."""
 
     @pytest.mark.timeout(2 * MOST_SECONDS)
-    @pytest.mark.parametrize("num_nodes", [1, 2])
+    @cases("num_nodes", {"one node": 1, "two nodes": 2})
     def test_a_job_outlives_a_reclaim_and_makes_the_weights_of_an_undisturbed_one(
         self, cloud: JobCloud, num_nodes: int, tmp_path: Path
     ) -> None:

@@ -22,16 +22,20 @@ class Kit:
     """The base of the kits. A subclass brings the fixtures, and inherits the tests.
 
     A test of a kit cannot be overridden. What a provider does not do is declared with its reason, and shows
-    as an expected failure; if the test passes after all, it fails::
+    as an expected failure; if the test passes after all, it fails. A test with cases is declared case by
+    case, or by its name alone where none of its cases holds::
 
         class TestMine(ProvisionerTests):
-            deviations = {"test_a_reclaimed_machine_says_so": "the cloud does not tell why a machine ended"}
+            deviations = {
+                "test_a_reclaimed_machine_says_so": "the cloud does not tell why a machine ended",
+                "test_a_listing_that_fails_tells_nothing[denied]": "whoever lacks rights is told nothing",
+            }
     """
 
     deviations: ClassVar[Mapping[str, str]] = {}
-    """By the name of the test: why this provider breaks the promise."""
+    """By the name of the test or of its case: why this provider breaks the promise."""
     left_out: ClassVar[Mapping[str, str]] = {}
-    """By the name of the test: why it is not run here, such as that another class runs it; it is skipped."""
+    """By the same names: why it is not run here, such as that another class runs it; it is skipped."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Mark what deviates and what is left out.
@@ -40,45 +44,98 @@ class Kit:
             TypeError: the subclass overrides a test of a kit, or names one that is not there.
         """
         super().__init_subclass__(**arguments)
-        promises = {
-            name
-            for base in cls.__mro__[1:]
-            if base.__module__.startswith("cloudspot.testing.")
-            for name in vars(base)
-            if name.startswith("test_")
-        }
-        overridden = sorted(promises & vars(cls).keys())
-        if overridden and not cls.__module__.startswith("cloudspot.testing."):
+        promises = {name: _cases_of(test) for base in cls.__mro__[1:] for name, test in _tests_of(base)}
+        overridden = sorted(promises.keys() & vars(cls).keys())
+        if overridden and not _is_kit(cls):
             raise TypeError(
                 f"{cls.__name__} overrides {overridden[0]}: declare it in deviations, with the reason"
             )
         deviates = partial(pytest.mark.xfail, strict=True, raises=_BROKEN)
+        marks: dict[str, dict[str, pytest.MarkDecorator]] = {}
         for attribute, mark in (("deviations", deviates), ("left_out", pytest.mark.skip)):
             for name, reason in vars(cls).get(attribute, {}).items():
-                if name not in promises or not reason:
+                test, _, case = name.removesuffix("]").partition("[")
+                if test not in promises or (case and case not in promises[test]) or not reason:
                     raise TypeError(
                         f"{cls.__name__}.{attribute}: {name!r} is no test of this kit, or has no reason"
                     )
-                setattr(cls, name, mark(reason=reason)(_copy(getattr(cls, name))))
+                marks.setdefault(test, {})[case] = mark(reason=reason)
+        for test, by_case in marks.items():
+            setattr(cls, test, _marked_copy(getattr(cls, test), by_case))
 
 
-def _copy(test: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that a mark can be put on without marking the kit's own."""
+def cases(names: str, table: Mapping[str, object]) -> pytest.MarkDecorator:
+    """Return the mark of a kit's test that runs once for each case; by its name a case can deviate."""
+    wanted = [value if isinstance(value, tuple) else (value,) for value in table.values()]
+    return pytest.mark.parametrize(
+        names, [pytest.param(*values, id=name) for name, values in zip(table, wanted, strict=True)]
+    )
+
+
+def promises_of(kit: type[Any]) -> list[str]:
+    """Return the names of the kit's own tests, ``test[case]`` for each case of one that has cases."""
+    return [
+        f"{name}[{case}]" if case else name
+        for name, test in _tests_of(kit)
+        for case in _cases_of(test) or [""]
+    ]
+
+
+def promise_of(item: pytest.Function) -> str:
+    """Return by which of those names a test goes, whatever else its fixtures are parametrized by."""
+    for mark in item.iter_markers("parametrize"):
+        names = [one.strip() for one in mark.args[0].split(",")]
+        given = tuple(item.callspec.params.get(name) for name in names)
+        for case in mark.args[1]:
+            if case.values == given:
+                return f"{item.originalname}[{case.id}]"
+    return item.originalname
+
+
+def _is_kit(cls: type[Any]) -> bool:
+    return cls.__module__.startswith("cloudspot.testing.")
+
+
+def _tests_of(cls: type[Any]) -> list[tuple[str, Callable[..., None]]]:
+    return [(name, test) for name, test in vars(cls).items() if name.startswith("test_") and _is_kit(cls)]
+
+
+def _cases_of(test: Callable[..., None]) -> list[str]:
+    """Return the names of the test's cases; none: it has no cases."""
+    marks = (mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize")
+    return [str(case.id) for mark in marks for case in mark.args[1]]
+
+
+def _marked_copy(test: Callable[..., None], marks: Mapping[str, pytest.MarkDecorator]) -> Callable[..., None]:
+    """Return a function that bears these marks, by the case ("": all of it); the kit's own stays as it is."""
 
     @functools.wraps(test)
     def copy(*arguments: Any, **options: Any) -> None:
         test(*arguments, **options)
 
-    copy.pytestmark = list(getattr(test, "pytestmark", []))  # type: ignore[attr-defined]
+    def marked(mark: pytest.Mark) -> pytest.Mark:
+        if mark.name != "parametrize":
+            return mark
+        table = [
+            pytest.param(*one.values, id=one.id, marks=(*one.marks, marks[one.id]))
+            if one.id in marks
+            else one
+            for one in mark.args[1]
+        ]
+        return pytest.mark.parametrize(mark.args[0], table).mark
+
+    whole = [marks[""].mark] if "" in marks else []
+    copy.pytestmark = [*map(marked, getattr(test, "pytestmark", ())), *whole]  # type: ignore[attr-defined]
     return copy
 
 
 def wait_until(condition: Callable[[], object], what: str, *, seconds: float) -> None:
-    """Return when the condition holds; fail the test if it does not in time."""
-    end = time.monotonic() + seconds
+    """Return when the condition holds; fail the test if it does not in time, nor when the time is over."""
+    end, is_over = time.monotonic() + seconds, False
     while not condition():
-        if time.monotonic() > end:
+        if is_over:
             pytest.fail(f"after {seconds:g} s still not so: {what}")
+        is_over = time.monotonic() > end
         time.sleep(0.05)
 
 

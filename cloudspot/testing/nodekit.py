@@ -23,8 +23,8 @@ import pytest
 
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.model import PreemptionNotice
-from cloudspot.testing.kit import Kit
-from cloudspot.testing.machine import Machine
+from cloudspot.testing.kit import Kit, cases
+from cloudspot.testing.machine import Machine, OtherEvent, Trouble
 
 ANSWER_SECONDS = 10.0
 """Within this time a metadata service answers, or counts as silent."""
@@ -103,8 +103,42 @@ class PreemptionSourceTests(Kit):
         machine.silence()
         _check_transient(source.poll)
 
-    def test_the_length_of_a_notice_is_known(self, machine: Machine) -> None:
+    @cases("trouble", {one.value: one for one in Trouble})
+    def test_trouble_is_no_absence_of_a_notice(self, machine: Machine, trouble: Trouble) -> None:
         source = machine.provider().preemption_source()
+        source.poll()
+        machine.trouble_with(trouble)
+        _check_transient(source.poll)
+
+    @cases("event", {one.value: one for one in OtherEvent})
+    def test_what_does_not_take_the_machine_is_no_notice(self, machine: Machine, event: OtherEvent) -> None:
+        machine.give_other_event(event)
+        source = machine.provider().preemption_source()
+        assert source.poll() is None
+        assert machine.provider().preemption_source().wait(0) is None
+
+    @cases("event", {one.value: one for one in OtherEvent})
+    def test_a_notice_is_heard_behind_what_does_not_take_the_machine(
+        self, machine: Machine, event: OtherEvent
+    ) -> None:
+        machine.give_other_event(event)
+        deadline = _in(90)
+        machine.give_notice(deadline)
+        notice = machine.provider().preemption_source().wait(ANSWER_SECONDS)
+        assert notice is not None
+        if self.states_deadline:
+            assert notice.deadline is not None
+            assert abs(notice.deadline - deadline) <= timedelta(seconds=2)
+
+    def test_a_notice_without_a_time_is_heard_without_one(self, machine: Machine) -> None:
+        machine.give_notice(None)
+        notice = machine.provider().preemption_source().wait(ANSWER_SECONDS)
+        assert notice is not None
+        assert (notice.deadline, notice.deadline_monotonic) == (None, None)
+
+    def test_the_length_of_a_notice_is_that_of_the_clouds(self, machine: Machine) -> None:
+        source = machine.provider().preemption_source()
+        assert source.notice_seconds == machine.notice_seconds
         assert 0 < source.notice_seconds <= 3600
         assert 0 < source.poll_seconds <= 5
 
@@ -137,6 +171,11 @@ class NodeIdentityTests(Kit):
 
     def test_who_is_not_answered_has_to_ask_again(self, machine: Machine) -> None:
         machine.silence()
+        _check_transient(machine.provider().node_identity)
+
+    @cases("trouble", {one.value: one for one in Trouble})
+    def test_who_meets_trouble_has_to_ask_again(self, machine: Machine, trouble: Trouble) -> None:
+        machine.trouble_with(trouble)
         _check_transient(machine.provider().node_identity)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,36 @@ from cloudspot.model import Capability
 from cloudspot.registry import provider_class
 from cloudspot.testing.imagekit import ImageHostTests
 from cloudspot.testing.jobkit import WholeJobTests
+from cloudspot.testing.kit import promise_of, promises_of
+from cloudspot.testing.logfaultkit import LogFaultTests
 from cloudspot.testing.logkit import LogSinkTests
 from cloudspot.testing.nodekit import NodeIdentityTests, PreemptionSourceTests
+from cloudspot.testing.offerkit import OfferTests
 from cloudspot.testing.providerkit import ProviderTests
 from cloudspot.testing.provisionerkit import ProvisionerTests
+from cloudspot.testing.purchasekit import PurchaseTests
+from cloudspot.testing.storefaultkit import StoreFaultTests
 from cloudspot.testing.storekit import ObjectStoreTests
 
 KITS: tuple[type[Any], ...] = (
     ObjectStoreTests,
+    StoreFaultTests,
     LogSinkTests,
+    LogFaultTests,
     ProvisionerTests,
+    PurchaseTests,
+    OfferTests,
     ImageHostTests,
     PreemptionSourceTests,
     NodeIdentityTests,
     ProviderTests,
     WholeJobTests,
 )
-_ONLY_FOR = {"LogSinkTests": Capability.LOGS, "ImageHostTests": Capability.IMAGES}
+_ONLY_FOR = {
+    "LogSinkTests": Capability.LOGS,
+    "LogFaultTests": Capability.LOGS,
+    "ImageHostTests": Capability.IMAGES,
+}
 """The kits of what not every provider can do."""
 NOT_RUN = "not run: it was deselected, or the run ended before"
 _PROPERTY = "cloudspot_promise"
@@ -71,12 +83,9 @@ class _Reporter:
             if kit is None:
                 others.append(item)
             else:
-                words = (
-                    item.nodeid.rpartition("::")[0],
-                    kit.__name__,
-                    getattr(item, "originalname", item.name),
-                )
-                item.user_properties.append((_PROPERTY, list(words)))
+                assert isinstance(item, pytest.Function)
+                words = [item.nodeid.partition("[")[0].rpartition("::")[0], kit.__name__, promise_of(item)]
+                item.user_properties.append((_PROPERTY, words))
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in set(others)]
 
@@ -121,7 +130,7 @@ class _Reporter:
 
 def _row(place: str, kit: str, outcomes: dict[str, tuple[str, str]]) -> dict[str, Any]:
     """Return what is told of one kit in one class: each of its promises is in one of the lists."""
-    (promises,) = (_promises(one) for one in KITS if one.__name__ == kit)
+    (promises,) = (promises_of(one) for one in KITS if one.__name__ == kit)
     told = {promise: outcomes.get(promise, ("failures", NOT_RUN)) for promise in promises}
     lists: dict[str, Any] = {
         name: {promise: text for promise, (outcome, text) in told.items() if outcome == name}
@@ -149,10 +158,6 @@ def _marked(report: pytest.TestReport) -> list[str]:
     (words,) = (value for name, value in report.user_properties if name == _PROPERTY)
     assert isinstance(words, list)
     return words
-
-
-def _promises(kit: type[Any]) -> Iterable[str]:
-    return [name for name in vars(kit) if name.startswith("test_")]
 
 
 def _gravity(told: tuple[str, str]) -> int:

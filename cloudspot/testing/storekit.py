@@ -30,7 +30,7 @@ from cloudspot import registry
 from cloudspot.errors import CloudspotError, ObjectExists, ObjectMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.model import ObjectPage
-from cloudspot.testing.kit import Kit
+from cloudspot.testing.kit import Kit, cases
 
 NUM_WRITERS = 32
 NUM_PROCESSES = 4
@@ -210,6 +210,27 @@ class ObjectStoreTests(Kit):
             assert [meta.key for meta in store.list_page(key).objects] == [key]
             store.delete(key)
         assert list(store.list_objects("")) == []
+
+    @cases("key", {key if len(key) < 40 else f"{key[:8]}...": key for key in GOOD_KEYS})
+    def test_a_key_is_the_same_for_every_call(self, store: ObjectStore, key: str) -> None:
+        with store.open_upload(key) as upload:
+            upload.write(b"hello")
+            upload.commit()
+        buffer = bytearray(4)
+        assert store.get(key) == b"hello"
+        assert store.get_range(key, 1, 4) == b"ello"
+        assert store.get_range_into(key, 1, buffer) == 4
+        assert buffer == b"ello"
+        assert store.head(key).key == key
+        assert _keys(store, key) == [key]
+        assert _keys(store, "", after=key) == []
+        with raising(ObjectExists, key):
+            store.put(key, b"", if_absent=True)
+        if self.can_presign:
+            with urllib.request.urlopen(store.presign_get(key, seconds=60)) as answer:  # noqa: S310
+                assert answer.read() == b"hello"
+        store.delete(key)
+        assert _keys(store, "") == []
 
     def test_a_key_that_is_none_is_a_callers_bug(self, store: ObjectStore) -> None:
         for key in BAD_KEYS:

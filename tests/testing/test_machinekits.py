@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 
 import pytest
-from support.worlds import broken_machines, broken_providers
+from support.worlds import broken_machines, broken_notices, broken_offers, broken_providers, broken_purchases
+from support.worlds.kitruns import failures
 from support.worlds.memorycloud import MemoryAccount, MemoryMachine, MemoryProvider
 
-from cloudspot.testing import providerkit
+from cloudspot.testing import nodekit, providerkit
 from cloudspot.testing.jobkit import JobCloud, WholeJobTests
 from cloudspot.testing.nodekit import NodeIdentityTests, PreemptionSourceTests
+from cloudspot.testing.offerkit import OfferTests
 from cloudspot.testing.provisionerkit import ProvisionerTests
+from cloudspot.testing.purchasekit import PurchaseTests
 
 
-class TestMemoryCloud(ProvisionerTests):
+class TestMemoryCloud(ProvisionerTests, PurchaseTests, OfferTests):
     @pytest.fixture
     def account(self):
         return MemoryAccount()
@@ -51,30 +53,8 @@ def provider_tests(kind):
     return type("Tests", (providerkit.ProviderTests,), options)
 
 
-def failures(kit, **fixtures):
-    """Run each test of the kit with fixtures of its own; return the names of those that fail."""
-    found = set()
-    for name, test in inspect.getmembers(kit, inspect.isfunction):
-        if not name.startswith("test_"):
-            continue
-        (mark,) = [*getattr(test, "pytestmark", []), None][:1]
-        for values in [()] if mark is None else mark.args[1]:
-            names = (
-                () if mark is None else mark.args[0] if isinstance(mark.args[0], tuple) else (mark.args[0],)
-            )
-            given = dict(zip(names, values if isinstance(values, tuple) else (values,), strict=True))
-            with pytest.MonkeyPatch.context() as patch:
-                made = {"monkeypatch": patch, **{one: make() for one, make in fixtures.items()}}
-                wanted = inspect.signature(test).parameters
-                try:
-                    test(kit(), **{one: made[one] for one in wanted if one in made}, **given)
-                except (Exception, pytest.fail.Exception):  # noqa: BLE001 - whatever it fails with
-                    found.add(name)
-    return found
-
-
-def with_provisioner(kind):
-    return type("Broken", (MemoryProvider,), {"provisioner_type": kind})
+class ProvisionerKits(ProvisionerTests, PurchaseTests, OfferTests):
+    pass
 
 
 def broken(part, kind):
@@ -85,21 +65,35 @@ def names(kind):
     return {f"test_{promise}" for promise in kind.broken}
 
 
-@pytest.mark.parametrize("kind", broken_machines.PROVISIONERS, ids=lambda kind: kind.__name__)
+PROVISIONERS = [*broken_machines.PROVISIONERS, *broken_purchases.PURCHASES, *broken_offers.OFFERS]
+SAMPLE = PROVISIONERS[::8]
+
+
+def of_kinds(kinds):
+    """Parametrize by them; a sample is quick, and the others, which wait more than they work, are not."""
+    table = [
+        pytest.param(kind, id=kind.__name__, marks=() if kind in SAMPLE else pytest.mark.full)
+        for kind in kinds
+    ]
+    return pytest.mark.parametrize("kind", table)
+
+
+@of_kinds(PROVISIONERS)
 def test_a_broken_provisioner_fails_the_tests_meant_for_it(kind):
     provider = broken("provisioner_type", kind)
-    assert failures(ProvisionerTests, account=lambda: MemoryAccount(provider)) == names(kind)
+    assert failures(ProvisionerKits, account=lambda: MemoryAccount(provider)) == names(kind)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("kind", broken_machines.SOURCES, ids=lambda kind: kind.__name__)
-def test_a_broken_source_fails_the_tests_meant_for_it(kind):
+@of_kinds(broken_notices.SOURCES)
+def test_a_broken_source_fails_the_tests_meant_for_it(kind, monkeypatch):
+    monkeypatch.setattr(nodekit, "ANSWER_SECONDS", 1.5)
     provider = broken("source_type", kind)
     assert failures(PreemptionSourceTests, machine=lambda: MemoryMachine(provider)) == names(kind)
 
 
-@pytest.mark.parametrize("kind", broken_machines.IDENTITIES, ids=lambda kind: kind.__name__)
-def test_a_machine_that_does_not_know_itself_fails_the_tests_meant_for_it(kind):
+@of_kinds(broken_notices.IDENTITIES)
+def test_a_machine_that_does_not_know_itself_fails_the_tests_meant_for_it(kind, monkeypatch):
+    monkeypatch.setattr(nodekit, "ANSWER_SECONDS", 1.5)
     assert failures(NodeIdentityTests, machine=lambda: MemoryMachine(kind)) == names(kind)
 
 
@@ -136,6 +130,18 @@ def test_what_is_left_out_is_skipped_with_its_reason():
     kind = type("Mine", (ProvisionerTests,), {"left_out": {promise: "another class runs it"}})
     (mark,) = getattr(kind, promise).pytestmark
     assert (mark.name, mark.kwargs) == ("skip", {"reason": "another class runs it"})
+
+
+def test_a_case_of_a_test_deviates_alone():
+    test, case = "test_a_listing_that_fails_tells_nothing", "denied"
+    kind = type("Mine", (ProvisionerTests,), {"deviations": {f"{test}[{case}]": "for this reason"}})
+    (mark,) = getattr(kind, test).pytestmark
+    marks = {one.id: [mark.name for mark in one.marks] for one in mark.args[1]}
+    assert marks == {"unwell": [], "throttled": [], "denied": ["xfail"]}
+    (mark,) = getattr(ProvisionerTests, test).pytestmark
+    assert [one.marks for one in mark.args[1]] == [()] * 3
+    with pytest.raises(TypeError, match=r"'.*nothing\[other\]' is no test of this kit, or has no reason"):
+        type("Mine", (ProvisionerTests,), {"deviations": {f"{test}[other]": "because"}})
 
 
 def test_a_deviation_is_an_expected_failure_with_its_reason_and_the_kits_own_test_is_as_before():

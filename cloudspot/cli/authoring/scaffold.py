@@ -6,13 +6,14 @@ import inspect
 import re
 import textwrap
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 
-from cloudspot import hookspecs, interfaces, registry
+from cloudspot import __version__, hookspecs, interfaces, registry
 from cloudspot.errors import CloudspotError, SpecError
-from cloudspot.testing.account import Account
+from cloudspot.testing.account import Account, LogAccount, Service, StoreAccount
 from cloudspot.testing.machine import Machine
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -20,11 +21,11 @@ _PLACES = {"ci.yml": ".github/workflows/ci.yml"}
 """Where a file goes, if not to its own name in the template."""
 _DOC = re.compile(r"^( *)@DOC (\w+)\.(\w+)@$", re.MULTILINE)
 _DESCRIBED = {
-    "Account": Account,
-    "Machine": Machine,
+    **{kind.__name__: kind for kind in (Account, LogAccount, Machine, Service, StoreAccount)},
     **{
         kind.__name__: kind
         for kind in (
+            interfaces.LogSink,
             interfaces.ObjectStore,
             interfaces.PreemptionSource,
             interfaces.Provider,
@@ -64,6 +65,8 @@ def files(name: str) -> Mapping[str, str]:
         "PACKAGE": package_of(name),
         "CLASS": "".join(word.capitalize() for word in name.split("-")),
         "API_VERSION": str(hookspecs.API_VERSION),
+        "VERSION": __version__,
+        "YEAR": str(datetime.now(timezone.utc).year),
     }
     contents = {}
     with resources.as_file(resources.files("cloudspot.cli") / "templates" / "plugin") as root:

@@ -62,13 +62,14 @@ class AliyunNoticeSource(PreemptionSource):
         try:
             at = parse_time(text)
         except ValueError:
-            if text != self._unread:
-                self._unread = text
-                _log.warning("%s is %r, which is not a time", TERMINATION.partition("/")[2], text[:200])
+            said = f"{TERMINATION.partition('/')[2]} is {text[:200]!r}, which is not a time"
             # What looks like a time says that this machine goes; the time is then the least that is promised.
             # A page of words is not a notice: a service that served one to all would end every machine.
             if not re.match(r"[0-9]{4}-", text):
-                return None
+                raise TransientError(said) from None
+            if text != self._unread:
+                self._unread = text
+                _log.warning("%s", said)
             at = None
         return PreemptionNotice(deadline=at, source="metadata")
 

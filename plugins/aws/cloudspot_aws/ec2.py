@@ -81,6 +81,9 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                 lambda: client.run_instances(**parameters, ClientToken=request.token)
             )
         except ERRORS.raised as error:
+            # EC2 says so of a token as soon as one of its machines has ended.
+            if ERRORS.code_of(error) == "IdempotentInstanceTerminated" and (left := self._left_of(body)):
+                return CreateResult(instances=left)
             raise self.unless_new(refusal(self.clients, error, body)) from error
         # Another server's answer would have no such list, and is not one without machines.
         with readable("creating the machines"):
@@ -163,6 +166,16 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                         client.delete_placement_group(GroupName=group["GroupName"])
         if self.options.limit_role is not None:
             limit.remove(self.clients, job_id, store_url=store_url)
+
+    def _left_of(self, body: Ec2Request) -> tuple[Instance, ...]:
+        """Return the machines of the launch that have not ended."""
+        own = tags.from_list(body.run_instances["TagSpecifications"][0]["Tags"])
+        of_job = InstancesRequest(job_id=own[machinetags.JOB], store_url=own.get(machinetags.STORE, ""))
+        return tuple(
+            one
+            for one in self.instances(of_job).instances
+            if str(one.launch) == own[machinetags.LAUNCH] and one.state is not InstanceState.ENDED
+        )
 
     def _make_placement_group(self, body: Ec2Request, name: str) -> None:
         instance_tags = body.run_instances["TagSpecifications"][0]["Tags"]

@@ -18,6 +18,7 @@ from cloudspot import hookspecs, interfaces
 from cloudspot.cli.commands.plugin import plugin
 from cloudspot.cli.main import program
 from cloudspot.testing import promises
+from cloudspot.testing.kit import promises_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -76,8 +77,10 @@ def test_the_next_commands_are_printed(tmp_path, monkeypatch):
 
 def test_the_distribution_is_complete(scaffold):
     written = {path.relative_to(scaffold).as_posix() for path in scaffold.rglob("*") if path.is_file()}
-    modules = ("__init__", "provider", "provisioner", "metadata", "store")
+    modules = ("__init__", "provider", "provisioner", "metadata", "store", "logs")
     assert written == {
+        "LICENSE",
+        "cloudspot_acme_2/py.typed",
         "pyproject.toml",
         "tox.ini",
         "README.md",
@@ -90,6 +93,14 @@ def test_the_distribution_is_complete(scaffold):
     project = tomllib.loads(texts["pyproject.toml"])["project"]
     assert project["name"] == "cloudspot-acme-2"
     assert set(project["optional-dependencies"]) == {"test"}
+    asked = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    assert [one for one in asked if "cloudspot" in one] == [], "whoever has the name there would be installed"
+    assert [one for one in asked if not re.fullmatch(r"[a-z-]+>=[\d.]+,<\d+", one)] == []
+    versions = [one.rpartition(" ")[2] for one in project["classifiers"] if " 3." in one]
+    assert versions == ["3.10", "3.11", "3.12", "3.13"]
+    assert (project["license-files"], set(project["urls"])) == (["LICENSE"], {"Repository", "Issues"})
+    first_place = re.search(r"`([\w/]+)`", texts["README.md"])[1]
+    assert (TESTS.parent / first_place / "account.py").exists(), "the smallest complete plugin"
     assert project["entry-points"] == {
         hookspecs.PROVIDER_GROUP: {"acme-2": "cloudspot_acme_2"},
         hookspecs.STORE_GROUP: {"acme-2": "cloudspot_acme_2"},
@@ -99,21 +110,27 @@ def test_the_distribution_is_complete(scaffold):
 
 @pytest.mark.parametrize(
     "kind",
-    [interfaces.Provider, interfaces.Provisioner, interfaces.PreemptionSource, interfaces.ObjectStore],
+    [
+        interfaces.Provider,
+        interfaces.Provisioner,
+        interfaces.PreemptionSource,
+        interfaces.ObjectStore,
+        interfaces.LogSink,
+    ],
 )
 def test_every_method_that_a_plugin_must_have_is_there_with_its_promise(scaffold, kind):
     text = "\n".join(path.read_text() for path in scaffold.glob("cloudspot_acme_2/*.py"))
     for name in kind.__abstractmethods__:
-        head = re.search(rf"^    def {name}\([^)]*\) -> [^:]*:$", text, re.MULTILINE)
-        assert head is not None, name
         promise = inspect.getdoc(getattr(kind, name)).partition("\n")[0]
-        assert text[head.end() :].lstrip().startswith(f'"""{promise}'), name
+        heads = re.finditer(rf"^    def {name}\(", text, re.MULTILINE)
+        said = [text[head.end() :].split('"""')[1] for head in heads]
+        assert [one for one in said if one.startswith(promise)] != [], name
 
 
 def test_the_kits_of_a_provider_are_all_wired(scaffold):
     text = (scaffold / "tests" / "test_kits.py").read_text()
     missing = [kit.__name__ for kit in promises.KITS if kit.__name__ not in text]
-    assert missing == ["LogSinkTests", "ImageHostTests"], "what a plugin may leave out"
+    assert missing == ["ImageHostTests"], "what a plugin may leave out"
 
 
 @pytest.mark.full
@@ -248,12 +265,15 @@ def test_a_report_says_what_was_run_with_what_and_what_was_not(memory):
     (row,) = found["kits"]
     assert (row["kit"], row["class"]) == ("ProvisionerTests", "tests/test_it.py::TestMachines")
     assert (row["skipped"], row["deviations"], row["failures"]) == ({}, {}, {})
-    promised = [name for name in vars(promises.ProvisionerTests) if name.startswith("test_")]
+    promised = promises_of(promises.ProvisionerTests)
     assert row["passed"] == len(promised)
     lines = done.stdout.splitlines()
     # Neither logs nor images are declared.
     others = [
         "ObjectStoreTests",
+        "StoreFaultTests",
+        "PurchaseTests",
+        "OfferTests",
         "PreemptionSourceTests",
         "NodeIdentityTests",
         "ProviderTests",
@@ -268,21 +288,21 @@ def test_a_report_says_what_was_run_with_what_and_what_was_not(memory):
 
 @pytest.mark.full
 def test_a_deviation_is_told_with_its_reason_and_is_no_failure(memory):
-    promise = "test_what_nobody_sells_is_not_offered"
-    text = kits({promise: REASON}).replace("return MemoryAccount()", "return LavishAccount()")
+    promise = "test_a_machine_is_on_the_market_that_was_asked_for[spot]"
+    text = kits({promise: REASON}).replace("ProvisionerTests", "PurchaseTests")
+    text = text.replace("provisionerkit", "purchasekit").replace(
+        "return MemoryAccount()", "return DearAccount()"
+    )
     text += (
-        "\n\nclass LavishAccount(MemoryAccount):\n"
-        "    def provider(self):\n"
-        "        found = super().provider()\n"
-        "        offers = found.provisioner_type.offered\n"
-        "        from cloudspot.model import Resources\n"
-        "        kind = type('Lavish', (found.provisioner_type,), {'offered': lambda s, r: offers(s, Resources())})\n"
-        "        found.provisioner_type = kind\n"
-        "        return found\n"
+        "\n\nclass DearAccount(MemoryAccount):\n"
+        "    def bought(self, instance_id):\n"
+        "        import msgspec\n"
+        "        from cloudspot.model import Market\n"
+        "        return msgspec.structs.replace(super().bought(instance_id), market=Market.ON_DEMAND)\n"
     )
     done, found = memory(text, status=0)
     assert found["kits"][0]["deviations"] == {promise: REASON}
-    assert f"deviates: ProvisionerTests, {promise}: {REASON}" in done.stdout.splitlines()
+    assert f"deviates: PurchaseTests, {promise}: {REASON}" in done.stdout.splitlines()
 
 
 @pytest.mark.full

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 from datetime import datetime, timedelta, timezone
+from types import MappingProxyType
 
 import pytest
+from support.clouds.troubled_service import troubled_services
 
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.local.metadataservice import Answer, MachineView, MetadataServer, StandingNotice
@@ -79,23 +80,44 @@ class NodeOfTheService(Machine):
         market=Market.SPOT,
     )  # fmt: skip
 
-    def __init__(self, service, monkeypatch):
-        self.service, self.monkeypatch = service, monkeypatch
+    notice_seconds = 300.0
+
+    def __init__(self, service, monkeypatch, troubled):
+        self.service, self.monkeypatch, self.troubled = service, monkeypatch, troubled
 
     def provider(self):
         return AliyunProvider(AliyunOptions())
 
     def give_notice(self, deadline):
+        if deadline is None:
+            raise NotImplementedError
         self.service.view.notice = StandingNotice(deadline=deadline, given_at=NOW)
 
     def silence(self):
         self.monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:1")
 
+    def trouble_with(self, trouble):
+        self.monkeypatch.setenv(ENDPOINT, self.troubled(trouble))
+
 
 class TestNodeKit(PreemptionSourceTests, NodeIdentityTests):
+    deviations = MappingProxyType(
+        {
+            "test_a_notice_without_a_time_is_heard_without_one": "a notice of ECS's is a time",
+            **dict.fromkeys(
+                (
+                    "test_a_notice_is_heard_behind_what_does_not_take_the_machine",
+                    "test_what_does_not_take_the_machine_is_no_notice",
+                ),
+                "the path that is read has nothing but the reclaim of the machine itself",
+            ),
+        }
+    )
+
     @pytest.fixture
     def machine(self, service, monkeypatch):
-        return NodeOfTheService(service, monkeypatch)
+        with troubled_services() as troubled:
+            yield NodeOfTheService(service, monkeypatch, troubled)
 
 
 @pytest.mark.parametrize("name", ["iZbp13znx0m0me8cquu001Z", ""])
@@ -177,12 +199,10 @@ def test_a_time_that_cannot_be_read_is_a_notice_without_one(service, caplog):
     assert "'2026-11-20 at noon', which is not a time" in caplog.text
 
 
-def test_a_page_of_words_ends_no_machine_and_is_told_once(service, caplog):
+def test_a_page_of_words_tells_nothing(service):
     service.said[TERMINATION] = Answer(200, b"<h1>404 - Not Found</h1>")
-    source = AliyunNoticeSource()
-    with caplog.at_level(logging.WARNING, logger="cloudspot"):
-        assert [source.poll() for _ in range(3)] == [None] * 3
-    assert [record.name for record in caplog.records] == ["cloudspot.aliyun.metadata"]
+    with pytest.raises(TransientError, match="'<h1>404 - Not Found</h1>', which is not a time"):
+        AliyunNoticeSource().poll()
 
 
 def test_an_error_of_the_service_tells_nothing(service):

@@ -7,14 +7,17 @@ import json
 import os
 import tempfile
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from cloudspot_paper.logs import PaperLogSink
 from cloudspot_paper.provider import PaperOptions, PaperProvider
-from cloudspot_paper.sdk import PaperCloud
+from cloudspot_paper.sdk import PRICES, ZONES, PaperCloud
+from cloudspot_paper.store import PaperStore
 
 from cloudspot.model import Instance, InstanceState, Market
-from cloudspot.testing.account import Account, Call
-from cloudspot.testing.machine import Machine
+from cloudspot.testing.account import Account, Bought, Call, LogAccount, Sold, StoreAccount
+from cloudspot.testing.machine import Machine, OtherEvent, Trouble
 
 HOME = tempfile.mkdtemp()
 numbers = itertools.count()
@@ -28,6 +31,35 @@ def job_cloud():
     raise NotImplementedError("machines of paper do not boot")
 
 
+class PaperPlace(StoreAccount):
+    """SQLite answers or it does not: nothing of it can be disturbed."""
+
+    def __init__(self):
+        self.url = empty_store()
+
+    def open(self):
+        return PaperStore(self.url)
+
+    def pending(self):
+        return []
+
+
+class PaperLogs(LogAccount):
+    def __init__(self):
+        self.cloud = PaperCloud(f"{HOME}/account-{next(numbers)}")
+        os.environ["PAPER_CLOUD"] = self.cloud.path
+
+    def sink(self, job_id):
+        return PaperLogSink(PaperOptions(), job_id, store_url="paper://kit")
+
+    def inject(self, call, fault):
+        self.cloud.turn(call.value, fault.value)
+
+    def heal(self):
+        for call in Call:
+            self.cloud.turn(call.value, None)
+
+
 class PaperAccount(Account):
     unknown_ids = ("kit#7", "")
 
@@ -38,6 +70,26 @@ class PaperAccount(Account):
 
     def provider(self):
         return PaperProvider(PaperOptions())
+
+    def sold(self):
+        return [
+            Sold(
+                instance_type=one.name,
+                zone=zone,
+                market=market,
+                price_per_hour=price,
+                cpus=one.cpus,
+                memory_bytes=one.memory_bytes,
+            )
+            for one in PRICES
+            for zone in ZONES
+            for market, price in ((Market.SPOT, one.spot_price), (Market.ON_DEMAND, one.price))
+        ]
+
+    def bought(self, instance_id):
+        body = self.cloud.body(instance_id)
+        names = ("user_data", "instance_type", "zone", "labels", "max_seconds")
+        return Bought(market=Market(body["market"]), **{name: body[name] for name in names})
 
     def limit(self, num_machines):
         self.cloud.turn("room", num_machines)
@@ -58,14 +110,21 @@ class PaperAccount(Account):
 
 
 class PaperMachine(Machine):
+    notice_seconds = 120.0
+
     def __init__(self):
-        answers = self.answers = {"/notice": None, "/identity": None}
+        answers = self.answers = {"/notice": [], "/identity": None}
+        machine = self
+        self.trouble = None
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
-                self.send_response(200)
+                if machine.trouble is Trouble.HANG:
+                    time.sleep(3.0)
+                self.send_response(500 if machine.trouble is Trouble.ERROR else 200)
                 self.end_headers()
-                self.wfile.write(json.dumps(answers[self.path]).encode())
+                told = json.dumps(answers[self.path])
+                self.wfile.write(("<html>" if machine.trouble else told).encode())
 
             def log_message(self, *_):
                 pass
@@ -83,7 +142,16 @@ class PaperMachine(Machine):
         return PaperProvider(PaperOptions())
 
     def give_notice(self, deadline):
-        self.answers["/notice"] = deadline.isoformat()
+        at = deadline and deadline.isoformat()
+        self.answers["/notice"].append({"machine": "kit#1", "event": "reclaim", "at": at})
+
+    def give_other_event(self, event):
+        machine = "kit#2" if event is OtherEvent.ANOTHER_MACHINE else "kit#1"
+        kind = "reclaim" if event is OtherEvent.ANOTHER_MACHINE else event.value
+        self.answers["/notice"].append({"machine": machine, "event": kind, "at": None})
+
+    def trouble_with(self, trouble):
+        self.trouble = trouble
 
     def silence(self):
         self.server.shutdown()

@@ -17,10 +17,12 @@ class PaperSource(PreemptionSource):
     notice_seconds = 120.0
 
     def poll(self) -> PreemptionNotice | None:
-        found = _ask("notice")
-        if found is None:
-            return None
-        return PreemptionNotice(deadline=datetime.fromisoformat(found), source="metadata")
+        mine = _ask("identity")["instance_id"]
+        for one in _ask("notice"):
+            if (one["machine"], one["event"]) == (mine, "reclaim"):
+                at = one["at"] and datetime.fromisoformat(one["at"])
+                return PreemptionNotice(deadline=at, source="metadata")
+        return None
 
 
 def read_identity() -> NodeIdentity:
@@ -33,5 +35,5 @@ def _ask(path: str) -> Any:
     try:
         with opener.open(f"{os.environ['PAPER_METADATA']}/{path}", timeout=2.0) as answer:
             return json.loads(answer.read())
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise TransientError("the metadata service does not answer: try again") from error

@@ -10,7 +10,7 @@ from cloudspot_paper.provisioner import PaperProvisioner, open_cloud
 
 from cloudspot.calls import CheckRequest, CheckResults, PreemptRequest, PreemptResult
 from cloudspot.errors import CloudspotError
-from cloudspot.interfaces import PreemptionSource, Provider, Provisioner
+from cloudspot.interfaces import LogSink, ObjectStore, PreemptionSource, Provider, Provisioner
 from cloudspot.model import BootProfile, Capability, CheckResult, EndReason, NodeIdentity
 
 
@@ -20,7 +20,7 @@ class PaperOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
 
 class PaperProvider(Provider[PaperOptions]):
     name = "paper"
-    capabilities = frozenset({Capability.PREEMPT})
+    capabilities = frozenset({Capability.LOGS, Capability.PREEMPT})
     options_type = PaperOptions
 
     def provisioner(self) -> Provisioner:
@@ -34,6 +34,11 @@ class PaperProvider(Provider[PaperOptions]):
 
     def boot_profile(self) -> BootProfile:
         return BootProfile()
+
+    def log_sink(self, store: ObjectStore, job_id: str) -> LogSink:
+        from cloudspot_paper.logs import PaperLogSink
+
+        return PaperLogSink(self.options, job_id, store_url=store.canonical_url)
 
     def check(self, request: CheckRequest) -> CheckResults:
         is_set = "PAPER_CLOUD" in os.environ

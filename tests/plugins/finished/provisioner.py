@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
-from cloudspot_paper.sdk import PaperCloud, PaperError
+from cloudspot_paper.sdk import PRICES, ZONES, PaperCloud, PaperError
 
 from cloudspot.calls import (
     CreateRequest,
@@ -73,6 +73,8 @@ class PaperProvisioner(Provisioner):
             "min_nodes": group.min_nodes,
             "store_url": group.store_url,
             "user_data": group.user_data,
+            "labels": dict(group.labels),
+            "max_seconds": group.max_seconds,
             "zone": group.offer.zone,
             "instance_type": group.offer.instance_type,
             "market": group.offer.market.value,
@@ -95,18 +97,20 @@ class PaperProvisioner(Provisioner):
         return TerminateResult()
 
     def offers(self, request: OffersRequest) -> OffersResult:
-        if request.resources.accelerator is not None:
-            return OffersResult(offers=())
+        wish = request.resources
+        sold = [one for one in PRICES if one.cpus >= wish.cpus and one.memory_bytes >= wish.memory_bytes]
         return OffersResult(
             offers=tuple(
                 Offer(
-                    instance_type="sheet",
-                    zone="desk-a",
+                    instance_type=one.name,
+                    zone=zone,
                     market=market,
                     price_per_hour=price,
-                    on_demand_price_per_hour=1.0,
+                    on_demand_price_per_hour=one.price,
                 )
-                for market, price in ((Market.SPOT, 0.3), (Market.ON_DEMAND, 1.0))
+                for one in (() if wish.accelerator else sold)
+                for zone in ZONES
+                for market, price in ((Market.SPOT, one.spot_price), (Market.ON_DEMAND, one.price))
             )
         )
 

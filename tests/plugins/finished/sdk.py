@@ -6,13 +6,29 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 MACHINES = """
 CREATE TABLE IF NOT EXISTS machines
     (id TEXT PRIMARY KEY, token TEXT, rank INTEGER, body TEXT, reason TEXT, shown_at REAL)
 """
 KNOBS = "CREATE TABLE IF NOT EXISTS knobs (name TEXT PRIMARY KEY, value)"
+
+
+ZONES = ("desk-a", "desk-b")
+
+
+class Price(NamedTuple):
+    """A row of the price list."""
+
+    name: str
+    cpus: int
+    memory_bytes: int
+    price: float
+    spot_price: float
+
+
+PRICES = (Price("sheet", 1, 1 << 30, 1.0, 0.3), Price("stack", 8, 16 << 30, 8.0, 2.4))
 
 
 class PaperError(Exception):
@@ -66,6 +82,12 @@ class PaperCloud:
                 "UPDATE machines SET reason = ? WHERE id = ? AND reason IS NULL", (reason, machine_id)
             )
             return done.rowcount > 0
+
+    def body(self, machine_id: str) -> Any:
+        """Return what stands in the books for a machine."""
+        with self.transaction() as database:
+            ((_, _, text, _),) = rows(database, "id = ?", machine_id)
+        return json.loads(text)
 
     def turn(self, name: str, value: object) -> None:
         with self.transaction() as database:

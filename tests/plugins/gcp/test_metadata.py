@@ -7,15 +7,17 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from types import MappingProxyType
 
 import pytest
+from support.clouds.troubled_service import troubled_services
 
 from cloudspot.agent.notices.notice_poller import poll_notices
 from cloudspot.emulation.cloud import Answer, MachineView, Request, StandingNotice
 from cloudspot.errors import TransientError
 from cloudspot.local.metadataservice import MetadataServer
 from cloudspot.model import Instance, InstanceState, Market, PreemptionNotice
-from cloudspot.testing.machine import Machine
+from cloudspot.testing.machine import Machine, OtherEvent, Trouble
 from cloudspot.testing.nodekit import NodeIdentityTests, PreemptionSourceTests
 from cloudspot_gcp.attributes import NOTICE_SECONDS
 from cloudspot_gcp.metadata import HOST, GcePreemptionSource, Metadata, node_identity
@@ -51,12 +53,15 @@ class Service(GceMetadata):
         super().__init__(MachineView(address="10.128.0.9", facts=FACTS, tags=lambda: self.tags))
         self.asked: list[str] = []
         self.instead: list[Answer] = []
+        self.said: dict[str, bytes] = {}
         self.knows_long_polls = True
 
     def answer(self, request: Request) -> Answer:
         self.asked.append(request.path.removeprefix("/computeMetadata/v1/"))
         if self.instead and "preempted" in request.path:
             return self.instead.pop(0)
+        if self.asked[-1] in self.said:
+            return Answer(200, self.said[self.asked[-1]])
         if not self.knows_long_polls:
             request = Request(request.method, request.path.partition("?")[0], request.headers)
         return super().answer(request)
@@ -99,25 +104,54 @@ class NodeOfTheService(Machine):
         market=Market.SPOT,
     )  # fmt: skip
 
-    def __init__(self, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.service, self.monkeypatch = service, monkeypatch
+    notice_seconds = 30.0
+
+    def __init__(self, service: Service, monkeypatch: pytest.MonkeyPatch, troubled) -> None:
+        self.service, self.monkeypatch, self.troubled = service, monkeypatch, troubled
 
     def provider(self) -> GcpProvider:
         return GcpProvider()
 
-    def give_notice(self, deadline: datetime) -> None:
+    def give_notice(self, deadline: datetime | None) -> None:
         self.service.preempt()
+
+    def give_other_event(self, event: OtherEvent) -> None:
+        if event is not OtherEvent.FREEZE:
+            raise NotImplementedError
+        self.service.said["instance/maintenance-event"] = b"MIGRATE_ON_HOST_MAINTENANCE"
 
     def silence(self) -> None:
         self.monkeypatch.setenv(HOST, "127.0.0.1:1")
 
+    def trouble_with(self, trouble: Trouble) -> None:
+        self.monkeypatch.setenv(HOST, self.troubled(trouble).removeprefix("http://"))
+
 
 class TestNodeKit(PreemptionSourceTests, NodeIdentityTests):
+    deviations = MappingProxyType(
+        {
+            **dict.fromkeys(
+                (
+                    "test_a_notice_is_heard_behind_what_does_not_take_the_machine[another machine]",
+                    "test_what_does_not_take_the_machine_is_no_notice[another machine]",
+                ),
+                "the server tells of its own machine alone",
+            ),
+            **dict.fromkeys(
+                (
+                    "test_a_notice_is_heard_behind_what_does_not_take_the_machine[reboot]",
+                    "test_what_does_not_take_the_machine_is_no_notice[reboot]",
+                ),
+                "the server tells of no reboots",
+            ),
+        }
+    )
     states_deadline = False
 
     @pytest.fixture
     def machine(self, service, monkeypatch):
-        return NodeOfTheService(service, monkeypatch)
+        with troubled_services() as troubled:
+            yield NodeOfTheService(service, monkeypatch, troubled)
 
 
 def test_a_machine_that_is_not_spot_says_so(service):

@@ -10,11 +10,15 @@ import pytest
 from support.stores.lossyproxy import LossyProxy
 
 from cloudspot.errors import AuthError
+from cloudspot.model import Market
 from cloudspot.testing import plaincalls
-from cloudspot.testing.account import Account, Call, Fault
+from cloudspot.testing.account import Account, Bought, Call, Fault, Sold
 from cloudspot.testing.kit import wait_until
+from cloudspot.testing.offerkit import OfferTests
 from cloudspot.testing.provisionerkit import ProvisionerTests
+from cloudspot.testing.purchasekit import PurchaseTests
 from cloudspot_kubernetes.options import PodType
+from cloudspot_kubernetes.podspec import ANY_ZONE
 from cloudspot_kubernetes.provider import KubernetesProvider
 from cloudspot_kubernetes_sandbox.build import binaries
 from cloudspot_kubernetes_sandbox.controlplane import SUBMITTER
@@ -24,6 +28,8 @@ pytestmark = pytest.mark.full
 
 
 NUM_CPUS, CPUS_A_POD = 40, 2
+CPUS = {"small": CPUS_A_POD, "wide": 4}
+FIT = "test_all_that_the_cloud_sells_is_offered_that_has_the_resources_and_nothing_else"
 METHODS = {Call.CREATE: "POST", Call.LIST: "GET"}
 REFUSALS = {
     Fault.UNWELL: (500, "InternalError"),
@@ -46,9 +52,37 @@ class PodAccount(Account):
 
     def provider(self):
         selector = {"field": self.field.name}
-        kind = PodType(cpus=CPUS_A_POD, selector=selector, spot_price=0.3, on_demand_price=1.0)
-        options = self.field.options(types={"small": kind}, spot_selector={}, tolerations=("spot",))
+        types = {
+            name: PodType(cpus=cpus, selector=selector, spot_price=0.3 * cpus, on_demand_price=1.0 * cpus)
+            for name, cpus in CPUS.items()
+        }
+        options = self.field.options(
+            types=types, spot_selector={}, tolerations=("spot",), spot_tolerations=("taken",)
+        )
         return KubernetesProvider(options)
+
+    def sold(self):
+        return [
+            Sold(instance_type=name, zone=ANY_ZONE, market=market, price_per_hour=share * cpus, cpus=cpus)
+            for name, cpus in CPUS.items()
+            for market, share in ((Market.SPOT, 0.3), (Market.ON_DEMAND, 1.0))
+        ]
+
+    def bought(self, instance_id):
+        pod = self.request("GET", f"pods/{instance_id.rpartition('.')[0]}")
+        spec, metadata = pod["spec"], pod["metadata"]
+        (container,) = spec["containers"]
+        cpus = int(container["resources"]["requests"]["cpu"])
+        return Bought(
+            user_data=container["args"][0].replace("$$", "$"),
+            instance_type=next(name for name, each in CPUS.items() if each == cpus),
+            zone=spec["nodeSelector"].get("topology.kubernetes.io/zone", ANY_ZONE),
+            market=Market.SPOT
+            if any(one["key"] == "taken" for one in spec["tolerations"])
+            else Market.ON_DEMAND,
+            labels=metadata["labels"],
+            max_seconds=float(spec["activeDeadlineSeconds"]),
+        )
 
     def request(self, method, path, body=None):
         return self.field.plane.request(method, f"/api/v1/namespaces/{self.field.name}/{path}", body)
@@ -140,9 +174,13 @@ class PodAccount(Account):
             self.request("DELETE", self.made.pop())
 
 
-class TestPods(ProvisionerTests):
+class TestPods(ProvisionerTests, PurchaseTests, OfferTests):
     deviations = MappingProxyType(
         {
+            f"{FIT}[memory]": "the types here differ in their processors",
+            f"{FIT}[accelerators]": "the types here have none",
+            "test_a_machine_is_in_the_zone_that_was_asked_for": "the cluster chooses among the nodes",
+            "test_a_machine_has_the_disk_that_was_asked_for": "a pod has its node's disk",
             "test_a_new_machine_that_no_listing_shows_yet_is_found_by_its_token": "a listing of pods does not lag",
             "test_a_reclaimed_machine_says_so": "the API forgets a pod that was evicted, and with it the reason",
             "test_a_token_whose_machines_have_ended_makes_no_others": (

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import pytest
 
 from cloudspot.model import Instance, InstanceState, Market
-from cloudspot.testing.machine import Machine
+from cloudspot.testing.machine import Machine, OtherEvent
 from cloudspot.testing.nodekit import NodeIdentityTests, PreemptionSourceTests
 from cloudspot_kubernetes import notice
 from cloudspot_kubernetes.notice import NODE, POD, TERMINATING, instance_id
@@ -38,6 +38,8 @@ class PodMachine(Machine):
         market=Market.SPOT,
     )
 
+    notice_seconds = 120.0
+
     def __init__(self, directory, objects, stop):
         self.directory, self.objects, self._stop = directory, objects, stop
 
@@ -46,6 +48,8 @@ class PodMachine(Machine):
 
     def give_notice(self, deadline):
         """As an eviction: the API server notes it, and the kubelet tells process 1."""
+        if deadline is None:
+            raise NotImplementedError
         now = datetime.now(timezone.utc)
         metadata = self.objects[f"/api/v1/namespaces/{NAMESPACE}/pods/{NAME}"]["metadata"]
         metadata["deletionTimestamp"] = deadline.isoformat()
@@ -55,6 +59,14 @@ class PodMachine(Machine):
         made.write_text(notice.UPTIME.read_text().split()[0] + "\n")
         os.utime(made, (now.timestamp(), now.timestamp()))
         made.rename(path)
+
+    def give_other_event(self, event):
+        """Another pod of the node is evicted."""
+        if event is not OtherEvent.ANOTHER_MACHINE:
+            raise NotImplementedError
+        name = f"/api/v1/namespaces/{NAMESPACE}/pods/kit-1-1-1"
+        now = datetime.now(timezone.utc).isoformat()
+        self.objects[name] = {"metadata": {"name": "kit-1-1-1", "deletionTimestamp": now}}
 
     def silence(self):
         self._stop()
@@ -144,5 +156,12 @@ class TestPod(PreemptionSourceTests, NodeIdentityTests):
     deviations = MappingProxyType(
         {
             "test_who_is_not_answered_has_to_ask_again": "a pod's identity is in its environment: it asks nobody",
+            "test_who_meets_trouble_has_to_ask_again": "a pod's identity is in its environment: it asks nobody",
+            "test_trouble_is_no_absence_of_a_notice": "the kubelet's notice is a file: nobody has to answer",
+            "test_a_notice_without_a_time_is_heard_without_one": "the grace period of a pod is always known",
+            "test_what_does_not_take_the_machine_is_no_notice[freeze]": "pods are not frozen",
+            "test_what_does_not_take_the_machine_is_no_notice[reboot]": "pods are not booted again",
+            "test_a_notice_is_heard_behind_what_does_not_take_the_machine[freeze]": "pods are not frozen",
+            "test_a_notice_is_heard_behind_what_does_not_take_the_machine[reboot]": "pods are not booted again",
         }
     )

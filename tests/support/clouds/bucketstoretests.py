@@ -60,6 +60,7 @@ class BucketCloud(ABC):
     endpoint_variable: ClassVar[str]
     actions: ClassVar[dict[str, str]]
     """The cloud's names for put, get, head, list, delete, begin, part and complete; several may share one."""
+    abort_action: ClassVar[str] = "AbortMultipartUpload"
     first_actions: ClassVar[tuple[str, ...]] = ()
     """What a store asks before its first request, to find the bucket."""
     rights: ClassVar[dict[str, str]]
@@ -83,6 +84,8 @@ class BucketCloud(ABC):
     """The right that a request took."""
     faults: Faults
     url: str
+    server: Any
+    """The emulated service, whose ``_now`` is its clock."""
 
     @abstractmethod
     def put_raw(self, bucket: str, name: str) -> None:

@@ -1,13 +1,15 @@
 """An emulated account for the kits: the plugin's real SDK, and machines that only stand in a list."""
 
+import gzip
 from types import MappingProxyType
 
 from cloudspot.model import EndReason, InstanceState
 from cloudspot.testing import plaincalls
-from cloudspot.testing.account import Account, Call, Fault
+from cloudspot.testing.account import Account, Bought, Call, Fault
 
 ALWAYS = 1000
 """More often than any test asks."""
+GZIP = b"\x1f\x8b"
 
 
 class EmulatedAccount(Account):
@@ -61,6 +63,18 @@ class EmulatedAccount(Account):
         }
         assert {self.host_id(one) for one in known} == host
         return known
+
+    def bought(self, instance_id):
+        """Return what the host was told to boot, and what the cloud's own books say besides."""
+        machine = self.cloud.host.machines[self.host_id(instance_id)]
+        script = machine.user_data
+        if script.startswith(GZIP):
+            script = gzip.decompress(script)
+        return Bought(user_data=script.decode(), market=machine.market, **self.facts(instance_id))
+
+    def facts(self, instance_id):
+        """Return the other fields, as the cloud has them."""
+        raise NotImplementedError
 
     def host_id(self, instance_id):
         """Return what the host of the machines calls the one of this id."""

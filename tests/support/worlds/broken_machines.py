@@ -1,15 +1,13 @@
-"""Provisioners, sources and identities that break one promise each, which their docstrings name."""
+"""Provisioners that break one promise each, which their docstrings name."""
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from contextlib import suppress
-from datetime import timedelta
 
 import msgspec
-from support.worlds.memorycloud import MemoryProvider, MemoryProvisioner, MemorySource
+from support.worlds.memorycloud import MemoryProvisioner
 
 from cloudspot.errors import (
     AuthError,
@@ -19,7 +17,7 @@ from cloudspot.errors import (
     QuotaError,
     TransientError,
 )
-from cloudspot.model import EndReason, InstanceState, Market, NodeIdentity, Resources
+from cloudspot.model import EndReason, InstanceState, Market, Resources
 from cloudspot.testing.account import Call, Fault
 
 replace = msgspec.structs.replace
@@ -42,6 +40,7 @@ def breaks(*promises):
     "fewer_than_wished_but_enough_are_kept_and_a_replay_finds_them",
     "many_at_once_with_one_token_make_one_set_of_machines",
     "the_same_token_and_request_give_the_same_machines",
+    "a_replay_when_one_of_two_machines_has_ended_harms_neither_the_other_nor_the_bill",
 )
 class IgnoresTheToken(MemoryProvisioner):
     """a repeated token creates again"""
@@ -176,9 +175,7 @@ class CallsNoRoomTransient(MemoryProvisioner):
             raise TransientError(str(error)) from error
 
 
-@breaks(
-    "each_refusal_of_a_launch_says_what_to_do_next_and_leaves_nothing",
-)
+@breaks("each_refusal_of_a_launch_says_what_to_do_next_and_leaves_nothing[quota]")
 class CallsAQuotaNoRoom(MemoryProvisioner):
     """the account's limit counts as the cloud's"""
 
@@ -189,9 +186,7 @@ class CallsAQuotaNoRoom(MemoryProvisioner):
             raise CapacityError(str(error)) from error
 
 
-@breaks(
-    "each_refusal_of_a_launch_says_what_to_do_next_and_leaves_nothing",
-)
+@breaks("each_refusal_of_a_launch_says_what_to_do_next_and_leaves_nothing[denied]")
 class CallsADenialTransient(MemoryProvisioner):
     """a missing right is tried again for ever"""
 
@@ -202,9 +197,7 @@ class CallsADenialTransient(MemoryProvisioner):
             raise TransientError(str(error)) from error
 
 
-@breaks(
-    "each_refusal_of_a_launch_says_what_to_do_next_and_leaves_nothing",
-)
+@breaks("each_refusal_of_a_launch_says_what_to_do_next_and_leaves_nothing[throttled]")
 class GivesUpWhenThrottled(MemoryProvisioner):
     """throttling ends the launch for good"""
 
@@ -214,9 +207,7 @@ class GivesUpWhenThrottled(MemoryProvisioner):
         return super().created(request, token=token)
 
 
-@breaks(
-    "each_refusal_of_a_launch_says_what_to_do_next_and_leaves_nothing",
-)
+@breaks("each_refusal_of_a_launch_says_what_to_do_next_and_leaves_nothing[refused]")
 class LeavesAMachineWhenRefused(MemoryProvisioner):
     """a request that cannot work leaves a machine"""
 
@@ -238,7 +229,8 @@ class TakesAnyRequest(MemoryProvisioner):
     def created(self, request, *, token):
         if request.provider == "memory":
             return super().created(request, token=token)
-        body = {"launch": 1, "store_url": "", "offer": {"zone": "a", "instance_type": "m", "market": "spot"}}
+        known = dict.fromkeys(("user_data", "labels", "max_seconds", "disk_bytes"))
+        body = {"launch": 1, "store_url": "", "zone": "a", "instance_type": "m", "market": "spot", **known}
         return [self.make({**body, **request.body}, 0)]
 
 
@@ -288,9 +280,7 @@ class AsksWhileItRenders(MemoryProvisioner):
         return super().render(group)
 
 
-@breaks(
-    "a_listing_that_fails_tells_nothing",
-)
+@breaks("a_listing_that_fails_tells_nothing[throttled]", "a_listing_that_fails_tells_nothing[unwell]")
 class ListsNothingWhenUnwell(MemoryProvisioner):
     """a listing that fails is empty"""
 
@@ -301,9 +291,7 @@ class ListsNothingWhenUnwell(MemoryProvisioner):
             return ()
 
 
-@breaks(
-    "a_listing_that_fails_tells_nothing",
-)
+@breaks("a_listing_that_fails_tells_nothing[denied]")
 class CallsAForbiddenListingTransient(MemoryProvisioner):
     """a missing right to list is tried again for ever"""
 
@@ -435,6 +423,8 @@ class StopsAtUnknownMachines(MemoryProvisioner):
 @breaks(
     "a_release_is_safe_to_repeat_and_harms_no_other_stores_job",
     "terminating_ends_what_is_named_and_passes_over_unknown_ids",
+    "a_replay_when_one_of_two_machines_has_ended_harms_neither_the_other_nor_the_bill",
+    "a_machine_that_is_said_to_have_ended_runs_no_more",
 )
 class TerminatesTheWholeLaunch(MemoryProvisioner):
     """terminating some machines ends their neighbours"""
@@ -500,6 +490,9 @@ class OffersTheSameTwice(MemoryProvisioner):
 
 @breaks(
     "what_nobody_sells_is_not_offered",
+    "all_that_the_cloud_sells_is_offered_that_has_the_resources_and_nothing_else[accelerators]",
+    "all_that_the_cloud_sells_is_offered_that_has_the_resources_and_nothing_else[memory]",
+    "all_that_the_cloud_sells_is_offered_that_has_the_resources_and_nothing_else[processors]",
 )
 class OffersWhatNobodySells(MemoryProvisioner):
     """an accelerator that does not exist is offered"""
@@ -510,6 +503,8 @@ class OffersWhatNobodySells(MemoryProvisioner):
 
 @breaks(
     "each_offer_has_a_name_of_its_own_and_a_price",
+    "a_machine_is_offered_at_the_price_that_the_cloud_takes_for_an_hour",
+    "spot_is_no_dearer_than_on_demand",
 )
 class OffersForNothing(MemoryProvisioner):
     """an offer costs nothing"""
@@ -520,6 +515,7 @@ class OffersForNothing(MemoryProvisioner):
 
 @breaks(
     "what_an_offer_costs_now_is_a_price_or_unknown",
+    "what_an_offer_costs_now_is_counted_as_its_price_is",
 )
 class SaysItIsFreeNow(MemoryProvisioner):
     """the price of now is 0 where it is not known"""
@@ -532,220 +528,4 @@ PROVISIONERS = [
     each
     for each in list(vars().values())
     if isinstance(each, type) and issubclass(each, MemoryProvisioner) and "broken" in vars(each)
-]
-
-
-@breaks(
-    "a_notice_stands_and_every_process_hears_it",
-)
-class ForgetsTheNotice(MemorySource):
-    """a notice is told once"""
-
-    def poll(self):
-        notice, self.machine.notice = super().poll(), None
-        return notice
-
-
-@breaks(
-    "a_notice_stands_and_every_process_hears_it",
-)
-class TellsOneProcessOnly(MemorySource):
-    """the first process to hear a notice keeps it"""
-
-    def poll(self):
-        notice = super().poll()
-        if notice is not None and self.machine.__dict__.setdefault("heard_by", self) is not self:
-            return None
-        return notice
-
-
-class _Tells(MemorySource):
-    def told(self, deadline):
-        raise NotImplementedError
-
-    def poll(self):
-        notice = super().poll()
-        return notice and replace(notice, deadline=self.told(notice.deadline))
-
-
-@breaks(
-    "a_notice_is_heard_with_its_deadline",
-)
-class TellsNoZone(_Tells):
-    """the deadline has no time zone"""
-
-    def told(self, deadline):
-        return deadline.replace(tzinfo=None)
-
-
-@breaks(
-    "a_notice_is_heard_with_its_deadline",
-)
-class TellsItsOwnTime(_Tells):
-    """the deadline is an hour off, as by a zone that was left out"""
-
-    def told(self, deadline):
-        return deadline + timedelta(hours=1)
-
-
-@breaks(
-    "a_notice_is_heard_with_its_deadline",
-)
-class CountsFromTheTimeOfDay(MemorySource):
-    """the deadline by the monotonic clock is by another one"""
-
-    def poll(self):
-        notice = super().poll()
-        return notice and replace(notice, deadline_monotonic=notice.deadline.timestamp())
-
-
-@breaks(
-    "a_notice_is_heard_with_its_deadline",
-)
-class TellsNoDeadline(_Tells):
-    """the deadline that the cloud states is lost"""
-
-    def told(self, deadline):
-        return None
-
-
-@breaks(
-    "silence_is_no_absence_of_a_notice",
-)
-class TakesSilenceForNoNotice(MemorySource):
-    """a service that does not answer has no notice"""
-
-    def poll(self):
-        return self.machine.notice
-
-
-@breaks(
-    "silence_is_no_absence_of_a_notice",
-)
-class HangsInSilence(MemorySource):
-    """a service that does not answer is waited for"""
-
-    def poll(self):
-        if self.machine.is_silent:
-            time.sleep(11)
-        return super().poll()
-
-
-@breaks(
-    "who_waits_is_woken_by_a_notice",
-)
-class SleepsThrough(MemorySource):
-    """a wait lasts to its end, notice or not"""
-
-    def wait(self, timeout):
-        time.sleep(min(timeout, 12.0))
-        return self.poll()
-
-
-@breaks(
-    "who_waits_in_vain_is_told_so_in_time",
-    "who_waits_is_woken_by_a_notice",
-)
-class WaitsForNothing(MemorySource):
-    """a wait returns at once"""
-
-    def wait(self, timeout):
-        return self.poll()
-
-
-@breaks(
-    "without_notice_there_is_none",
-)
-class IsAlwaysAtRisk(MemorySource):
-    """each machine is told that it is at risk"""
-
-    def is_at_risk(self):
-        return True
-
-
-@breaks(
-    "the_length_of_a_notice_is_known",
-)
-class GivesNoLength(MemorySource):
-    """a notice has no length"""
-
-    notice_seconds = 0.0
-
-
-SOURCES = [
-    each
-    for each in list(vars().values())
-    if isinstance(each, type) and issubclass(each, MemorySource) and "broken" in vars(each)
-]
-
-
-class _Knows(MemoryProvider):
-    def told(self, identity: NodeIdentity) -> NodeIdentity:
-        raise NotImplementedError
-
-    def identity(self):
-        return self.told(super().identity())
-
-
-@breaks(
-    "a_machine_knows_who_it_is",
-)
-class TakesEachRankForTheFirst(_Knows):
-    """a machine does not know its rank"""
-
-    def told(self, identity):
-        return replace(identity, rank=0)
-
-
-@breaks(
-    "a_machine_knows_who_it_is",
-    "each_process_of_a_machine_is_told_the_same",
-    "no_proxy_of_the_environment_is_asked",
-)
-class NamesItselfAnew(_Knows):
-    """each process of a machine makes up its id"""
-
-    def told(self, identity):
-        return replace(identity, instance_id=f"m-{time.perf_counter_ns()}")
-
-
-@breaks(
-    "a_machine_knows_who_it_is",
-)
-class KnowsAnotherZone(_Knows):
-    """a machine takes its region for its zone"""
-
-    def told(self, identity):
-        return replace(identity, zone="region")
-
-
-@breaks(
-    "no_proxy_of_the_environment_is_asked",
-)
-class AsksAProxy(_Knows):
-    """the metadata service is asked through a proxy"""
-
-    def told(self, identity):
-        if "http_proxy" in os.environ:
-            raise TransientError("the proxy does not answer")
-        return identity
-
-
-@breaks(
-    "who_is_not_answered_has_to_ask_again",
-)
-class GivesUpInSilence(MemoryProvider):
-    """a machine that boots gives up when it is not answered yet"""
-
-    def node_identity(self):
-        try:
-            return super().node_identity()
-        except TransientError as error:
-            raise CloudspotError(str(error)) from error
-
-
-IDENTITIES = [
-    each
-    for each in list(vars().values())
-    if isinstance(each, type) and issubclass(each, MemoryProvider) and "broken" in vars(each)
 ]

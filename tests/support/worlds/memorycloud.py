@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import threading
+from datetime import datetime, timedelta, timezone
 from typing import ClassVar
 
 import msgspec
@@ -24,8 +24,8 @@ from cloudspot.model import (
     Offer,
     PreemptionNotice,
 )
-from cloudspot.testing.account import Account, Call, Fault
-from cloudspot.testing.machine import Machine
+from cloudspot.testing.account import Account, Bought, Call, Fault, Sold
+from cloudspot.testing.machine import Machine, OtherEvent
 
 ERRORS = {
     Fault.UNWELL: TransientError("the memory cloud is unwell: try again"),
@@ -36,11 +36,51 @@ ERRORS = {
 }
 
 
-class MemoryCloud:
-    """What the cloud has: machines by id in the order of their creation, and tokens."""
+GIB = 1 << 30
+PAGE = 3
+"""So many rows the price list has on a page."""
+ZONES = ("a", "b")
+TYPES = {
+    "large": {"cpus": 16, "memory_bytes": 64 * GIB, "price": 2.0},
+    "medium": {"cpus": 8, "memory_bytes": 32 * GIB, "price": 1.0},
+    "one-a100": {
+        "cpus": 16,
+        "memory_bytes": 64 * GIB,
+        "price": 5.0,
+        "accelerator": "A100",
+        "accelerator_count": 1,
+    },
+    "two-a100": {
+        "cpus": 32,
+        "memory_bytes": 128 * GIB,
+        "price": 9.0,
+        "accelerator": "A100",
+        "accelerator_count": 2,
+    },
+}
+SOLD = tuple(
+    Sold(
+        instance_type=name,
+        zone=zone,
+        market=market,
+        price_per_hour=facts["price"] * (0.3 if market is Market.SPOT else 1.0),
+        **{key: value for key, value in facts.items() if key != "price"},
+    )
+    for name, facts in TYPES.items()
+    for zone in ZONES
+    for market in Market
+)
+EXTRAS_PER_HOUR = 0.02
+"""What the disk of a machine costs."""
 
-    def __init__(self):
+
+class MemoryCloud:
+    """What the cloud has: machines by id in the order of their creation, what was bought, and tokens."""
+
+    def __init__(self, *, ends_at_once=True):
+        self.ends_at_once = ends_at_once
         self.machines: dict[str, Instance] = {}
+        self.books: dict[str, Bought] = {}
         self.shown_at: dict[str, float] = {}
         self.tokens: dict[str, tuple[LaunchRequest, list[str]]] = {}
         self.room: int | None = None
@@ -54,15 +94,36 @@ class MemoryCloud:
         if fault in ERRORS:
             raise ERRORS[fault]
 
+    def prices(self, page: int) -> tuple[Sold, ...]:
+        """Return a page of the price list, from 0; behind the last one they are empty."""
+        return SOLD[page * PAGE : (page + 1) * PAGE]
+
     def alive(self) -> list[Instance]:
         return [one for one in self.machines.values() if one.state is not InstanceState.ENDED]
 
+    def buy(self, machine: Instance, bought: Bought) -> None:
+        self.machines[machine.id], self.books[machine.id] = machine, bought
+        self.shown_at[machine.id] = self.now + self.lag
+
     def end(self, machine_id: str, reason: EndReason) -> None:
         one = self.machines.get(machine_id)
-        if one is not None and one.state is not InstanceState.ENDED:
+        if one is not None and one.state.is_up:
             self.machines[machine_id] = msgspec.structs.replace(
-                one, state=InstanceState.ENDED, end_reason=reason
+                one, state=InstanceState.SHUTTING_DOWN, end_reason=reason
             )
+        if self.ends_at_once:
+            self.shut_down()
+
+    def shut_down(self) -> None:
+        """Let those end that are shutting down."""
+        for one in self.alive():
+            if one.state is InstanceState.SHUTTING_DOWN:
+                self.machines[one.id] = msgspec.structs.replace(
+                    one, state=InstanceState.ENDED, ended_at=self.clock()
+                )
+
+    def clock(self) -> datetime:
+        return datetime(2026, 11, 1, tzinfo=timezone.utc) + timedelta(seconds=self.now)
 
 
 class MemoryProvisioner(Provisioner):
@@ -79,7 +140,13 @@ class MemoryProvisioner(Provisioner):
             "num_nodes": group.num_nodes,
             "min_nodes": group.min_nodes,
             "store_url": group.store_url,
-            "offer": json.loads(msgspec.json.encode(group.offer)),
+            "user_data": group.user_data,
+            "disk_bytes": max(group.resources.disk_bytes, 20 * GIB),
+            "labels": dict(group.labels),
+            "max_seconds": group.max_seconds,
+            "instance_type": group.offer.instance_type,
+            "zone": group.offer.zone,
+            "market": group.offer.market.value,
         }
         return LaunchRequest(provider="memory", body=body)
 
@@ -99,7 +166,7 @@ class MemoryProvisioner(Provisioner):
                 return tuple(cloud.machines[one] for one in made)
             room = body["num_nodes"] if cloud.room is None else cloud.room - len(cloud.alive())
             if room < body["min_nodes"]:
-                raise CapacityError(f"no room in {body['offer']['zone']}")
+                raise CapacityError(f"no room in {body['zone']}")
             made = [self.make(body, rank) for rank in range(min(room, body["num_nodes"]))]
             cloud.tokens[token] = (request, [one.id for one in made])
             self.lose_answer()
@@ -117,15 +184,19 @@ class MemoryProvisioner(Provisioner):
             job_id=body["job_id"],
             launch=body["launch"],
             rank=rank,
-            zone=body["offer"]["zone"],
-            instance_type=body["offer"]["instance_type"],
-            market=Market(body["offer"]["market"]),
+            zone=body["zone"],
+            instance_type=body["instance_type"],
+            market=Market(body["market"]),
             address=f"10.0.0.{rank + 1}",
+            launched_at=self.cloud.clock(),
             store_url=body["store_url"],
         )
-        self.cloud.machines[one.id] = one
-        self.cloud.shown_at[one.id] = self.cloud.now + self.cloud.lag
+        self.cloud.buy(one, self.purchase(body))
         return one
+
+    def purchase(self, body):
+        names = ("user_data", "instance_type", "zone", "disk_bytes", "labels", "max_seconds")
+        return Bought(market=Market(body["market"]), **{name: body[name] for name in names})
 
     def instances(self, request):
         listed = self.listed(job_id=request.job_id)
@@ -154,18 +225,29 @@ class MemoryProvisioner(Provisioner):
         return OffersResult(offers=tuple(self.offered(request.resources)))
 
     def offered(self, resources):
-        if resources.accelerator is not None:
-            return ()
-        return tuple(
-            Offer(
-                instance_type="medium",
-                zone=zone,
-                market=market,
-                price_per_hour=price,
-                on_demand_price_per_hour=1.0,
-            )
-            for zone in ("a", "b")
-            for market, price in ((Market.SPOT, 0.3), (Market.ON_DEMAND, 1.0))
+        sold = [one for one in self.price_list() if self.fits(one, resources)]
+        return tuple(self.offer(one) for one in sold)
+
+    def price_list(self):
+        pages = itertools.takewhile(bool, map(self.cloud.prices, itertools.count()))
+        return list(itertools.chain.from_iterable(pages))
+
+    def fits(self, one, resources):
+        return (
+            one.cpus >= resources.cpus
+            and one.memory_bytes >= resources.memory_bytes
+            and one.accelerator == resources.accelerator
+            and one.accelerator_count >= resources.accelerator_count
+        )
+
+    def offer(self, one):
+        return Offer(
+            instance_type=one.instance_type,
+            zone=one.zone,
+            market=one.market,
+            price_per_hour=one.price_per_hour + EXTRAS_PER_HOUR,
+            on_demand_price_per_hour=TYPES[one.instance_type]["price"] + EXTRAS_PER_HOUR,
+            extras_per_hour=EXTRAS_PER_HOUR,
         )
 
 
@@ -177,9 +259,12 @@ class MemorySource(PreemptionSource):
         self.machine = machine
 
     def poll(self):
-        if self.machine.is_silent:
-            raise TransientError("the metadata service does not answer: try again")
-        return self.machine.notice
+        events = self.machine.ask()
+        mine = [event for event in events if event["machine"] == "m-1" and event["kind"] == "reclaim"]
+        return self.heard(mine[0]["at"]) if mine else None
+
+    def heard(self, at):
+        return PreemptionNotice(deadline=at, source="memory")
 
 
 class MemoryProvider(Provider):
@@ -200,8 +285,7 @@ class MemoryProvider(Provider):
         return self.source_type(self.machine)
 
     def node_identity(self):
-        if self.machine.is_silent:
-            raise TransientError("the metadata service does not answer: try again")
+        self.machine.ask()
         return self.identity()
 
     def identity(self):
@@ -231,7 +315,7 @@ class MemoryAccount(Account):
     patience_seconds = 0.5
 
     def __init__(self, kind=MemoryProvider):
-        self.cloud, self.kind = MemoryCloud(), kind
+        self.cloud, self.kind = MemoryCloud(ends_at_once=False), kind
 
     def provider(self):
         return self.kind(cloud=self.cloud)
@@ -251,16 +335,26 @@ class MemoryAccount(Account):
     def pass_time(self, seconds):
         self.cloud.now += seconds
 
+    def sold(self):
+        return SOLD
+
+    def bought(self, instance_id):
+        return self.cloud.books[instance_id]
+
     def running(self):
-        return {one.id for one in self.cloud.alive()}
+        found = {one.id for one in self.cloud.alive()}
+        self.cloud.shut_down()
+        return found
 
 
 class MemoryMachine(Machine):
     """A machine of that cloud, seen from its inside."""
 
+    notice_seconds = 120.0
+
     def __init__(self, kind=MemoryProvider):
         self.kind = kind
-        self.notice, self.is_silent = None, False
+        self.events, self.trouble = [], None
         self.instance = Instance(
             id="m-1", state=InstanceState.RUNNING, job_id="kit-1", launch=1, rank=1, address="10.0.0.2",
             zone="a", instance_type="medium", market=Market.SPOT,
@@ -269,8 +363,21 @@ class MemoryMachine(Machine):
     def provider(self):
         return self.kind(machine=self)
 
+    def ask(self):
+        if self.trouble is not None:
+            raise TransientError(f"the metadata service: {self.trouble}: try again")
+        return self.events
+
     def give_notice(self, deadline):
-        self.notice = PreemptionNotice(deadline=deadline, source="memory")
+        self.events.append({"machine": "m-1", "kind": "reclaim", "at": deadline})
+
+    def give_other_event(self, event):
+        machine = "m-2" if event is OtherEvent.ANOTHER_MACHINE else "m-1"
+        kind = "reclaim" if event is OtherEvent.ANOTHER_MACHINE else event.value
+        self.events.append({"machine": machine, "kind": kind, "at": datetime.now(timezone.utc)})
 
     def silence(self):
-        self.is_silent = True
+        self.trouble = "no answer"
+
+    def trouble_with(self, trouble):
+        self.trouble = trouble.value

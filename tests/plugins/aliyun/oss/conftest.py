@@ -112,7 +112,7 @@ class OssCloud(BucketCloud):
     rights_of = staticmethod(rights_of)
 
     def __init__(self, oss):
-        self._app = oss.app
+        self._app = self.server = oss.app
         self.faults, self.url = oss.faults, oss.url
 
     def put_raw(self, bucket, name):

@@ -22,13 +22,17 @@ from cloudspot.errors import (
     QuotaError,
     TransientError,
 )
-from cloudspot.model import EndReason, InstanceState
+from cloudspot.model import EndReason, InstanceState, Market
 from cloudspot.plugin import cloudprovider
 from cloudspot.testing import plaincalls
+from cloudspot.testing.account import Sold
 from cloudspot.testing.imagekit import KEY
+from cloudspot.testing.offerkit import OfferTests
 from cloudspot.testing.provisionerkit import ProvisionerTests
+from cloudspot.testing.purchasekit import PurchaseTests
 from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.provider import AwsProvider
+from cloudspot_aws_sandbox import prices
 from cloudspot_aws_sandbox.images import BARE_IMAGE_ID, IMAGE_ID
 from cloudspot_aws_sandbox.schedules import TARGET
 
@@ -62,10 +66,65 @@ class Ec2Account(EmulatedAccount):
     unknown_ids = ("i-0123456789abcdef0", "machine-1")
 
 
-class TestEc2Kit(ProvisionerTests):
+class PlainEc2Account(Ec2Account):
+    """Sells two types without accelerators, in all zones."""
+
+    options = MappingProxyType({"instance_types": ("m5.large", "m5.2xlarge")})
+
+    def sold(self):
+        from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
+
+        found = []
+        for offering in INSTANCE_TYPE_OFFERINGS["availability-zone"]["us-east-1"]:
+            name, zone = offering["InstanceType"], offering["Location"]
+            if name not in self.options["instance_types"]:
+                continue
+            kind = INSTANCE_TYPES[name]
+            of_markets = {
+                Market.SPOT: prices.spot_price(kind, zone),
+                Market.ON_DEMAND: prices.on_demand_price(kind),
+            }
+            found += [
+                Sold(
+                    instance_type=name,
+                    zone=zone,
+                    market=market,
+                    price_per_hour=price,
+                    cpus=kind["VCpuInfo"]["DefaultVCpus"],
+                    memory_bytes=kind["MemoryInfo"]["SizeInMiB"] << 20,
+                )
+                for market, price in of_markets.items()
+            ]
+        return found
+
+    def facts(self, instance_id):
+        client = self.cloud.client()
+        (reservation,) = client.describe_instances(InstanceIds=[instance_id])["Reservations"]
+        (found,) = reservation["Instances"]
+        attached = [{"Name": "attachment.instance-id", "Values": [instance_id]}]
+        (volume,) = client.describe_volumes(Filters=attached)["Volumes"]
+        return {
+            "instance_type": found["InstanceType"],
+            "zone": found["Placement"]["AvailabilityZone"],
+            "disk_bytes": volume["Size"] << 30,
+            "labels": {tag["Key"]: tag["Value"] for tag in found["Tags"]},
+        }
+
+
+class TestEc2Kit(ProvisionerTests, PurchaseTests, OfferTests):
+    deviations = MappingProxyType(
+        {
+            "test_all_that_the_cloud_sells_is_offered_that_has_the_resources_and_nothing_else[accelerators]": (
+                "types that a job names are offered, whatever they have; see test_sold.py"
+            ),
+            "test_a_machine_bears_the_labels_of_its_job": "labels are carried on Kubernetes alone",
+            "test_a_machine_ends_when_its_time_is_over_whoever_has_forgotten_it": "EC2 has no such limit",
+        }
+    )
+
     @pytest.fixture
     def account(self, cloud):
-        return Ec2Account(cloud)
+        return PlainEc2Account(cloud)
 
 
 class TestEc2Images(EmulatedImageTests):

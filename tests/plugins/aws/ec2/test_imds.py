@@ -1,13 +1,16 @@
+import json
 import logging
 import threading
 from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 
 import pytest
+from support.clouds.troubled_service import troubled_services
 
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.model import Instance, InstanceState, Market
-from cloudspot.testing.machine import Machine
+from cloudspot.testing.machine import Machine, OtherEvent
 from cloudspot.testing.nodekit import NodeIdentityTests, PreemptionSourceTests
 from cloudspot_aws.imds import DISABLED, ENDPOINT, Imds, SpotNoticeSource, node_identity
 from cloudspot_aws.options import AwsOptions
@@ -92,23 +95,55 @@ class NodeOfTheService(Machine):
         address="172.31.5.6", zone="us-east-1b", instance_type="g5.xlarge", market=Market.SPOT,
     )  # fmt: skip
 
-    def __init__(self, service, monkeypatch):
-        self.service, self.monkeypatch = service, monkeypatch
+    notice_seconds = 120.0
+
+    def __init__(self, service, monkeypatch, troubled):
+        self.service, self.monkeypatch, self.troubled = service, monkeypatch, troubled
 
     def provider(self):
         return AwsProvider(AwsOptions())
 
     def give_notice(self, deadline):
+        if deadline is None:
+            self.service.values[ACTION] = '{"action": "terminate"}'
+            return
         self.service.values[ACTION] = f'{{"action": "terminate", "time": "{deadline:%Y-%m-%dT%H:%M:%SZ}"}}'
+
+    def give_other_event(self, event):
+        if event is OtherEvent.ANOTHER_MACHINE:
+            raise NotImplementedError
+        code = "system-reboot" if event is OtherEvent.REBOOT else "system-maintenance"
+        planned = [{"Code": code, "NotBefore": "21 Jan 2027 09:00:43 GMT", "State": "active"}]
+        self.service.values["meta-data/events/maintenance/scheduled"] = json.dumps(planned)
+        self.service.values[REBALANCE] = '{"noticeTime": "2026-11-05T18:02:00Z"}'
 
     def silence(self):
         self.monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:1/")
 
+    def trouble_with(self, trouble):
+        self.monkeypatch.setenv(ENDPOINT, self.troubled(trouble))
+
 
 class TestNodeKit(PreemptionSourceTests, NodeIdentityTests):
+    deviations = MappingProxyType(
+        {
+            "test_trouble_is_no_absence_of_a_notice[garbage]": (
+                "whatever stands at the path of a notice says that the machine goes, readable or not"
+            ),
+            **dict.fromkeys(
+                (
+                    "test_a_notice_is_heard_behind_what_does_not_take_the_machine[another machine]",
+                    "test_what_does_not_take_the_machine_is_no_notice[another machine]",
+                ),
+                "the service tells of its own machine alone",
+            ),
+        }
+    )
+
     @pytest.fixture
     def machine(self, service, monkeypatch):
-        return NodeOfTheService(service, monkeypatch)
+        with troubled_services() as troubled:
+            yield NodeOfTheService(service, monkeypatch, troubled)
 
 
 def test_a_machine_that_is_not_spot_says_so(service):

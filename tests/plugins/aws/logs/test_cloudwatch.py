@@ -9,9 +9,11 @@ import msgspec
 import pytest
 from support.clouds.bucketstoretests import rights_named
 from support.clouds.elsewhere import elsewhere
+from support.clouds.emulated_logs import EmulatedLogs
 from support.clouds.logservicetests import LogService, LogServiceTests, line, seqs
 
 from cloudspot.errors import AuthError
+from cloudspot.testing.logfaultkit import LogFaultTests
 from cloudspot.testing.logkit import LogSinkTests
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.cloudwatch import CloudWatchLogSink
@@ -78,6 +80,18 @@ def service(aws):
 @pytest.mark.full
 class TestPromises(LogSinkTests):
     """As any sink."""
+
+
+@pytest.mark.full
+class TestFaults(LogFaultTests):
+    """As any sink whose service fails."""
+
+    @pytest.fixture
+    def logs(self, service, job, clients):
+        def make(job_id):
+            return CloudWatchLogSink(job_id, store_url=STORE, clients=clients, sleep=lambda seconds: None)
+
+        return EmulatedLogs(service, make, prefix=f"{job}-", throttled=("ThrottlingException", 400))
 
 
 class TestCloudWatch(LogServiceTests):

@@ -108,6 +108,7 @@ class S3Cloud(BucketCloud):
 
     def __init__(self, aws, s3):
         self._strict, self._client = aws.s3, s3
+        self.server = aws.s3
         self.faults, self.url = aws.faults, aws.url
 
     def put_raw(self, bucket, name):

@@ -2,7 +2,10 @@
 
 import pytest
 from support.clouds.bucketstoretests import BucketStoreTests
+from support.clouds.emulated_place import EmulatedPlace
+from support.stores.lossyproxy import LossyProxy
 
+from cloudspot.testing.storefaultkit import StoreFaultTests
 from cloudspot.testing.storekit import ObjectStoreTests
 
 
@@ -19,3 +22,15 @@ class TestPromises(ObjectStoreTests):
 
 class TestS3Store(BucketStoreTests):
     """As any store in a bucket."""
+
+
+@pytest.mark.full
+class TestFaults(StoreFaultTests):
+    """As any store whose service fails."""
+
+    @pytest.fixture
+    def place(self, cloud, bucket, monkeypatch):
+        proxy = LossyProxy(cloud.url)
+        monkeypatch.setenv(cloud.endpoint_variable, proxy.url)
+        yield EmulatedPlace(cloud, bucket, proxy, monkeypatch)
+        proxy.close()

@@ -8,10 +8,12 @@ import google.cloud.logging
 import pytest
 from support.clouds.bucketstoretests import rights_named
 from support.clouds.elsewhere import elsewhere
+from support.clouds.emulated_logs import EmulatedLogs
 from support.clouds.logservicetests import LogService, LogServiceTests, line, seqs
 
 from cloudspot.cli.joblog.logtail import LogTail
 from cloudspot.errors import AuthError, CloudspotError
+from cloudspot.testing.logfaultkit import LogFaultTests
 from cloudspot.testing.logkit import LogSinkTests
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.cloudlogging import CloudLoggingSink
@@ -57,6 +59,22 @@ def service(gcp):
 @pytest.mark.full
 class TestPromises(LogSinkTests):
     """As any sink."""
+
+
+@pytest.mark.full
+class TestFaults(LogFaultTests):
+    """As any sink whose service fails."""
+
+    @pytest.fixture
+    def logs(self, service, job):
+        clients = GcpClients()
+
+        def make(job_id):
+            return CloudLoggingSink(
+                job_id, store_url=STORE, clients=clients, sleep=lambda seconds: None, share_seconds=0.0
+            )
+
+        return EmulatedLogs(service, make, prefix=f"{job}-", throttled=("rateLimitExceeded", 429))
 
 
 class TestCloudLogging(LogServiceTests):

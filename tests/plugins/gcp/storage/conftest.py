@@ -44,6 +44,7 @@ class GcsCloud(BucketCloud):
         "part": "resumable.put",
         "complete": "resumable.put",
     }
+    abort_action = "resumable.cancel"
     first_actions = ("token",)
     rights: ClassVar = {
         "put": "storage.objects.create",
@@ -65,7 +66,7 @@ class GcsCloud(BucketCloud):
     rights_of = staticmethod(rights_of)
 
     def __init__(self, gcp):
-        self._storage = gcp.storage
+        self._storage = self.server = gcp.storage
         self.faults, self.url = gcp.faults, gcp.url
 
     def put_raw(self, bucket, name):
