@@ -313,13 +313,6 @@ class TellsMinutes(MemorySource):
     notice_seconds = 2.0
 
 
-@breaks(LENGTH, "who_waits_is_woken_by_a_notice")
-class PollsSeldom(MemorySource):
-    """the metadata service is asked once in ten seconds"""
-
-    poll_seconds = 10.0
-
-
 SOURCES = [
     each
     for each in list(vars().values())

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 
 from support.worlds.broken_machines import breaks
-from support.worlds.memorycloud import MemoryProvider
+from support.worlds.memorycloud import MemoryProvider, MemorySource
 
 from cloudspot.calls import CheckResults, PreemptResult
 from cloudspot.errors import CloudspotError
@@ -35,7 +35,7 @@ class Sound(MemoryProvider):
     name = "sound"
 
     def preemption_source(self):
-        return None
+        return MemorySource(None)
 
     def inventories(self, *, all_regions):
         return (Machines(),)
@@ -66,6 +66,8 @@ class ImportsItsSdkOnTheNode(Broken):
 
     def preemption_source(self):
         import pytest  # noqa: F401 - stands for an SDK
+
+        return super().preemption_source()
 
 
 @breaks("making_it_and_its_parts_asks_nobody")
