@@ -63,6 +63,7 @@ HELD_BY = {
     "A job grows back": "tests/e2e/test_replacement.py::test_a_job_whose_lost_node_cannot_be_had_again_goes_on_smaller_and_grows_back, tests/e2e/test_move.py::test_a_job_moves_to_on_demand_in_another_zone_without_a_step_lost",
     "If a machine or a process dies": "tests/e2e/test_silent_deaths.py::test_a_machine_that_dies_without_a_word_costs_no_step, tests/e2e/test_silent_deaths.py::test_a_process_that_dies_alone_costs_no_step",
     "This needs a session": "tests/e2e/test_silent_deaths.py::test_state_that_only_a_lost_rank_had_is_said_to_be_missing",
+    "The weights are those of an undisturbed": "tests/e2e/test_silent_deaths.py::test_what_a_lost_rank_alone_had_was_handed_over",
     "If a job's only machine falls silent": "tests/controller/supply/test_needs.py::test_a_silent_node_that_nobody_has_left_out_is_not_replaced",
     "So a job never trains twice": "tests/e2e/test_controllers.py::test_three_controllers_launch_no_machine_twice_and_tell_each_event_once",
     "Every machine ends itself": "tests/local/test_supervisor.py::test_a_machine_without_a_supervisor_ends_itself_by_shutdown, tests/boot/test_script.py::test_a_machine_that_boots_a_second_time_ends_itself_and_starts_no_agent",
