@@ -24,7 +24,7 @@ import msgspec
 import pytest
 
 from cloudspot import registry
-from cloudspot.errors import CloudspotError
+from cloudspot.errors import CloudspotError, PluginFault
 from cloudspot.interfaces import CAPABILITY_METHODS, FunctionHost, ImageHost, Provider, Provisioner
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.model import BootProfile, Capability
@@ -119,8 +119,9 @@ class ProviderTests(Kit):
 
     def test_a_machine_that_is_not_there_cannot_be_reclaimed(self, provider: Provider) -> None:
         if Capability.PREEMPT in provider.capabilities:
-            with pytest.raises(CloudspotError):
+            with pytest.raises(CloudspotError) as caught:
                 plaincalls.preempt(provider, "kit-none")
+            assert not isinstance(caught.value.__cause__, PluginFault), caught.value
 
     def test_what_is_declared_is_there_and_nothing_else(self, provider: Provider) -> None:
         kinds = {Capability.IMAGES: ImageHost, Capability.FUNCTIONS: FunctionHost}

@@ -307,7 +307,7 @@ class SortsPartsAsText(_Streams):
             return sorted(super().numbers(), key=str)
 
 
-@breaks(ORDER, *LAST)
+@breaks(ORDER)
 class CompletesTenParts(_Streams):
     """parts beyond the first page of ten are left out"""
 
