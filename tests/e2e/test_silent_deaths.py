@@ -11,6 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -197,25 +198,71 @@ def test_one_line_turns_it_off(user: User) -> None:
     assert [one.step for one in user.history("hit").commits] == [STEPS]
 
 
-def run_with_death(user: User, undisturbed: Callable[..., str], seed: int) -> str:
-    """Kill or freeze a machine or a process at a random moment; return what it did at that moment."""
+@dataclass(frozen=True)
+class Death:
+    """What a seed decides."""
+
+    num_nodes: int
+    procs: int
+    model: str
+    interval: str
+    """Of the job's other saves."""
+    answer: str
+    """Of the script to the error of a lost connection."""
+    how: str
+    num_struck: int
+    """Machines, or processes of one machine or more."""
+    step: int
+    later_seconds: float
+
+    @property
+    def num_ranks(self) -> int:
+        return self.num_nodes * self.procs
+
+
+def death_of(seed: int) -> Death:
+    """Return what a seed decides; one machine at least is left, or one process of the only one."""
     rng = random.Random(seed)
-    num_nodes, procs = rng.choice([(2, 1), (2, 2), (3, 1), (1, 2)])
-    model = rng.choice(["", "norm", "drop"])
-    sets = (f"nodes={num_nodes}", f"procs_per_node={procs}")
-    hit = Training(user, "hit", sets=sets, MODEL=model)
-    hit.await_step(rng.randrange(3, 40 // procs))
-    time.sleep(rng.uniform(0.0, 0.3))
-    rank = rng.randrange(num_nodes * procs)
-    phase = hit.phase(rank)
+    num_nodes, procs = rng.choice([(2, 1), (2, 2), (3, 1), (1, 2), (4, 1), (2, 4)])
     how = rng.choice(["process", "machine", "frozen"]) if num_nodes > 1 else "process"
-    if how == "process":
-        kill(hit.pid_of(rank))
-    elif how == "machine":
-        hit.kill_machine(rank)
-    else:
-        for pid in supervisors_processes(hit.machine(rank)):
-            send(pid, signal.SIGSTOP)
+    most = num_nodes - 1 if how != "process" else num_nodes * procs - 1
+    return Death(
+        num_nodes,
+        procs,
+        rng.choice(["", "norm", "drop", "norm drop", "transformer"]),
+        rng.choice(["1h", "1s"]),
+        rng.choice(["raise", "raise", "save", "destroy", "cpu", "exit", "continue"]),
+        how,
+        min(most, rng.choice([1, 1, 2, 3])),
+        rng.randrange(3, 3 * 512 // 8 // (num_nodes * procs) - 5),
+        rng.uniform(0.0, 0.3),
+    )
+
+
+def run_with_death(user: User, undisturbed: Callable[..., str], seed: int) -> str:
+    """Kill or freeze machines or processes at a random moment; return what they did at that moment."""
+    death = death_of(seed)
+    sets = (
+        f"nodes={death.num_nodes}",
+        f"procs_per_node={death.procs}",
+        f'checkpoint.interval="{death.interval}"',
+    )
+    hit = Training(user, "hit", sets=sets, MODEL=death.model, CATCH=death.answer, SPREAD=1)
+    hit.await_step(death.step)
+    time.sleep(death.later_seconds)
+    struck = random.Random(seed).sample(
+        range(death.num_ranks if death.how == "process" else death.num_nodes), death.num_struck
+    )
+    ranks = struck if death.how == "process" else [node * death.procs for node in struck]
+    phases = [hit.phase(rank) for rank in ranks]
+    for rank in ranks:
+        if death.how == "process":
+            kill(hit.pid_of(rank))
+        elif death.how == "machine":
+            hit.kill_machine(rank)
+        else:
+            for pid in supervisors_processes(hit.machine(rank)):
+                send(pid, signal.SIGSTOP)
     shown = hit.end()
     assert shown["state"] == "succeeded"
     saved = [one.rescue for one in user.history("hit").commits if one.rescue is not None]
@@ -225,10 +272,9 @@ def run_with_death(user: User, undisturbed: Callable[..., str], seed: int) -> st
         # A promise has its conditions: what was not saved is told, with the reason.
         assert "nothing was saved after the loss: " in user.output(hit.cli)
     if all(one.is_exact for one in saved):
-        assert shown["final"]["weights_sha256"] == undisturbed(sets=sets, MODEL=model)
-    told = (
-        f"seed {seed}: {how} in {phase}, {num_nodes} x {procs}, {model}: {saved[0] if saved else 'repeated'}"
-    )
+        assert shown["final"]["weights_sha256"] == undisturbed(sets=sets, MODEL=death.model)
+    told = f"seed {seed}: {ranks} {death} in {phases}, paused {hit.pause():.1f} s: "
+    told += f"{saved[0]}" if saved else "repeated"
     print(told)
     return told
 

@@ -46,6 +46,16 @@ class Training:
         found = self.trace.glob(f"{generation}-*.txt")
         return {int(path.stem.partition("-")[2]): [*map(int, path.read_text().split())] for path in found}
 
+    def pause(self) -> float:
+        """Return the longest time between a generation's last step and the first one of the next, in seconds."""
+        times = dict[int, list[float]]()
+        for path in self.trace.glob("*.times"):
+            times.setdefault(int(path.stem.partition("-")[0]), []).extend(
+                map(float, path.read_text().split())
+            )
+        known = [times[generation] for generation in sorted(times) if times[generation]]
+        return max((min(after) - max(before) for before, after in itertools.pairwise(known)), default=0.0)
+
     def await_step(self, step: int) -> None:
         """Wait until a rank of the first generation has made a step."""
         wait_for(

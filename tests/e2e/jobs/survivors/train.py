@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
 import cloudspot.train as spot
@@ -35,6 +35,19 @@ class Net(nn.Module):
         return self.last(self.drop(torch.relu(self.norm(self.first(inputs)))))
 
 
+class Transformer(nn.Module):
+    """A tiny one, with dropout; each number of a sample is a token."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.places = nn.Linear(1, 16), nn.Parameter(torch.zeros(16, 16))
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, inputs):
+        return self.last(self.layer(self.first(inputs.unsqueeze(-1)) + self.places).mean(dim=1))
+
+
 def main():
     torch.set_num_threads(1)
     if option("INTERFACE"):
@@ -43,11 +56,10 @@ def main():
     torch.manual_seed(7)
     rows = torch.arange(512.0).remainder(97).div(97)
     data = TensorDataset(torch.outer(rows, torch.linspace(-1, 1, 16)), (rows * 4).long())
-    model = DistributedDataParallel(Net())
+    model = DistributedDataParallel(Transformer() if option("MODEL") == "transformer" else Net())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 500)
     sampler = DistributedSampler(data, seed=3)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
     run = spot.session(model=model, optimizer=optimizer, scheduler=scheduler)
     generation = os.environ.get("CLOUDSPOT_GENERATION", "0")
     trace = Path(option("TRACE")) / f"{generation}-{run.rank}.txt"
@@ -56,8 +68,19 @@ def main():
 
     def phase(name):
         os.pwrite(phases, name.ljust(10).encode(), 0)
+        if option("SPREAD"):
+            time.sleep(seconds / 4)
 
-    with trace.open("a", buffering=1) as made:
+    def collate(rows):
+        phase("loader")
+        return default_collate(rows)
+
+    loader = DataLoader(data, batch_size=8, sampler=sampler, collate_fn=collate)
+    if option("SPREAD"):
+        model.module.last.weight.register_hook(lambda _: phase("all-reduce"))
+        optimizer.register_step_post_hook(lambda *_: phase("optimizer"))
+
+    with trace.open("a", buffering=1) as made, trace.with_suffix(".times").open("a", buffering=1) as times:
         try:
             for inputs, labels in run.batches(loader, epochs=int(option("EPOCHS", "3"))):
                 phase("forward")
@@ -69,22 +92,21 @@ def main():
                     time.sleep(4)
                 loss = nn.functional.cross_entropy(model(inputs), labels)
                 optimizer.zero_grad()
-                phase("all-reduce")
                 try:
                     loss.backward()
                 except RuntimeError:
                     if option("CATCH") != "continue":
                         raise
                     continue
-                phase("optimizer")
                 optimizer.step()
                 scheduler.step()
                 made.write(f"{run.step}\n")
+                times.write(f"{time.time():.3f}\n")
                 if run.step % 16 == 15:
                     phase("evaluation")
                     evaluate(model, data)
-                    phase("loader")
-                time.sleep(seconds)
+                if not option("SPREAD"):
+                    time.sleep(seconds)
         except RuntimeError:
             answer(model)
 
