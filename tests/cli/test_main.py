@@ -48,6 +48,7 @@ def test_help_imports_neither_commands_nor_anything_heavy(arguments):
         "cloudspot.cli.sharedoptions",
         "cloudspot.errors",
         "cloudspot.host",
+        "cloudspot.host.left_calls",
         "cloudspot.host.size_text",
         "cloudspot.plugin",
         "cloudspot.plugin.installed",
