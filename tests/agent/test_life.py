@@ -39,7 +39,7 @@ from cloudspot.jobstore.journal.lineage import head
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import Heartbeat, Notice
 from cloudspot.jobstore.nodes import launches
-from cloudspot.model import PreemptionNotice, RegistryLogin
+from cloudspot.model import Capability, PreemptionNotice, RegistryLogin
 from cloudspot.train import handoff as files
 
 JOB = "digits-1"
@@ -427,6 +427,7 @@ def test_the_jobs_log_in_for_its_image_goes_before_the_providers_and_its_refusal
     )
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{docker.parent}:/usr/bin:/bin")
+    bench.provider.capabilities = frozenset({*bench.provider.capabilities, Capability.REGISTRY})
     bench.provider.registry_login = lambda _: RegistryLogin(user="cloud", password="p", origin="the cloud")
     bench.store.put(keys.secrets(JOB, 0), b'{"values": {"KEY": "hush"}}')
     run = {"image": f"registry.example.com/it@sha256:{'0' * 64}", "secrets": ["KEY"]}

@@ -162,7 +162,10 @@ def own_order(loader: Any, *, seeds: Collection[int] = ()) -> str | None:
     # Accelerate's: in each epoch, all have that of rank 0.
     is_synchronized = "generator" in (getattr(loader, "rng_types", None) or ())
     synchronized = loader.synchronized_generator if is_synchronized else None
-    for each in samplers_of(loader):
+    samplers = samplers_of(loader)
+    if not samplers and not isinstance(loader, Sequence):
+        return f"the order of the {type(loader).__name__} is not known"
+    for each in samplers:
         name, iterate = type(each).__name__, getattr(type(each), "__iter__", None)
         if not getattr(iterate, "__module__", "").startswith(epoch_state.KNOWN):
             return f"the order of its {name} is not known"

@@ -22,6 +22,7 @@ MAX_BYTES = 16 << 20
 """The pieces of one state are no larger, nor is a header."""
 WAIT_SECONDS = 5.0
 """How long a peer is waited for that does not read, or does not say at first who it is."""
+_RETRY_SECONDS = 0.1
 PROOF_BYTES = 32
 
 Name = tuple[str, ...]
@@ -59,6 +60,7 @@ class Keeper:
         self._giver = giver
         self._given: deque[Given] = deque(maxlen=2)
         self._connection: socket.socket | None = None
+        self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="cloudspot-keeper", daemon=True)
         self._thread.start()
 
@@ -69,6 +71,7 @@ class Keeper:
 
     def close(self) -> None:
         """End the thread."""
+        self._is_closed = True
         close_socket(self._socket)
         close_socket(self._connection)
         self._thread.join(WAIT_SECONDS)
@@ -76,18 +79,22 @@ class Keeper:
     def _run(self) -> None:
         # Whoever connects, and whatever comes, ends that connection and nothing else.
         bad = (OSError, EOFError, ValueError, TypeError, LookupError, RecursionError)
-        with suppress(OSError):  # closed
-            while True:
+        while not self._is_closed:
+            try:
                 self._connection, _ = self._socket.accept()
-                with self._connection, suppress(*bad):
-                    self._keep(self._connection)
+            except OSError:  # closed, or too many files are open
+                time.sleep(_RETRY_SECONDS)
+                continue
+            with self._connection, suppress(*bad):
+                self._keep(self._connection)
 
     def _keep(self, connection: socket.socket) -> None:
         connection.settimeout(WAIT_SECONDS)
         challenge = secrets.token_bytes(PROOF_BYTES)
         connection.sendall(challenge)
         with connection.makefile("rb") as source:
-            answer = read_exactly(source, PROOF_BYTES)
+            # At once: whoever sends a byte now and then would keep the giver from it.
+            answer = connection.recv(PROOF_BYTES)
             if not hmac.compare_digest(answer, proof_of(self._secret, challenge, self._giver)):
                 return
             connection.settimeout(None)

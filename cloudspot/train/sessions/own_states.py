@@ -37,6 +37,7 @@ BYTES_PER_SECOND = 1e9
 """What a network carries that ranks train over."""
 CONNECT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
+_REACHED_SECONDS = 0.002
 
 
 class OwnStates:
@@ -109,8 +110,13 @@ class Giver:
         """Give what this rank has at a mark, unless a newer one is offered before that is possible."""
         self._offered = mark
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="cloudspot-giver", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="cloudspot-giver", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # there are too many
+                self._end(str(error))
+                return
+            self._thread = thread
         self._woken.put(None)
 
     def close(self) -> None:
@@ -170,6 +176,10 @@ class Giver:
         before: Mapping[Name, Any] = {}
         spent, num_bytes, spent_before, checked_at = 0.0, 0, 0.0, 0.0
         for count, mark in enumerate(self._next(), 1):
+            while not mark.is_reached and self._offered is None and not self._stopped:
+                time.sleep(_REACHED_SECONDS)  # a device that is waited for takes a core, or never comes
+            if not mark.is_reached:
+                continue
             began = time.thread_time()
             if (problem := own_pieces.obstacle(mark, rank=self._world.rank)) is not None:
                 raise ValueError(problem)

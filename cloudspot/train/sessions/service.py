@@ -378,7 +378,7 @@ class Service:
             self._own_states = OwnStates(
                 told, store, self._marks, world=self._world, report=self._say_nothing_is_handed_over
             )
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # the latter: no thread can be started
             self._say_nothing_is_handed_over(f"it cannot listen: {error}")
 
     def _kept_at(self, mark: Mark) -> dict[int, OwnState]:
@@ -503,7 +503,9 @@ class Service:
         handoff.ended_loop_path(self._directory, self._world.rank).touch()
 
     def close(self) -> None:
-        """Stop the background threads and release the arena; for the end of the process."""
+        """Stop the background threads and release the arena; for the end of the process, no forked one."""
+        if os.getpid() != self._pid:
+            return
         self._hold_for_rescue()
         self._closing.close()
         if self._rescue is not None:

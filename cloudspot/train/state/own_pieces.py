@@ -65,7 +65,9 @@ def is_same(one: Any, two: Any) -> bool:
     if one is two:
         return True
     if isinstance(one, torch.Tensor):
-        return isinstance(two, torch.Tensor) and one.dtype == two.dtype and torch.equal(one, two)
+        if not isinstance(two, torch.Tensor) or (one.dtype, one.shape) != (two.dtype, two.shape):
+            return False
+        return bool(tensor_bytes(one) == tensor_bytes(two))  # torch.equal takes 0.0 for -0.0
     if type(one) is not type(two):
         return False
     if type(one) is dict:

@@ -21,6 +21,7 @@ from cloudspot.agent.membership.peer_heartbeats import LISTEN_SECONDS, MAX_READS
 from cloudspot.agent.membership.peers import MAX_PASS_SECONDS, SUSPECT_SECONDS, Liveness
 from cloudspot.agent.node import Node, NodeMemory
 from cloudspot.agent.node_context import Job, NodeContext
+from cloudspot.calls import InstancesResult
 from cloudspot.controller.clock import Clock
 from cloudspot.controller.loop import Controller
 from cloudspot.errors import CorruptData, TransientError
@@ -125,7 +126,7 @@ class Nodes:
             for rank in range(self.num_nodes)
         ]  # fmt: skip
         provisioner = SimpleNamespace(
-            instances=lambda **_: machines,
+            instances=lambda _request: InstancesResult(instances=tuple(machines)),
             announce=lambda *_: None,
             current_price=lambda _offer: None,
             token_seconds=600.0,

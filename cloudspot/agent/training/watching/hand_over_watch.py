@@ -22,7 +22,7 @@ class HandOverWatch:
         """Take back what was said of the generation before."""
         self._handoff = handoff
         self._status = status
-        self._told: list[int] = []
+        self._told: dict[int, str] = {}
         status.warn("hand-over", None)
 
     def look(self) -> None:
@@ -33,10 +33,14 @@ class HandOverWatch:
                 continue
             report = read_report(path, RankOwnState)
             problem = "it does not say why" if report is None else report.problem[:MAX_PROBLEM]
-            self._told.append(rank)
+            self._told[rank] = problem
             _log.warning("rank %d does not hand over what it alone has: %s", rank, problem)
-            ranks = ", ".join(map(str, self._told))
+            reasons = dict.fromkeys(self._told.values())
+            told = (
+                f"rank {', '.join(str(one) for one, why in self._told.items() if why == reason)}: {reason}"
+                for reason in reasons
+            )
             self._status.warn(
                 "hand-over",
-                f"what rank {ranks} alone has, as its random generators, would be lost with it: {problem}",
+                f"what a rank alone has, as its random generators, would be lost with it; {'; '.join(told)}",
             )
