@@ -456,6 +456,8 @@ class ObjectStore(Guarded, ABC):
     """What the user wrote, without credentials."""
 
     def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        if name in {"list_page", "list_pages"}:
+            return int(kwargs.get("limit", 1)) < 1  # a prefix need be no key
         values = [*args, *(value for name, value in kwargs.items() if name != "cursor")]
         if name == "delete_many":
             values += args[0]

@@ -64,7 +64,7 @@ CALLS: Final[Mapping[str, dict[str, Rule]]] = {
         **_within(120.0, "instances console current_price"),
         **_within(300.0, "offers"),
         **_within(120.0, "announce terminate release", is_unknown=True),
-        **_within(300.0, "create", is_unknown=True),
+        **_within(900.0, "create", is_unknown=True),
     },
     "FunctionHost": {
         **_within(120.0, "plan status"),
@@ -440,4 +440,8 @@ def _name_of(hint: Any) -> str:
 
 
 def _num_bytes(value: Any) -> int:
-    return value if isinstance(value, int) else memoryview(value).nbytes
+    return value if isinstance(value, int) else memoryview(value).nbytes if _is_data(value) else 0
+
+
+def _is_data(value: Any) -> bool:
+    return isinstance(value, bytes | bytearray | memoryview)

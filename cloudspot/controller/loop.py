@@ -36,7 +36,7 @@ from cloudspot.controller.outbox import Outbox
 from cloudspot.controller.ownership import check_adopted, is_ours, store_label
 from cloudspot.controller.supply.experience import Experience, leave_experience, read_experience
 from cloudspot.decoding import Price, convert
-from cloudspot.errors import CloudspotError, JobResumed, TransientError
+from cloudspot.errors import CloudspotError, JobResumed, PluginFault, TransientError
 from cloudspot.interfaces import ObjectStore, Provider
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.access.retrying_store import with_retries
@@ -412,7 +412,7 @@ class Controller:
             # Of all stores: a machine that has claimed a rank in the records is ours, whatever its label.
             found = self._provisioner.instances(InstancesRequest(job_id=self._job_id))
             return _Listing(asked, self._clock.monotonic(), found.instances)
-        except TransientError as error:
+        except (TransientError, PluginFault) as error:
             problems.append(str(error))
             return _Listing(asked, asked, None)
 
@@ -521,7 +521,7 @@ class Controller:
         self._offers_at = self._clock.monotonic()
         try:
             return self._provisioner.offers(OffersRequest(resources=spec.resources.to_model())).offers
-        except TransientError as error:
+        except (TransientError, PluginFault) as error:  # machines are ended all the same
             problems.append(str(error))
             return None
 

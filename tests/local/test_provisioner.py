@@ -114,7 +114,7 @@ def test_a_directory_of_machines_that_vanished_is_an_outage_and_no_empty_list(ho
     machines = host.home / "machines"
     machines.rename(host.home / "elsewhere")
     for ask in (
-        provisioner.instances,
+        lambda: plaincalls.instances(provisioner),
         lambda: plaincalls.create(provisioner, request, token="another"),
         lambda: plaincalls.terminate(provisioner, [made.id]),
     ):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from cloudspot.calls.retrying import retry
-from cloudspot.errors import CorruptData, ObjectExists, ObjectMissing, TransientError
+from cloudspot.errors import CorruptData, ObjectExists, ObjectMissing, OverdueError, TransientError
 from cloudspot.interfaces import MAX_GET_BYTES, ObjectStore
 from cloudspot.jobstore.access.retrying_store import with_retries
 
@@ -59,7 +59,9 @@ def create(
         except (ObjectMissing, TransientError) as error:
             # Not there: our put failed, or the object was deleted since. To put again is safe.
             cause = cause if isinstance(error, ObjectMissing) else error
-            raise TransientError(f"{store.url}: whether {key} was created is unknown: {cause}") from cause
+            # A call that was cut off is not repeated at once.
+            kind = OverdueError if isinstance(cause, OverdueError) else TransientError
+            raise kind(f"{store.url}: whether {key} was created is unknown: {cause}") from cause
         return None if existing == data else existing
 
     return retry(attempt, waits=waits, sleep=sleep or with_retries(store).sleep)

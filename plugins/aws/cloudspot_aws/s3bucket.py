@@ -183,11 +183,14 @@ class S3Bucket(Bucket):
         told(status == HTTPStatus.NO_CONTENT or None, "the status 204")
 
     def delete_names(self, client: Any, names: Sequence[str]) -> None:
-        wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
-        answer = client.delete_objects(Bucket=self.name, Delete=wanted)
+        answer = client.delete_objects(
+            Bucket=self.name, Delete={"Objects": [{"Key": name} for name in names]}
+        )
         # One refusal stands for all: S3 answers with 200, and a code for each object that is left.
         for refused in answer.get("Errors", ()):
             raise client.exceptions.ClientError({"Error": refused}, "DeleteObjects")
+        deleted = {one["Key"] for one in answer.get("Deleted", ())}
+        told(None if set(names) - deleted else True, "an object that was to be deleted")
 
     def disconnect(self, client: Any) -> None:
         client.close()

@@ -67,6 +67,10 @@ class PodType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """An hour; left out: it is not offered on demand."""
 
 
+MAX_CAPACITY_WAIT = 600.0
+"""A driver leaves a call that makes machines alone after 15 minutes."""
+
+
 class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[providers.kubernetes]``: pods of a cluster. ``image`` and ``types`` must be named."""
 
@@ -138,7 +142,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Take known taints of the node for a notice, too; this takes a right (``role-node-taints.yaml``)."""
     capacity_wait: Duration = 10.0
     """How long the scheduler may find no room before the launch is refused. A driver waits for this long;
-    with an autoscaler, as long as a new node takes."""
+    with an autoscaler, as long as a new node takes. At most 10 minutes."""
 
 
 def check_options(options: KubernetesOptions) -> None:
@@ -153,6 +157,8 @@ def check_options(options: KubernetesOptions) -> None:
     for name, value in options.labels.items():
         if not is_label(value):
             raise field_error("labels", f'"{name}" cannot have the value "{value}"; expected one such as a-1')
+    if options.capacity_wait > MAX_CAPACITY_WAIT:
+        raise field_error("capacity_wait", "a launch waits for no more than 10 minutes")
     if options.restricted and options.run_as_user == 0:
         raise field_error("run_as_user", "0 is root, which restricted forbids; name another user")
     for name, kind in options.types.items():

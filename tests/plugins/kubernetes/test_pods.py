@@ -347,7 +347,7 @@ def test_offers_are_the_options_own(cluster):
         ("spot/a/small", 0.3, 1.0),
         ("on-demand/a/small", 1.0, 1.0),
     ]
-    assert plaincalls.offers(cluster.provisioner(), Resources(cpus=3)) == []
+    assert plaincalls.offers(cluster.provisioner(), Resources(cpus=3)) == ()
 
 
 def test_a_right_that_is_missing_right_after_an_outage_may_not_be(cluster):
