@@ -58,7 +58,7 @@ def main():
     data = TensorDataset(torch.outer(rows, torch.linspace(-1, 1, 16)), (rows * 4).long())
     net = Transformer() if option("MODEL") == "transformer" else Net()
     # The buckets of three or more ranks sum in the same order after a restart only with this.
-    model = DistributedDataParallel(net, find_unused_parameters=option("MODEL") == "transformer")
+    model = DistributedDataParallel(net, find_unused_parameters=dist.get_world_size() > 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 500)
     sampler = DistributedSampler(data, seed=3)
