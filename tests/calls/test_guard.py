@@ -228,6 +228,16 @@ def test_a_wrong_argument_is_not_the_plugins_fault_and_any_other_value_error_is(
         store().get("../a")
     with pytest.raises(PluginError, match=r"ObjectStore.get\(\) raised ValueError: no number"):
         store(get=answer(ValueError("no number"))).get("a")
+    with pytest.raises(PluginError, match=r"ObjectStore.list_page\(\) raised ValueError: no number"):
+        store(list_page=answer(ValueError("no number"))).list_page("jobs/")
+    with pytest.raises(ValueError, match="limit"):
+        store().list_page("jobs/", limit=0)
+
+
+def test_data_may_be_passed_by_name():
+    found = store()
+    found.put("a", data=b"x")
+    assert found.get("a") == b"x"
 
 
 def test_the_text_of_an_error_that_may_quote_a_secret_is_not_told():

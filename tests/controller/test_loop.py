@@ -33,6 +33,7 @@ from cloudspot.errors import (
     CapacityError,
     CloudspotError,
     JobNotFound,
+    PluginFault,
     ProvisionError,
     QuotaError,
     TransientError,
@@ -534,8 +535,9 @@ def test_nothing_is_bought_for_a_job_whose_directory_was_copied_into_another_sto
     assert house.controller().run_until_finished().finished.outcome == "succeeded"
 
 
-def test_a_listing_that_fails_is_told_once_and_decides_nothing(house):
-    house.cloud.errors["instances"] = TransientError("throttled")
+@pytest.mark.parametrize("kind", [TransientError, PluginFault])
+def test_a_listing_that_fails_is_told_once_and_decides_nothing(house, kind):
+    house.cloud.errors["instances"] = kind("throttled")
     controller = house.controller()
     first, second = controller.tick(), controller.tick()
     assert (first.instances, first.problems, first.actions) == (None, ("throttled",), ())
@@ -544,8 +546,9 @@ def test_a_listing_that_fails_is_told_once_and_decides_nothing(house):
     assert house.journal == ()
 
 
-def test_offers_that_fail_are_asked_for_again(house):
-    house.cloud.errors["offers"] = [TransientError("throttled")]
+@pytest.mark.parametrize("kind", [TransientError, PluginFault])
+def test_offers_that_fail_are_asked_for_again(house, kind):
+    house.cloud.errors["offers"] = [kind("throttled")]
     controller = house.controller()
     assert controller.tick().problems == ("throttled",)
     assert types(controller.tick().actions) == [OpenLaunch]

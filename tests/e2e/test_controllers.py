@@ -32,7 +32,7 @@ def test_a_killed_command_line_is_no_loss(user: User) -> None:
     assert len(user.machines()) == 1
 
 
-@pytest.mark.costly
+@pytest.mark.full
 def test_three_controllers_launch_no_machine_twice_and_tell_each_event_once(user: User) -> None:
     """The services that they tell are good, refuse, answer without end, and are not there."""
     user.environ["SINK_WORD"] = "hidden"

@@ -45,7 +45,7 @@ def check_reclaim(user: User, weights: str, step: int, notice: str, *sets: str) 
         assert len(shown["notices"]) == 1
 
 
-@pytest.mark.costly
+@pytest.mark.full
 def test_two_nodes_of_which_one_has_a_notice_change_no_bit(user: User, undisturbed) -> None:
     sets = ("nodes=2", 'run.env.TINY_EPOCHS="6"')
     calm = undisturbed("two-nodes", sets)

@@ -6,7 +6,7 @@ import pytest
 from support.stores.directorystore import directory_store
 from support.stores.faultstore import FaultPlan, FaultyStore, Hook, Outage
 
-from cloudspot.errors import CorruptData, TransientError
+from cloudspot.errors import CorruptData, OverdueError, TransientError
 from cloudspot.jobstore.access import creation
 from cloudspot.jobstore.access.creation import create, read_large
 from cloudspot.jobstore.access.retrying_store import with_retries
@@ -67,6 +67,17 @@ def test_an_outage_that_lasts_leaves_the_outcome_unknown(inner, tmp_path):
         create(store, "k", b"mine", sleep=slept.append)
     assert isinstance(caught.value.__cause__, TransientError)
     assert len(slept) == 4
+
+
+def test_a_put_that_was_cut_off_is_not_made_again_at_once(inner, monkeypatch):
+    def put(key, data, *, if_absent=False):
+        raise OverdueError("it hangs")
+
+    monkeypatch.setattr(inner, "put", put)
+    slept = []
+    with pytest.raises(OverdueError, match="whether k was created is unknown: it hangs"):
+        create(inner, "k", b"mine", sleep=slept.append)
+    assert slept == []
 
 
 def test_a_patient_store_tells_how_it_waits(inner, tmp_path):

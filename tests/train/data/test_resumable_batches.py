@@ -376,6 +376,21 @@ def test_without_a_sampler_that_shares_another_world_goes_on_at_a_whole_batch(ol
     assert resumed.batches_left == 40 - expected
 
 
+class LiveLoader(OwnLoader):
+    """Gives away the state that it goes on changing."""
+
+    def state_dict(self):
+        return vars(self)
+
+
+def test_a_state_that_a_loader_goes_on_changing_is_that_of_the_boundary():
+    feed = ResumableBatches(LiveLoader(), epochs=2, world_size=1)
+    feed.fetch()
+    _, taken = feed.take()
+    feed.fetch()
+    assert taken["loader"]["used"] == 1
+
+
 def test_reseeding_depends_on_seed_step_and_rank_alone():
     def draw():
         return (torch.rand(1).item(), random.random(), float(np.random.rand()))

@@ -481,6 +481,7 @@ DATA = [*range(8)]
         (DataLoader(DATA, 2, sampler=DistributedSampler(DATA, 2, 1)), None),
         (DataLoader(DATA, batch_sampler=BatchSampler(DistributedSampler(DATA, 2, 1), 2, False)), None),
         ([[0, 1], [2, 3]], None),
+        (iter([[0, 1], [2, 3]]), "the order of the list_iterator is not known"),
         (DataLoader(DATA, 2, shuffle=True), "its RandomSampler shuffles by a generator of this rank"),
         (DataLoader(DATA, 2, sampler=Reversed(DATA)), "the order of its Reversed is not known"),
         (DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]]), "the order of its list is not known"),

@@ -12,7 +12,7 @@ from cloudspot.train.rounds import keeper
 from cloudspot.train.sessions import own_states
 from cloudspot.train.sessions.own_states import OwnStates
 from cloudspot.train.state import randomness
-from cloudspot.train.state.boundary_marks import BoundaryMarks, Description
+from cloudspot.train.state.boundary_marks import BoundaryMarks, Description, Mark
 
 
 class Rank:
@@ -127,6 +127,29 @@ def test_what_cannot_be_given_is_said_once(ranks):
         one.states.offer(one.mark(number, loader_state=dict), draws=True)
         until(lambda: one.problems)
     assert one.problems == ["its loader is asked for its place only when the state is saved"]
+
+
+def test_a_process_that_may_start_no_thread_trains_on_and_says_that_it_gives_nothing(ranks, monkeypatch):
+    def start(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    one = ranks[1]
+    for number in range(2):
+        one.states.offer(one.mark(number), draws=True)
+    assert one.problems == ["can't start new thread"]
+
+
+def test_a_boundary_to_which_the_device_has_not_come_is_not_given_yet(ranks, monkeypatch):
+    zero, one = ranks
+    reached = threading.Event()
+    monkeypatch.setattr(Mark, "is_reached", property(lambda mark: mark.number != 5 or reached.is_set()))
+    late = one.mark(5)
+    one.states.offer(late, draws=True)
+    threading.Event().wait(0.05)
+    assert zero.states.at(zero.mark(5)) == {}
+    reached.set()
+    until(lambda: zero.states.at(zero.mark(5)))
 
 
 def test_a_keeper_that_has_gone_is_said_once(ranks):

@@ -92,6 +92,8 @@ def test_what_has_not_changed_is_known_as_such():
     assert not own_pieces.is_same((1, 2), [1, 2])
     assert not own_pieces.is_same({"a": 1}, {"a": 1, "b": 2})
     assert not own_pieces.is_same(torch.ones(2), torch.ones(2, dtype=torch.int64))
+    assert not own_pieces.is_same(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert not own_pieces.is_same(torch.ones(2), torch.ones(2, 1))
     assert not own_pieces.is_same(np.arange(3), np.arange(4))
 
 
