@@ -18,9 +18,10 @@ fails. No job runs for long enough to learn that rate by itself."""
 def losses_per_second(records: Iterable[JournalRecord], num_nodes: int) -> float:
     """Return the expected rate of losses after which steps are repeated, over all nodes of the job.
 
-    A loss is a generation that did not end with a drain, the end of its loop, or a save by its survivors. The
-    rate of a node is the mean of a gamma distribution: the prior's losses and time plus the job's own. Time
-    counts as far as commits prove that a generation trained, so waiting for machines is no evidence.
+    A loss is a generation that did not end with a drain, the end of its loop, or a save by its survivors; one
+    without any save counts, as nothing tells whether it had made a step. The rate of a node is the mean of a
+    gamma distribution: the prior's losses and time plus the job's own. Time counts as far as commits prove
+    that a generation trained, so waiting for machines is no evidence.
     """
     losses, node_seconds = PRIOR_LOSSES, PRIOR_NODE_SECONDS
     current: Generation | None = None
