@@ -154,4 +154,14 @@ _waited_for: set[_Job] = set()
 _left: set[_Job] = set()
 """Those that were cut off and have not ended."""
 _idle: list[_Worker] = []
-os.register_at_fork(after_in_child=_idle.clear)
+
+
+def _forget() -> None:
+    """In a forked process: none of these threads is there, and one may have held the lock."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+    for each in (_waited_for, _left, _idle):
+        each.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from cloudspot.host import left_calls
 from cloudspot.host.left_calls import LeftAloneError, call_within, is_any_under_way, num_hanging
 
 SEEN = contextvars.ContextVar("seen", default="nothing")
@@ -45,8 +46,15 @@ def test_calls_that_go_on_are_counted_by_owner_until_they_end():
 
 
 def test_a_forked_process_has_threads_of_its_own():
+    released = threading.Event()
+    with pytest.raises(LeftAloneError):
+        call_within(0.01, released.wait, owner="acme")
     call_within(60.0, lambda: None, owner=None)  # leaves an idle thread, which no child has
-    child = os.fork()
-    if child == 0:
-        os._exit(call_within(60.0, lambda: 7, owner=None))
+    with left_calls._lock:  # as by another thread at that moment
+        child = os.fork()
+        if child == 0:
+            os._exit(call_within(60.0, lambda: 7, owner=None) + is_any_under_way() + num_hanging("acme"))
+    released.set()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    while is_any_under_way():
+        pass

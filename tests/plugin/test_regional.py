@@ -1,5 +1,7 @@
 """One provisioner for several regions, each of which is a list in memory here."""
 
+import threading
+
 import pytest
 from support.worlds.groups import group_of
 
@@ -154,6 +156,17 @@ def test_a_region_that_fails_does_not_keep_the_machines_of_another(sky, both):
     with pytest.raises(AuthError):
         both.release("digits-1")
     assert names(sky, "release")["sky-3"] == [("digits-1",)]
+
+
+def test_a_region_that_does_not_answer_or_has_a_bug_holds_up_no_other(sky, both, monkeypatch):
+    ones = [launch(both, name) for name in sky]
+    sky["sky-2"].error = KeyError("state")
+    answered, terminate = threading.Event(), sky["sky-3"].terminate
+    monkeypatch.setattr(sky["sky-3"], "terminate", lambda request: (answered.set(), terminate(request))[1])
+    monkeypatch.setattr(sky["sky-1"], "terminate", lambda _: answered.wait(60.0) and TerminateResult())
+    found = both.terminate(TerminateRequest(instance_ids=tuple(one.id for one in ones)))
+    assert told(found) == {"i-sky-2": "KeyError: 'state'"}
+    assert names(sky, "terminate")["sky-3"] == [("i-sky-3",)]
 
 
 def test_a_machine_that_a_region_refuses_to_end_is_told(sky, both):
