@@ -122,6 +122,7 @@ def _await_answer(
             return answer
         time.sleep(_LOOK_SECONDS)
     delete_command(store, job_id, call)
+    store.delete(keys.remote_call(job_id, *seat))
     raise CloudspotError(
         f"node {seat} of job {job_id} has not answered for {ANSWER_SECONDS:.0f} s: its machine is gone,"
         " or its agent is an older one; see: cloudspot show"

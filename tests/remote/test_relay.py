@@ -2,9 +2,11 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -34,6 +36,7 @@ class Relay:
     def hear(self, until):
         """Take in frames until one of them satisfies ``until``."""
         while not any(map(until, self.frames)):
+            assert select.select([self.process.stdout], [], [], 10.0)[0], self.frames[-5:]
             data = os.read(self.process.stdout.fileno(), 65536)
             assert data, self.frames
             self.frames += self._reader.feed(data)
@@ -65,10 +68,16 @@ def start(tmp_path):
 def test_streams_are_apart_and_the_status_is_the_programs(start):
     one = start("sh", "-c", "cat; echo no >&2; exit 7")
     data = bytes(range(256)) * 4096
-    for begin in range(0, len(data), MAX_FRAME_BYTES):
-        one.say(Kind.INPUT, data[begin : begin + MAX_FRAME_BYTES])
-    one.say(Kind.END_OF_INPUT)
+
+    def write():
+        for begin in range(0, len(data), MAX_FRAME_BYTES):
+            one.say(Kind.INPUT, data[begin : begin + MAX_FRAME_BYTES])
+        one.say(Kind.END_OF_INPUT)
+
+    writer = threading.Thread(target=write)
+    writer.start()
     assert one.end() == 7
+    writer.join()
     assert one.said(Kind.OUTPUT) == data
     assert one.said(Kind.ERRORS) == b"no\n"
 
@@ -89,16 +98,16 @@ def test_what_is_no_program_is_told_as_a_shell_tells_it(start, word, status):
 
 
 def test_a_terminal_has_its_size_its_keys_and_its_signals(start):
-    one = start("sh", "-i", rows=31, columns=97)
+    one = start("env", "PS1=ready> ", "sh", "-i", rows=31, columns=97)
     one.say(Kind.INPUT, b"stty size\n")
     one.hear(lambda _: b"31 97" in one.said(Kind.OUTPUT))
     one.say(Kind.SIZE, json.dumps({"rows": 5, "columns": 40}).encode())
     one.say(Kind.INPUT, b"stty size\n")
     one.hear(lambda _: b"5 40" in one.said(Kind.OUTPUT))
-    one.say(Kind.INPUT, b"echo begun in $((5 * 7)); sleep 600\n")
+    one.say(Kind.INPUT, b"sh -c 'echo begun in $((5 * 7)); exec sleep 600'\n")
     one.hear(lambda _: b"begun in 35" in one.said(Kind.OUTPUT))
     one.say(Kind.INPUT, b"\x03")
-    one.hear(lambda _: b"^C" in one.said(Kind.OUTPUT))
+    one.hear(lambda _: b"^C" in one.said(Kind.OUTPUT) and one.said(Kind.OUTPUT).endswith(b"ready> "))
     one.say(Kind.INPUT, b"echo back in $((6 * 7))\n")
     one.hear(lambda _: b"back in 42" in one.said(Kind.OUTPUT))
     one.say(Kind.INPUT, b"exit 5\n")

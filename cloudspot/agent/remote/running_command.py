@@ -147,6 +147,11 @@ class RunningCommand:
         _processes(self._directory).kill()
         process.kill()
         process.wait()
+        passes_out.join(LOOK_SECONDS)
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            with suppress(OSError):  # it has read no more
+                stream.close()
         if self._status is None and not why:
             reason = read_end(said, SAID_BYTES).decode(errors="replace").strip()
             why = f"the command cannot be run: {reason or 'its relay says nothing'}"
