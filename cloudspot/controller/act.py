@@ -56,7 +56,7 @@ from cloudspot.jobstore.layout.records import (
     new_nonce,
 )
 from cloudspot.jobstore.nodes.launches import void_slot
-from cloudspot.remote.places import delete_relayed
+from cloudspot.jobstore.remote.places import delete_relayed
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.outcomes import void_detail
 

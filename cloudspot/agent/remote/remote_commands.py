@@ -1,4 +1,4 @@
-"""Looks for people's calls and runs what they ask for beside the training: see ``cloudspot.remote``."""
+"""Looks for people's calls and runs what they ask for beside the training: see ``jobstore.remote``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudspot.host.names import printable
 from cloudspot.jobstore.access.stored_records import create_record, find_record
 from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import RemoteAnswer, RemoteCall, new_nonce
-from cloudspot.remote.places import delete_relayed
+from cloudspot.jobstore.remote.places import delete_relayed
 
 _log = logging.getLogger(__name__)
 

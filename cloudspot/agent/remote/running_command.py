@@ -24,10 +24,10 @@ from cloudspot.host.names import printable
 from cloudspot.jobstore.access.creation import create
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import RemoteAnswer, RemoteCall, RemoteCommand, new_nonce
-from cloudspot.remote import relay
-from cloudspot.remote.channel import ChannelEnded
-from cloudspot.remote.places import channel_of, delete_command
-from cloudspot.remote.relay import Frame, FrameReader, Kind
+from cloudspot.jobstore.remote import relay
+from cloudspot.jobstore.remote.channel import ChannelEnded
+from cloudspot.jobstore.remote.places import channel_of, delete_command
+from cloudspot.jobstore.remote.relay import Frame, FrameReader, Kind
 
 _log = logging.getLogger(__name__)
 

@@ -16,13 +16,13 @@ from cloudspot.cli.sharedoptions import node_option, store_option
 from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.host.size_text import size_text
 from cloudspot.jobstore.layout.records import Seat
-from cloudspot.remote import file_copy
-from cloudspot.remote.calling import RemoteProcess
-from cloudspot.remote.channel import ChannelEnded
-from cloudspot.remote.file_copy import CopyError
-from cloudspot.remote.relay import MAX_FRAME_BYTES, Frame, Kind
+from cloudspot.jobstore.remote import file_copy
+from cloudspot.jobstore.remote.calling import RemoteProcess
+from cloudspot.jobstore.remote.channel import ChannelEnded
+from cloudspot.jobstore.remote.file_copy import CopyError
+from cloudspot.jobstore.remote.relay import MAX_FRAME_BYTES, Frame, Kind
 
-_PROGRAM = ("python", "-m", "cloudspot.remote.file_copy")
+_PROGRAM = ("python", "-m", "cloudspot.jobstore.remote.file_copy")
 _MAX_LINE_BYTES = 64 << 20
 
 

@@ -10,10 +10,10 @@ from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, node_option, store_option
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore.layout.records import Seat
-from cloudspot.remote.channel import DEFAULT_MAX_REQUESTS
-from cloudspot.remote.relay import Kind
+from cloudspot.jobstore.remote.channel import DEFAULT_MAX_REQUESTS
+from cloudspot.jobstore.remote.relay import Kind
 
-_PROGRAM = ("python", "-m", "cloudspot.remote.stacks")
+_PROGRAM = ("python", "-m", "cloudspot.agent.remote.stacks")
 
 
 @click.command("stacks")

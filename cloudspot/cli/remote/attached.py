@@ -16,9 +16,9 @@ from typing import Any
 from cloudspot.cli import exit_codes
 from cloudspot.cli.screen import output
 from cloudspot.errors import CloudspotError
-from cloudspot.remote.calling import RemoteProcess
-from cloudspot.remote.channel import ChannelEnded
-from cloudspot.remote.relay import Frame, Kind, size_frame
+from cloudspot.jobstore.remote.calling import RemoteProcess
+from cloudspot.jobstore.remote.channel import ChannelEnded
+from cloudspot.jobstore.remote.relay import Frame, Kind, size_frame
 
 _READ_BYTES = 64 << 10
 _INTERRUPTS = 3

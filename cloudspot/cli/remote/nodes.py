@@ -10,8 +10,8 @@ from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.errors import CloudspotError
 from cloudspot.jobstore.layout.records import Seat
-from cloudspot.remote.calling import RemoteProcess, call_node
-from cloudspot.remote.channel import (
+from cloudspot.jobstore.remote.calling import RemoteProcess, call_node
+from cloudspot.jobstore.remote.channel import (
     DEFAULT_MAX_REQUESTS,
     Requests,
     busy_requests_per_hour,

@@ -13,12 +13,12 @@ from cloudspot.errors import CloudspotError
 from cloudspot.jobstore.access.stored_records import read_record
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import RemoteCall, RemoteCommand, Seat
+from cloudspot.jobstore.remote import calling
+from cloudspot.jobstore.remote import channel as channel_module
+from cloudspot.jobstore.remote.calling import call_node
+from cloudspot.jobstore.remote.channel import ChannelEnded
+from cloudspot.jobstore.remote.relay import Frame, Kind
 from cloudspot.model import PreemptionNotice
-from cloudspot.remote import calling
-from cloudspot.remote import channel as channel_module
-from cloudspot.remote.calling import call_node
-from cloudspot.remote.channel import ChannelEnded
-from cloudspot.remote.relay import Frame, Kind
 
 JOB = "digits-1"
 SEAT = Seat(1, 0)

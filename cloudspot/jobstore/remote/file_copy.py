@@ -1,8 +1,8 @@
 """The node's end of ``cloudspot cp``: reads or writes one file, verified, from where a copy has stopped.
 
-Run as ``python -m cloudspot.remote.file_copy`` in the job's environment; it needs only the standard library.
-It reads a request, one line of JSON, and answers by such lines; the file's blocks follow them on the same
-stream. The other end uses ``read_from`` and ``write_from``, too.
+Run as ``python -m cloudspot.jobstore.remote.file_copy`` in the job's environment; it needs only the standard
+library. It reads a request, one line of JSON, and answers by such lines; the file's blocks follow them on
+the same stream. The other end uses ``read_from`` and ``write_from``, too.
 """
 
 from __future__ import annotations

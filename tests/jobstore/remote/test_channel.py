@@ -9,9 +9,9 @@ import pytest
 from support.stores.memorystore import InMemoryStore
 
 from cloudspot.errors import TransientError
-from cloudspot.remote import channel as module
-from cloudspot.remote.channel import Channel, ChannelEnded, Requests
-from cloudspot.remote.relay import Frame, Kind
+from cloudspot.jobstore.remote import channel as module
+from cloudspot.jobstore.remote.channel import Channel, ChannelEnded, Requests
+from cloudspot.jobstore.remote.relay import Frame, Kind
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from cloudspot.remote import relay
-from cloudspot.remote.relay import MAX_FRAME_BYTES, Frame, FrameReader, Kind
+from cloudspot.jobstore.remote import relay
+from cloudspot.jobstore.remote.relay import MAX_FRAME_BYTES, Frame, FrameReader, Kind
 
 
 class Relay:

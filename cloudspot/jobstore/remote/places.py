@@ -6,9 +6,10 @@ import hashlib
 
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.retrying_store import with_retries
+from cloudspot.jobstore.access.stored_records import find_record
 from cloudspot.jobstore.layout import keys
-from cloudspot.jobstore.layout.records import RemoteAnswer, RemoteCall, Seat
-from cloudspot.remote.channel import Channel, Requests
+from cloudspot.jobstore.layout.records import RemoteAnswer, RemoteCall, RemoteCommand, Seat
+from cloudspot.jobstore.remote.channel import Channel, Requests
 
 DELETED_AT_ONCE = 500
 
@@ -42,6 +43,14 @@ def channel_of(
         secret=hashlib.sha256("\0".join(parts).encode()).digest(),
         requests=requests,
     )
+
+
+def read_commands(store: ObjectStore, job_id: str) -> list[RemoteCommand]:
+    """Return the commands that people have run on the job's nodes, the oldest first."""
+    keys_found = [meta.key for meta in store.list_objects(keys.remote_commands_prefix(job_id))]
+    ours = (key for key in keys_found if keys.remote_command.match(key) is not None)
+    found = (find_record(store, key, RemoteCommand) for key in ours)
+    return sorted((one for one in found if one is not None), key=lambda one: one.at)
 
 
 def delete_command(store: ObjectStore, job_id: str, call: RemoteCall) -> None:

@@ -1,8 +1,8 @@
 """The node's end of ``cloudspot stacks``: shows what each rank on this machine is doing.
 
-Run as ``python -m cloudspot.remote.stacks`` in the job's environment; it needs only the standard library.
-Each rank's stack comes from py-spy, if that is installed there. Otherwise a rank with a session writes its
-own, by faulthandler, to the training's log, and that is shown.
+Run as ``python -m cloudspot.agent.remote.stacks`` in the job's environment; it needs only the standard
+library. Each rank's stack comes from py-spy, if that is installed there. Otherwise a rank with a session
+writes its own, by faulthandler, to the training's log, and that is shown.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from cloudspot.errors import CloudspotError, CorruptData, ObjectExists, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.stored_records import find_bytes
-from cloudspot.remote.relay import Frame, FrameReader, Kind
+from cloudspot.jobstore.remote.relay import Frame, FrameReader, Kind
 
 FIRST_LOOK_SECONDS = 0.1
 """How long an end waits after its first look in vain; each further one is longer by ``_GROWTH``."""

@@ -15,9 +15,9 @@ from cloudspot.jobstore.access.stored_records import find_record
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import RemoteAnswer, RemoteCall, Seat, new_nonce
 from cloudspot.jobstore.nodes.node_records import find_node_record
-from cloudspot.remote.channel import Channel, ChannelEnded, Requests
-from cloudspot.remote.places import channel_of, delete_command
-from cloudspot.remote.relay import Frame, Kind
+from cloudspot.jobstore.remote.channel import Channel, ChannelEnded, Requests
+from cloudspot.jobstore.remote.places import channel_of, delete_command
+from cloudspot.jobstore.remote.relay import Frame, Kind
 
 ANSWER_SECONDS = 40.0
 """How long a node is waited for, which looks for calls every few seconds."""
