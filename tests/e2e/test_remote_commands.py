@@ -80,8 +80,10 @@ def test_a_shell_is_quick_knows_its_terminal_and_ends_with_its_machine(
     print(f"median round trip {statistics.median(took):.3f} s, longest {max(took):.3f} s")
     assert statistics.median(took) < 1.0
     user.cloudspot("preempt", "long", "--notice", "6s")
-    screen.wait_for("the machine is being taken: the command was ended")
     assert screen.finish() == 1
+    assert "the machine is being taken: the command was ended" in " ".join(screen.text().split()), (
+        screen.text()
+    )
     screen.assert_sane()
     wait_for("the deletion of what was relayed", lambda: not relayed(user))
     wait_for("the next machine", lambda: len(user.show("long")["generations"]) > 1)
@@ -125,7 +127,11 @@ def test_a_training_that_hangs_in_a_collective_is_diagnosed(user: User, tmp_path
     wait_for("the training", lambda: "step 3" in user.cloudspot("logs", "long", status=None).stdout)
     time.sleep(2)
     shown = user.cloudspot("stacks", "long").stdout
-    ranks = dict(re.findall(r"--- rank (\d) \(process \d+\)\n(.*?)(?=--- rank|node|\Z)", shown, re.DOTALL))
+    ranks = dict(
+        re.findall(
+            r"^--- rank (\d) \(process \d+\)\n(.*?)(?=^--- rank|^node|\Z)", shown, re.DOTALL | re.MULTILINE
+        )
+    )
     assert "in all_reduce" in ranks["0"], shown
     assert "in forget_to_take_part" in ranks["1"], shown
     assert "in all_reduce" not in ranks["1"]
