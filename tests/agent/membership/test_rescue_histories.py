@@ -52,11 +52,12 @@ def test_what_histories_have_found_stays_mended(seed, committed):
 
 
 SOAK_HISTORIES = int(os.environ.get("CLOUDSPOT_SOAK_HISTORIES", "100000"))
-SOAK_BLOCK = 5000
+SOAK_BLOCK = 1000
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
+@pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("first", range(NUM_HISTORIES, SOAK_HISTORIES, SOAK_BLOCK))
 def test_very_many_histories_of_rescues_keep_their_promise(first):
     for seed in range(first, min(first + SOAK_BLOCK, SOAK_HISTORIES)):
