@@ -57,7 +57,6 @@ SOAK_BLOCK = 1000
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("first", range(NUM_HISTORIES, SOAK_HISTORIES, SOAK_BLOCK))
 def test_very_many_histories_of_rescues_keep_their_promise(first):
     for seed in range(first, min(first + SOAK_BLOCK, SOAK_HISTORIES)):
