@@ -12,10 +12,10 @@ from cloudspot.errors import CloudspotError
 from cloudspot.jobstore.layout.records import Seat
 from cloudspot.jobstore.remote.calling import RemoteProcess, call_node
 from cloudspot.jobstore.remote.channel import (
+    BUSY_PER_HOUR,
     DEFAULT_MAX_REQUESTS,
+    IDLE_PER_HOUR,
     Requests,
-    busy_requests_per_hour,
-    idle_requests_per_hour,
 )
 from cloudspot.story.states import live_members
 
@@ -57,10 +57,12 @@ def call(
     job: Job, seat: Seat, words: Sequence[str], *, size: tuple[int, int] | None = None, most: int
 ) -> RemoteProcess:
     """Have the node run a command, and say on standard error what that takes."""
-    idle, busy = 2 * idle_requests_per_hour(), 2 * busy_requests_per_hour()
+    idle, busy = (
+        f"{one.num_reads + one.num_writes:,} requests of the store an hour ({one.usd:.3f} USD at S3's prices)"
+        for one in (IDLE_PER_HOUR, BUSY_PER_HOUR)
+    )
     output.echo(
-        f"calling node {seat} of job {job.id}: both sides make {idle:,.0f} requests an hour while nothing"
-        f" happens, and {busy:,.0f} at most",
+        f"calling node {seat} of job {job.id}: while nothing happens, both sides make {idle}; at most {busy}",
         error=True,
     )
     return call_node(job.store, job.id, seat, words, size=size, requests=Requests(most))

@@ -56,20 +56,26 @@ class Requests:
     num_reads: int = 0
     num_writes: int = 0
 
+    @property
+    def usd(self) -> float:
+        """What they cost at S3's prices in us-east-1; those of other buckets are alike."""
+        # https://aws.amazon.com/s3/pricing/, S3 Standard: for 1,000 GETs, and for 1,000 PUTs.
+        return (self.num_reads * 0.0004 + self.num_writes * 0.005) / 1000
+
     def check(self) -> None:
         """Raise ChannelEnded where no more may be made."""
         if self.num_reads + self.num_writes >= self.most:
             raise ChannelEnded(f"it has used the {self.most:,.0f} requests of the store that it may make")
 
 
-def idle_requests_per_hour() -> float:
-    """Return how many requests an end makes in an hour in which nothing happens."""
-    return 3600 / IDLE_LOOK_SECONDS + 3600 / ALIVE_SECONDS
-
-
-def busy_requests_per_hour() -> float:
-    """Return how many it makes at most in an hour in which a person types all the time."""
-    return 2 * 3600 / FIRST_LOOK_SECONDS
+IDLE_PER_HOUR = Requests(
+    num_reads=int(2 * 3600 / IDLE_LOOK_SECONDS), num_writes=int(2 * 3600 / ALIVE_SECONDS)
+)
+"""What both ends make in an hour in which nothing happens."""
+BUSY_PER_HOUR = Requests(
+    num_reads=int(2 * 3600 / FIRST_LOOK_SECONDS), num_writes=int(2 * 3600 / FIRST_LOOK_SECONDS)
+)
+"""What they make at most in an hour in which both have something to say all the time."""
 
 
 class Channel:
