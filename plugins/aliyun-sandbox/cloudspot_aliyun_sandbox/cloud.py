@@ -13,12 +13,12 @@ import msgspec
 
 from cloudspot.emulation.cloud import EmulatedMachine, MachineHost
 from cloudspot.emulation.emulated_account import EmulatedAccount
+from cloudspot.emulation.policies import is_allowed
 from cloudspot.emulation.role_credentials import Credentials, Secrets
 from cloudspot_aliyun.clients import ECS_ENDPOINT, OSS_DOMAINS, OSS_ENDPOINT
 from cloudspot_aliyun.clients import REGION as REGION_VARIABLE
 from cloudspot_aliyun.credentials import KEY_ID, KEY_SECRET
 from cloudspot_aliyun.metadata import DISABLED, ENDPOINT, SPOT_NOTICE_SECONDS
-from cloudspot_aliyun_sandbox.ram import is_allowed
 from cloudspot_aliyun_sandbox.rights import NODE_POLICY, resource_of, rights_of
 from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
 

@@ -14,7 +14,6 @@ from typing import Any, Final
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.cloud import EmulatedMachine, JobHint, MachineHost, MachineStatus
 from cloudspot.model import EndReason, InstanceState, Market
-from cloudspot.plugin import machinetags
 from cloudspot_aliyun_sandbox.account import ACCOUNT_ID
 from cloudspot_aliyun_sandbox.market import KINDS
 
@@ -260,15 +259,6 @@ def written_time(seconds: float) -> str:
 
 
 def _emulated(machine: Machine, parameters: Mapping[str, str], *, rank: int, network: str) -> EmulatedMachine:
-    tags = machine.tags
-    job = None
-    if machinetags.JOB in tags and tags.get(machinetags.LAUNCH, "").isdigit():
-        job = JobHint(
-            job_id=tags[machinetags.JOB],
-            launch=int(tags[machinetags.LAUNCH]),
-            rank=rank,
-            num_nodes=int(tags.get(machinetags.NUM_NODES, "1")),
-        )
     facts = {
         "hostname": machine.host_name,
         "http-endpoint": machine.metadata["HttpEndpoint"],
@@ -302,5 +292,5 @@ def _emulated(machine: Machine, parameters: Mapping[str, str], *, rank: int, net
         is_bare=machine.boot_disk.is_bare,
         packages=machine.boot_disk.packages,
         disk=machine.boot_disk.copied,
-        job=job,
+        job=JobHint.of_tags(machine.tags, rank=rank),
     )

@@ -15,10 +15,11 @@ import msgspec
 
 from cloudspot.emulation.cloud import EmulatedMachine, MachineHost
 from cloudspot.emulation.emulated_account import EmulatedAccount
+from cloudspot.emulation.policies import is_allowed
 from cloudspot.emulation.role_credentials import Secrets
 from cloudspot_aws.drill import ROLE as DRILL_ROLE
 from cloudspot_aws.options import DEFAULT_INSTANCE_PROFILE, DEFAULT_TRAIN_PYTHON
-from cloudspot_aws_sandbox.rights import NODE_LOGS, is_allowed, resource_of, rights_of
+from cloudspot_aws_sandbox.rights import NODE_LOGS, resource_of, rights_of
 from cloudspot_aws_sandbox.rolecheck import RoleCheck
 from cloudspot_aws_sandbox.rolekeys import RoleKeys
 

@@ -17,7 +17,6 @@ from moto.ec2.models.instances import StateReason
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.cloud import EmulatedMachine, JobHint, MachineHost, MachineStatus
 from cloudspot.model import EndReason, InstanceState, Market
-from cloudspot.plugin import machinetags
 
 TERMINATED_SHOWN_SECONDS: Final = 3600.0
 """How long a terminated instance is listed: about an hour (EC2 user guide, Terminate your instance)."""
@@ -212,14 +211,6 @@ class Machines:
         self, machine: Machine, parameters: Mapping[str, Any], *, disk: str | None
     ) -> EmulatedMachine:
         instance, tags = machine.instance, self.tags_of(machine)
-        job = None
-        if machinetags.JOB in tags and tags.get(machinetags.LAUNCH, "").isdigit():
-            job = JobHint(
-                job_id=tags[machinetags.JOB],
-                launch=int(tags[machinetags.LAUNCH]),
-                rank=instance.ami_launch_index,
-                num_nodes=int(tags.get(machinetags.NUM_NODES, "1")),
-            )
         options = parameters.get("MetadataOptions", {})
         profile = parameters.get("IamInstanceProfile", {})
         return EmulatedMachine(
@@ -251,7 +242,7 @@ class Machines:
             market=Market(machine.market),
             is_bare=machine.is_bare,
             disk=disk,
-            job=job,
+            job=JobHint.of_tags(tags, rank=instance.ami_launch_index),
         )
 
     def _follow(self, machine: Machine, status: MachineStatus) -> None:
