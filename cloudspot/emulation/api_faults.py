@@ -58,6 +58,29 @@ class Injected:
     """The call has its effect; only its answer is lost."""
 
 
+class LateChanges:
+    """Changes of what an API shows that are due some time later. The caller holds a lock."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._waiting: list[tuple[float, Callable[[], None]]] = []
+
+    def make(self, change: Callable[[], None], *, after_seconds: float) -> None:
+        """Make the change at once, or, if it is to wait, in a ``catch_up`` then."""
+        if after_seconds > 0:
+            self._waiting.append((self._clock() + after_seconds, change))
+        else:
+            change()
+
+    def catch_up(self) -> None:
+        """Make the changes that are due, in the order in which they came."""
+        now = self._clock()
+        due = [change for at, change in self._waiting if at <= now]
+        self._waiting = [one for one in self._waiting if one[0] > now]
+        for change in due:
+            change()
+
+
 @dataclass
 class Faults:
     """Set the fields at any time; each call sees them as they are then.

@@ -7,7 +7,7 @@ import secrets
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any, ClassVar, Final
 
 from cloudspot.local.machines import now_utc
@@ -138,6 +138,11 @@ class TokenedMetadata(MetadataService):
     def refuse(self, status: int) -> Answer:
         """Return an error page."""
         return Answer(status, _PAGE.format(status, self.titles[status]).encode(), "text/html")
+
+
+def shown_time(moment: datetime) -> str:
+    """Return a moment as these services write it, such as ``2026-11-30T08:00:00Z``."""
+    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _text(text: str) -> Answer:

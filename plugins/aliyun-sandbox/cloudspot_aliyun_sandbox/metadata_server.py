@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 from cloudspot.emulation.cloud import Answer, MachineView, Request
 from cloudspot.emulation.role_credentials import ShownCredentials
-from cloudspot.emulation.token_metadata import TokenedMetadata, Tree
+from cloudspot.emulation.token_metadata import TokenedMetadata, Tree, shown_time
 from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
 
 RENEWED_BEFORE: Final = timedelta(minutes=30)
@@ -98,7 +98,7 @@ class EcsMetadataService(TokenedMetadata):
             instance["instance-name"] = str(facts["instance-name"])
         notice = self.view.notice
         if notice is not None and facts.get("market") == "spot":
-            instance["spot"] = {"termination-time": _time(notice.deadline)}
+            instance["spot"] = {"termination-time": shown_time(notice.deadline)}
         tree["instance"] = instance
         card = {
             "network-interface-id": f"eni-{str(facts['instance-id']).partition('-')[2]}",
@@ -120,9 +120,9 @@ class EcsMetadataService(TokenedMetadata):
             {
                 "AccessKeyId": held.access_key,
                 "AccessKeySecret": held.secret_key,
-                "Expiration": _time(held.expires_at),
+                "Expiration": shown_time(held.expires_at),
                 "SecurityToken": held.token,
-                "LastUpdated": _time(self._credentials.updated_at),
+                "LastUpdated": shown_time(self._credentials.updated_at),
                 "Code": "Success",
             },
             indent=2,
@@ -143,7 +143,3 @@ class EcsMetadataService(TokenedMetadata):
         )
         document = {name: str(facts[name]) for name in names if name in facts}
         return {"instance-identity": {"document": json.dumps(document)}}
-
-
-def _time(moment: datetime) -> str:
-    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 from cloudspot.emulation.cloud import MachineView
 from cloudspot.emulation.role_credentials import ShownCredentials
-from cloudspot.emulation.token_metadata import TokenedMetadata, Tree
+from cloudspot.emulation.token_metadata import TokenedMetadata, Tree, shown_time
 from cloudspot_aws_sandbox.rolekeys import RoleKeys
 
 RENEWED_BEFORE: Final = timedelta(minutes=5)
@@ -128,12 +128,12 @@ class Imds(TokenedMetadata):
             tree["iam"] = self._iam()
         notice = self.view.notice
         if notice is not None and facts.get("instance-life-cycle") == "spot":
-            at = _time(notice.deadline)
+            at = shown_time(notice.deadline)
             tree["spot"] = {"instance-action": json.dumps({"action": notice.action, "time": at})}
             if notice.action == "terminate":
                 tree["spot"]["termination-time"] = at
             tree["events"]["recommendations"] = {
-                "rebalance": json.dumps({"noticeTime": _time(notice.given_at)})
+                "rebalance": json.dumps({"noticeTime": shown_time(notice.given_at)})
             }
         return tree
 
@@ -142,7 +142,7 @@ class Imds(TokenedMetadata):
         profile = facts["instance-profile"]
         info = {
             "Code": "Success",
-            "LastUpdated": _time(self._credentials.updated_at),
+            "LastUpdated": shown_time(self._credentials.updated_at),
             "InstanceProfileArn": f"arn:aws:iam::{facts['account']}:instance-profile/{profile}",
             "InstanceProfileId": "AIPAEMULATEDPROFILE00",
         }
@@ -157,12 +157,12 @@ class Imds(TokenedMetadata):
         return json.dumps(
             {
                 "Code": "Success",
-                "LastUpdated": _time(self._credentials.updated_at),
+                "LastUpdated": shown_time(self._credentials.updated_at),
                 "Type": "AWS-HMAC",
                 "AccessKeyId": held.access_key,
                 "SecretAccessKey": held.secret_key,
                 "Token": held.token,
-                "Expiration": _time(held.expires_at),
+                "Expiration": shown_time(held.expires_at),
             },
             indent=2,
         )
@@ -180,14 +180,10 @@ class Imds(TokenedMetadata):
             "instanceType": facts["instance-type"],
             "kernelId": None,
             "marketplaceProductCodes": None,
-            "pendingTime": _time(self._credentials.updated_at),
+            "pendingTime": shown_time(self._credentials.updated_at),
             "privateIp": facts["local-ipv4"],
             "ramdiskId": None,
             "region": facts["region"],
             "version": "2017-09-30",
         }
         return {"instance-identity": {"document": json.dumps(document, indent=2)}}
-
-
-def _time(moment: datetime) -> str:
-    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
