@@ -401,8 +401,13 @@ class Upload(Guarded, ABC):
     ``commit`` raise ValueError.
     """
 
+    _has_ended: bool = False
+
     def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        return name != "abort"
+        return self._has_ended and name != "abort"
+
+    def _note_call(self, name: str) -> None:
+        self._has_ended = self._has_ended or name != "write"
 
     @abstractmethod
     def write(self, data: Data) -> None:
