@@ -170,20 +170,20 @@ class Reconciler:
 
     def _drive_all(self, job_ids: Sequence[str], slow: set[str], *, is_last: bool) -> Iterator[Reconciled]:
         for at in range(0, len(job_ids), READ_AHEAD):
-            yield from self._drive_some(job_ids[at : at + READ_AHEAD])
+            yield from self._drive_some(job_ids[at : at + READ_AHEAD], are_all=len(job_ids) <= READ_AHEAD)
             yield from self._results(WAIT_SECONDS, slow)
         if is_last:
             slow.clear()
             yield from self._results(math.inf, slow)
 
-    def _drive_some(self, job_ids: Sequence[str]) -> Iterator[Reconciled]:
-        """Drive those jobs, or leave each to its provider's thread if there are several providers."""
+    def _drive_some(self, job_ids: Sequence[str], *, are_all: bool) -> Iterator[Reconciled]:
+        """Drive those jobs, or leave each to its provider's thread unless all of the pass are of one."""
         groups: dict[str, list[str]] = {}
         for job_id in job_ids:
             # An earlier pass may have left it to a thread, which still has its controller.
             if job_id not in self._under_way:
                 groups.setdefault(self._provider_name(job_id), []).append(job_id)
-        if len(groups) <= 1 and not self._busy:
+        if are_all and len(groups) <= 1 and not self._busy:
             for some in groups.values():
                 yield from map(self._drive, some)
             return

@@ -698,6 +698,17 @@ def test_jobs_behind_those_of_a_provider_that_hangs_are_driven_before_these_end(
     assert [one.job_id for one in done] == ["before", "bereft"]
 
 
+def test_a_provider_whose_jobs_alone_are_read_first_delays_no_job_that_is_read_later(stuck, monkeypatch):
+    """The first thirty jobs of a pass, if they were of one provider, were driven before any other was read."""
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(module, "READ_AHEAD", 2)
+    stuck.submit("bereft", provider="stuck")
+    done = stuck.reconciler().run_pass(job_ids=["before", "bereft", "any", "zealous"])
+    assert [next(done).job_id for _ in range(2)] == ["any", "zealous"]
+    stuck.release()
+    assert [one.job_id for one in done] == ["before", "bereft"]
+
+
 def test_passes_that_others_follow_do_not_wait_for_a_provider_that_hangs(stuck, monkeypatch):
     monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
     reconciler = stuck.reconciler()
