@@ -244,6 +244,7 @@ class Life:
         A node that has trained tries to deliver what only it has. Another one just says why.
         """
         context = self.context
+        self.remote.end("the node is leaving: the command was ended")
         has_trained = context.memory.generation > 0
         is_permanent = not has_trained and newest_generation(context.journal.known) is None
         leaving = Leaving("failed", str(error), exit_code=error.exit_code, permanent=is_permanent)
