@@ -250,16 +250,20 @@ def test_a_slow_reader_has_all_of_the_output_and_the_status(bench, node, call, m
     assert len(one.output) == 200000
 
 
-def test_what_is_given_up_before_the_answer_does_not_run(bench, node, call, wait_until):
+def test_what_is_given_up_before_the_answer_does_not_run(bench, node, call, wait_until, monkeypatch):
+    monkeypatch.setattr(remote_commands, "LOOK_SECONDS", 0.4)
     node()
+    key = keys.remote_call(JOB, *SEAT)
 
     def give_up():
-        raise KeyboardInterrupt
+        if bench.store.list_page(key, limit=1).objects:  # the call is there, and not answered
+            raise KeyboardInterrupt
+        return False
 
     with pytest.raises(KeyboardInterrupt):
         call("touch", str(bench.root / "run"), is_over=give_up)
     wait_until(lambda: not left(bench))
-    time.sleep(0.3)
+    time.sleep(0.8)
     assert not (bench.root / "run").exists()
 
 
