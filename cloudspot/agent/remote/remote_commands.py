@@ -97,6 +97,9 @@ class RemoteCommands(Worker):
     def _is_ours(self, call: RemoteCall) -> bool:
         """Return whether a call is for this agent: an old one, or one of another node, is not."""
         context = self._context
+        # Its nonce becomes part of keys, and of a path on this machine.
+        if keys.remote_answer.match(keys.remote_answer(context.job_id, *context.seat, call.writer)) is None:
+            return False
         machine = context.job.identity.instance_id
         return (call.launch, call.rank, call.instance_id, call.agent) == (
             *context.seat,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +27,7 @@ from cloudspot.jobstore.access.creation import create
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import RemoteAnswer, RemoteCall, RemoteCommand, new_nonce
 from cloudspot.jobstore.remote import relay
-from cloudspot.jobstore.remote.channel import ChannelEnded
+from cloudspot.jobstore.remote.channel import DEFAULT_MAX_REQUESTS, ChannelEnded, Requests
 from cloudspot.jobstore.remote.places import channel_of, delete_command
 from cloudspot.jobstore.remote.relay import Frame, FrameReader, Kind
 
@@ -34,7 +36,7 @@ _log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1
 """How often it is looked whether the node has to go, and so how soon a command ends then."""
 CLOSE_SECONDS = 10.0
-"""How long the last frames wait for the person to have read them."""
+"""How long the node's word waits for the person of a command that was cut off to have read it."""
 SAID_BYTES = 2000
 """How much is passed on of what a relay that cannot start says."""
 _READ_BYTES = 256 << 10
@@ -56,7 +58,9 @@ class RunningCommand:
         self._runtime = runtime
         self._environment = environment
         self._call = call
-        self._channel = channel_of(context.store, context.job_id, call, answer, is_node=True)
+        self._channel = channel_of(
+            context.store, context.job_id, call, answer, is_node=True, requests=Requests(DEFAULT_MAX_REQUESTS)
+        )
         self._directory = context.node.directory / _COMMANDS / call.writer
         self._cut_off: str | None = None
         self._status: int | None = None
@@ -90,8 +94,8 @@ class RunningCommand:
         )
         key = keys.remote_command(context.job_id, *context.seat, call.writer)
         try:
+            self._channel.start()  # first, to say why where the record cannot be written
             create(context.store, key, codec.encode(begun))
-            self._channel.start()
             why = self._relay()
         except (CloudspotError, OSError) as error:
             why = str(error)
@@ -100,11 +104,10 @@ class RunningCommand:
         status = None if why else self._status
         with suppress(ChannelEnded):
             if status is None:
-                self._channel.send(Frame(Kind.SAID, why.encode()))
-                self._channel.send(Frame(Kind.CLOSE))
+                self._channel.leave(Frame(Kind.SAID, why.encode()), Frame(Kind.CLOSE))
             else:
                 self._channel.send(Frame(Kind.STATUS, str(status).encode()))
-        self._has_closed.wait(CLOSE_SECONDS)
+        self._await_reader(CLOSE_SECONDS if why else math.inf)
         self._channel.end("it is over")
         ended = msgspec.structs.replace(begun, ended=context.now(), status=status, why=why)
         outcome = why or f"exit status {status}"
@@ -166,12 +169,21 @@ class RunningCommand:
                 return "the node is leaving: the command was ended"
             if self._cut_off is not None:
                 return self._cut_off
-            if self._has_closed.is_set():
+            if self._channel.is_left:
                 return "the person has left"
             if self._channel.ended is not None:
                 return self._channel.ended
             output.join(LOOK_SECONDS)
         return ""
+
+    def _await_reader(self, seconds: float) -> None:
+        """Wait until the person has read the last frame, or is gone; at most for ``seconds``."""
+        end = time.monotonic() + seconds
+        while self._channel.ended is None and time.monotonic() < end:
+            if self._has_closed.wait(LOOK_SECONDS):
+                return
+            if self._cut_off is not None:
+                end = min(end, time.monotonic() + CLOSE_SECONDS)
 
     def _pass_in(self, process: subprocess.Popen[bytes], start: bytes) -> None:
         """Pass on to the relay what comes from the person, until they close."""

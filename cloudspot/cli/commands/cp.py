@@ -114,6 +114,13 @@ class _Talk:
         del self._rest[:most]
         return data
 
+    def has_answer(self) -> bool:
+        """Return whether the other end has something to say already, or has ended."""
+        frame = self._process.frames(seconds=0.0)
+        if frame is not None and frame.kind is Kind.OUTPUT:
+            self._rest += frame.data
+        return b"\n" in self._rest or self._process.status is not None
+
     def _more(self) -> bool:
         while self._process.status is None:
             frame = self._process.frames()
@@ -132,6 +139,8 @@ def _send(talk: _Talk, local: Path, remote: str, about: dict[str, Any]) -> tuple
     talk.say({"start": start})
     with transfer(f"to {told['path']}", about["size"] - start) as advance:
         for block in rest:
+            if talk.has_answer():
+                break
             talk.send(block)
             advance(len(block))
     talk.hear()
@@ -141,7 +150,8 @@ def _send(talk: _Talk, local: Path, remote: str, about: dict[str, Any]) -> tuple
 def _fetch(talk: _Talk, remote: str, local: Path) -> tuple[str, int, int]:
     talk.say({"do": "read", "path": remote})
     told = talk.hear()
-    path = local / Path(told["path"]).name if local.is_dir() else local
+    # By the name that was asked for: the node must not choose which file here is replaced.
+    path = local / Path(remote).name if local.is_dir() else local
     talk.say({"has": file_copy.blocks_of(file_copy.partial_of(path))})
     start = talk.hear()["start"]
     size = told["about"]["size"]

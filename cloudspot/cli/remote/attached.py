@@ -36,7 +36,7 @@ def terminal_size() -> tuple[int, int]:
     if not (os.isatty(0) and os.isatty(1)):
         raise CloudspotError("standard input and output are no terminal: use cloudspot exec without --tty")
     size = os.get_terminal_size(1)
-    return size.lines, size.columns
+    return size.lines or 24, size.columns or 80  # one may say that it has none, as in some containers
 
 
 def attach(process: RemoteProcess, *, has_terminal: bool) -> int:
@@ -108,9 +108,9 @@ class _Streams:
         """Pass on what has come; a signal's handler must not wait for the channel."""
         if self._has_new_size and self._has_terminal:
             self._has_new_size = False
-            self._process.channel.send(size_frame(*terminal_size()))
+            self._process.channel.hurry(size_frame(*terminal_size()))
         while self._signals:
-            self._process.channel.send(Frame(Kind.SIGNAL, self._signals.pop(0).encode()))
+            self._process.channel.hurry(Frame(Kind.SIGNAL, self._signals.pop(0).encode()))
 
     def pass_in(self) -> None:
         """Pass on what standard input has, to its end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from contextlib import suppress
 from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.store_clock import clock_of
-from cloudspot.jobstore.access.stored_records import find_record
+from cloudspot.jobstore.access.stored_records import create_record, find_record
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import RemoteAnswer, RemoteCall, Seat, new_nonce
 from cloudspot.jobstore.nodes.node_records import find_node_record
@@ -37,6 +38,7 @@ class RemoteProcess:
         """Its exit status, once that has come."""
         self.said = ""
         """The sentence with which the node has cut it off."""
+        self._is_cut_off = False
 
     def frames(self, *, seconds: float = 0.2) -> Frame | None:
         """Return the next frame of its output; None: there was none for ``seconds``, or it has ended.
@@ -52,18 +54,21 @@ class RemoteProcess:
         elif frame.kind is Kind.SAID:
             self.said = frame.data.decode(errors="replace")
         elif frame.kind is Kind.CLOSE:
+            self._is_cut_off = True
             raise ChannelEnded(self.said or "the node has ended the command")
         else:
             return frame
         return None
 
     def close(self) -> None:
-        """Say that we hear no more, and delete what was relayed."""
+        """Say that we hear no more, and delete what was relayed; the node deletes what it has yet to read."""
+        is_told = False
         with suppress(ChannelEnded):
-            self.channel.send(Frame(Kind.CLOSE))
-            self.channel.finish(_FINISH_SECONDS)
+            self.channel.leave(Frame(Kind.CLOSE))
+            is_told = self.channel.finish(_FINISH_SECONDS)
         self.channel.end("it is over")
-        delete_command(self._store, self._job_id, self._call)
+        awaits_us = is_told and not self._is_cut_off
+        delete_command(self._store, self._job_id, self._call, but_input=awaits_us)
 
 
 def call_node(
@@ -92,20 +97,31 @@ def call_node(
         rank=seat.rank,
         instance_id=beat.instance_id,
         agent=beat.agent,
-        user=f"{getpass.getuser()}@{socket.gethostname()}",
+        user=f"{_user()}@{socket.gethostname()}",
         words=tuple(words),
         rows=rows,
         columns=columns,
         at=clock_of(store).now(),
         writer=new_nonce(),
     )
-    answer = _await_answer(store, job_id, seat, call, is_over)
+    try:
+        answer = _await_answer(store, job_id, seat, call, is_over)
+    except BaseException:
+        _withdraw(store, job_id, seat, call)
+        raise
     if answer.refused:
         delete_command(store, job_id, call)
         raise CloudspotError(f"node {seat} of job {job_id} does not run it: {answer.refused}")
     channel = channel_of(store, job_id, call, answer, is_node=False, requests=requests)
     channel.start()
     return RemoteProcess(store, job_id, call, channel)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        return str(os.getuid())
 
 
 def _await_answer(
@@ -121,9 +137,22 @@ def _await_answer(
         if answer is not None:
             return answer
         time.sleep(_LOOK_SECONDS)
-    delete_command(store, job_id, call)
-    store.delete(keys.remote_call(job_id, *seat))
     raise CloudspotError(
         f"node {seat} of job {job_id} has not answered for {ANSWER_SECONDS:.0f} s: its machine is gone,"
         " or its agent is an older one; see: cloudspot show"
     )
+
+
+def _withdraw(store: ObjectStore, job_id: str, seat: Seat, call: RemoteCall) -> None:
+    """Keep the node from running what it is asked for, or have it end that if it has just begun."""
+    ours = RemoteAnswer(refused="it was withdrawn", at=call.at, writer=new_nonce())
+    with suppress(CloudspotError):  # the store is gone; the node ends what it has begun when we are silent
+        answer = create_record(store, keys.remote_answer(job_id, *seat, call.writer), ours)
+        if find_record(store, keys.remote_call(job_id, *seat), RemoteCall) == call:
+            store.delete(keys.remote_call(job_id, *seat))
+        if answer.refused:
+            delete_command(store, job_id, call)
+            return
+        channel = channel_of(store, job_id, call, answer, is_node=False)
+        channel.start()
+        RemoteProcess(store, job_id, call, channel).close()

@@ -102,7 +102,10 @@ class Channel:
         self._incoming: deque[Frame] = deque()
         self._taken_bytes = self._told_bytes = 0
         self._is_finishing = False
+        self._is_leaving = False
         self._has_finished = False
+        self.is_left = False
+        """Whether the other end has said that it leaves; what came before may still wait to be taken."""
         self._ended: str | None = None
         self._active_at = time.monotonic()
         self._threads = [
@@ -133,12 +136,42 @@ class Channel:
             ChannelEnded: it cannot be.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._outgoing_bytes < MAX_PIECE_BYTES)
-            if self._ended is not None:
-                raise ChannelEnded(self._ended)
+            self._changed.wait_for(
+                lambda: self._ended or self._is_leaving or self._outgoing_bytes < MAX_PIECE_BYTES
+            )
+            if self._ended is not None or self._is_leaving:
+                raise ChannelEnded(self._ended or "this end has left")
             self._outgoing.append(frame)
             self._outgoing_bytes += frame.size
             self._active_at = time.monotonic()
+            self._changed.notify_all()
+
+    def hurry(self, frame: Frame) -> None:
+        """Have a frame put before all that waits; does not wait itself.
+
+        Raises:
+            ChannelEnded: it cannot be.
+        """
+        with self._changed:
+            if self._ended is not None:
+                raise ChannelEnded(self._ended)
+            self._outgoing.appendleft(frame)
+            self._outgoing_bytes += frame.size
+            self._active_at = time.monotonic()
+            self._changed.notify_all()
+
+    def leave(self, *last: Frame) -> None:
+        """Have these frames put as the last, also where too much is on its way; what waits is lost.
+
+        Raises:
+            ChannelEnded: they cannot be.
+        """
+        with self._changed:
+            if self._ended is not None:
+                raise ChannelEnded(self._ended)
+            self._outgoing = deque(last)
+            self._outgoing_bytes = sum(frame.size for frame in last)
+            self._is_leaving = True
             self._changed.notify_all()
 
     def take(self, seconds: float) -> Frame | None:
@@ -190,7 +223,7 @@ class Channel:
             has_come = self._changed.wait_for(
                 lambda: (
                     self._ended is not None
-                    or (self._outgoing and self._sent_bytes - self._acknowledged_bytes < WINDOW_BYTES)
+                    or (self._outgoing and self._may_put)
                     or self._taken_bytes - self._told_bytes >= _ACKNOWLEDGED_BYTES
                     or (self._is_finishing and not self._outgoing)
                 ),
@@ -206,17 +239,17 @@ class Channel:
             if self._taken_bytes > self._told_bytes:
                 self._told_bytes = self._taken_bytes
                 data += Frame(Kind.TAKEN, str(self._told_bytes).encode()).encode()
-            while (
-                self._outgoing
-                and len(data) < MAX_PIECE_BYTES
-                and self._sent_bytes - self._acknowledged_bytes < WINDOW_BYTES
-            ):
+            while self._outgoing and len(data) < MAX_PIECE_BYTES and self._may_put:
                 frame = self._outgoing.popleft()
                 self._outgoing_bytes -= frame.size
                 self._sent_bytes += frame.size
                 data += frame.encode()
             self._changed.notify_all()
             return data or Frame(Kind.ALIVE).encode()
+
+    @property
+    def _may_put(self) -> bool:
+        return self._is_leaving or self._sent_bytes - self._acknowledged_bytes < WINDOW_BYTES
 
     def _put(self, number: int, data: bytes) -> None:
         key = self._sends(number)
@@ -284,6 +317,7 @@ class Channel:
                 if frame.kind is Kind.TAKEN:
                     self._acknowledged_bytes = max(self._acknowledged_bytes, int(frame.data))
                 elif frame.kind is not Kind.ALIVE:
+                    self.is_left = self.is_left or frame.kind is Kind.CLOSE
                     self._incoming.append(frame)
                     self._active_at = time.monotonic()
             self._changed.notify_all()

@@ -25,7 +25,11 @@ class CopyError(Exception):
 
 
 def blocks_of(path: Path) -> list[str]:
-    """Return the hashes of the whole blocks that a file has; none, if it is not there."""
+    """Return the hashes of the whole blocks that a file has; none, if it is not there.
+
+    Raises:
+        CopyError: it cannot be read.
+    """
     found = []
     try:
         with path.open("rb") as file:
@@ -33,6 +37,8 @@ def blocks_of(path: Path) -> list[str]:
                 found.append(hashlib.sha256(block).hexdigest())
     except FileNotFoundError:
         pass
+    except OSError as error:
+        raise CopyError(f"{path}: {error.strerror}") from error
     return found
 
 
@@ -44,6 +50,8 @@ def describe(path: Path) -> dict[str, Any]:
     """
     if path.is_dir():
         raise CopyError(f"{path} is a directory: copy an archive of it, such as tar makes")
+    if path.exists() and not path.is_file():  # a device or a pipe may have no end
+        raise CopyError(f"{path} is not a file")
     try:
         with path.open("rb") as file:
             digest = hashlib.sha256()
@@ -100,7 +108,7 @@ def write_from(path: Path, about: dict[str, Any], start: int, read: Callable[[in
                 left -= len(data)
             file.flush()
             os.fsync(file.fileno())
-            os.fchmod(file.fileno(), about["mode"])
+            os.fchmod(file.fileno(), about["mode"] & 0o777)
         if describe(partial)["sha256"] != about["sha256"]:
             partial.unlink()
             raise CopyError(f"{path}: it has changed meanwhile, or a block was damaged; copy it again")

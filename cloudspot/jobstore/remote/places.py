@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.retrying_store import with_retries
@@ -54,9 +54,11 @@ def read_commands(store: ObjectStore, job_id: str) -> list[RemoteCommand]:
     return sorted((one for one in found if one is not None), key=lambda one: one.at)
 
 
-def delete_command(store: ObjectStore, job_id: str, call: RemoteCall) -> None:
-    """Delete all that was relayed for a call; safe to repeat."""
-    delete_below(store, keys.remote_command_prefix(job_id, call.launch, call.rank, call.writer))
+def delete_command(store: ObjectStore, job_id: str, call: RemoteCall, *, but_input: bool = False) -> None:
+    """Delete all that was relayed for a call, ``but_input``: except what the node reads; safe to repeat."""
+    place = job_id, call.launch, call.rank, call.writer
+    kept = keys.remote_input.match if but_input else lambda _: None
+    delete_below(store, keys.remote_command_prefix(*place), kept)
 
 
 def delete_relayed(store: ObjectStore, job_id: str, seat: Seat | None = None) -> None:
@@ -70,10 +72,12 @@ def delete_relayed(store: ObjectStore, job_id: str, seat: Seat | None = None) ->
     delete_below(store, keys.remote_prefix(job_id))
 
 
-def delete_below(store: ObjectStore, prefix: str) -> None:
-    """Delete the objects below a prefix."""
+def delete_below(
+    store: ObjectStore, prefix: str, kept: Callable[[str], object | None] = lambda _: None
+) -> None:
+    """Delete the objects below a prefix, except those for whose key ``kept`` returns something."""
     for page in with_retries(store).list_pages(prefix):
-        delete_keys(store, [meta.key for meta in page.objects])
+        delete_keys(store, [meta.key for meta in page.objects if kept(meta.key) is None])
 
 
 def delete_keys(store: ObjectStore, found: Sequence[str]) -> None:

@@ -237,3 +237,60 @@ def test_another_agent_ends_what_an_earlier_one_has_left(bench, node, call, wait
     bench.store.put(key, b"of an earlier agent")
     node()
     wait_until(lambda: not left(bench))
+
+
+def test_a_slow_reader_has_all_of_the_output_and_the_status(bench, node, call, monkeypatch):
+    monkeypatch.setattr(running_command, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(channel_module, "WINDOW_BYTES", 1000)
+    monkeypatch.setattr(channel_module, "_ACKNOWLEDGED_BYTES", 500)
+    node()
+    one = call("sh", "-c", "head -c 200000 /dev/zero; exit 5")
+    time.sleep(1.0)
+    assert one.hear() == 5
+    assert len(one.output) == 200000
+
+
+def test_what_is_given_up_before_the_answer_does_not_run(bench, node, call, wait_until, monkeypatch):
+    monkeypatch.setattr(remote_commands, "LOOK_SECONDS", 0.4)
+    node()
+    key = keys.remote_call(JOB, *SEAT)
+
+    def give_up():
+        if bench.store.list_page(key, limit=1).objects:  # the call is there, and not answered
+            raise KeyboardInterrupt
+        return False
+
+    with pytest.raises(KeyboardInterrupt):
+        call("touch", str(bench.root / "run"), is_over=give_up)
+    wait_until(lambda: not left(bench))
+    time.sleep(0.8)
+    assert not (bench.root / "run").exists()
+
+
+def test_whoever_leaves_ends_the_command_at_once_though_it_reads_nothing(bench, node, call, wait_until):
+    node()
+    one = call("sh", "-c", "echo ready; exec sleep 600")
+    one.hear(b"ready")
+    for _ in range(40):
+        one.say(b"x" * (100 << 10))
+    one.process.close()
+    wait_until(lambda: recorded(bench)[0].ended is not None)
+    assert recorded(bench)[0].why == "the person has left"
+    wait_until(lambda: not left(bench))
+
+
+def test_a_call_whose_nonce_is_a_path_is_not_heeded(bench, node, call):
+    life = node()
+    asked = RemoteCall(
+        launch=1, rank=0, instance_id="m-1", agent=life.context.agent, user="x", words=("true",),
+        at=life.context.now(), writer="../victim",
+    )  # fmt: skip
+    assert not life.remote._is_ours(asked)
+    assert life.remote._is_ours(msgspec.structs.replace(asked, writer="5" * 16))
+
+
+def test_a_node_ends_a_command_after_its_own_number_of_requests(bench, node, call, monkeypatch):
+    monkeypatch.setattr(running_command, "DEFAULT_MAX_REQUESTS", 7)
+    life = node()
+    call("sleep", "600")
+    assert life.remote._running[0]._channel.requests.most == 7

@@ -199,3 +199,28 @@ def test_what_is_left_is_put_before_the_end(ends):
         person.send(Frame(Kind.INPUT, str(number).encode()))
     assert person.finish(5.0)
     assert len(take_all(node, 20)) == 20
+
+
+def test_an_end_leaves_at_once_though_the_other_takes_nothing(ends, monkeypatch):
+    monkeypatch.setattr(module, "WINDOW_BYTES", 8 << 10)
+    monkeypatch.setattr(module, "MAX_PIECE_BYTES", 4 << 10)
+    person, node = ends(InMemoryStore())
+    stuck = threading.Thread(target=send_without_end, args=(person,))
+    stuck.start()
+    while person._outgoing_bytes < 4 << 10:
+        time.sleep(0.005)
+    person.hurry(Frame(Kind.SIGNAL, b"INT"))
+    person.leave(Frame(Kind.CLOSE))
+    assert person.finish(2.0)
+    stuck.join(2.0)
+    assert not stuck.is_alive()
+    end = time.monotonic() + 2
+    while not node.is_left and time.monotonic() < end:
+        time.sleep(0.005)
+    assert node.is_left
+
+
+def send_without_end(end):
+    with pytest.raises(ChannelEnded):
+        while True:
+            end.send(Frame(Kind.INPUT, b"x" * 2048))
