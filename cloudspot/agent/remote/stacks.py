@@ -81,10 +81,14 @@ def stack_of(rank: Rank) -> str:
     said = ""
     if shutil.which("py-spy"):
         words = ["py-spy", "dump", "--pid", str(rank.pid)]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-        if done.returncode == 0:
-            return done.stdout
-        said = f"py-spy: {done.stderr.strip()}\n"
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        except subprocess.TimeoutExpired:
+            said = "py-spy has not answered for 60 s\n"
+        else:
+            if done.returncode == 0:
+                return done.stdout
+            said = f"py-spy: {done.stderr.strip()}\n"
     if _handles(rank.pid, files.DUMP_SIGNAL):
         return said + _dumped(rank.pid)
     return said + (

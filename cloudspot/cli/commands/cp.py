@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from cloudspot.cli.jobs import open_job
-from cloudspot.cli.remote.nodes import call, choose_nodes, max_requests_option
+from cloudspot.cli.remote.nodes import call, choose_nodes, max_requests_option, python_words
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.progressbar import transfer
 from cloudspot.cli.sharedoptions import node_option, store_option
@@ -22,7 +22,7 @@ from cloudspot.jobstore.remote.channel import ChannelEnded
 from cloudspot.jobstore.remote.file_copy import CopyError
 from cloudspot.jobstore.remote.relay import MAX_FRAME_BYTES, Frame, Kind
 
-_PROGRAM = ("python", "-m", "cloudspot.jobstore.remote.file_copy")
+_PROGRAM = python_words("cloudspot.jobstore.remote.file_copy")
 _MAX_LINE_BYTES = 64 << 20
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from cloudspot.cli.jobs import Job, open_job
-from cloudspot.cli.remote.nodes import call, choose_nodes
+from cloudspot.cli.remote.nodes import call, choose_nodes, python_words
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, node_option, store_option
 from cloudspot.errors import CloudspotError
@@ -13,7 +13,7 @@ from cloudspot.jobstore.layout.records import Seat
 from cloudspot.jobstore.remote.channel import DEFAULT_MAX_REQUESTS
 from cloudspot.jobstore.remote.relay import Kind
 
-_PROGRAM = ("python", "-m", "cloudspot.agent.remote.stacks")
+_PROGRAM = python_words("cloudspot.agent.remote.stacks")
 
 
 @click.command("stacks")
@@ -50,4 +50,7 @@ def _ask(job: Job, seat: Seat) -> str:
                 written += frame.data
     finally:
         process.close()
-    return written.decode(errors="replace").rstrip()
+    said = written.decode(errors="replace").rstrip()
+    if process.status:
+        raise CloudspotError(f"node {seat}: {said or 'it says nothing'} (status {process.status})")
+    return said

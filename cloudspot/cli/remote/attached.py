@@ -51,6 +51,8 @@ def attach(process: RemoteProcess, *, has_terminal: bool) -> int:
             threading.Thread(target=streams.pass_in, name="standard input", daemon=True).start()
             while process.status is None:
                 streams.pass_signals()
+                if streams.has_left:
+                    raise ChannelEnded("you have left it")
                 frame = process.frames()
                 if frame is not None and not streams.write(frame):
                     return exit_codes.PIPE_CLOSED
@@ -70,6 +72,8 @@ class _Streams:
         self._has_new_size = False
         self._signals: list[str] = []
         self._num_interrupts = 0
+        self.has_left = False
+        """Whether the person has typed that they leave."""
 
     @contextmanager
     def raw(self) -> Iterator[None]:
@@ -115,10 +119,10 @@ class _Streams:
     def pass_in(self) -> None:
         """Pass on what standard input has, to its end."""
         channel, leaves = self._process.channel, _Leaving()
-        with suppress(ChannelEnded, OSError):
-            while data := os.read(0, _READ_BYTES):
+        with suppress(ChannelEnded):
+            while data := _read_input():
                 if self._has_terminal and leaves.is_typed_in(data):
-                    channel.end("you have left it")
+                    self.has_left = True
                     return
                 channel.send(Frame(Kind.INPUT, data))
             channel.send(Frame(Kind.END_OF_INPUT))
@@ -132,6 +136,14 @@ class _Streams:
                 data = data[os.write(stream.fileno(), data) :]
             return True
         return False
+
+
+def _read_input() -> bytes:
+    """Return what standard input has next; nothing at its end, or where it is closed."""
+    try:
+        return os.read(0, _READ_BYTES)
+    except OSError:
+        return b""
 
 
 class _Leaving:

@@ -8,7 +8,7 @@ import click
 
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
-from cloudspot.errors import CloudspotError
+from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.jobstore.layout.records import Seat
 from cloudspot.jobstore.remote.calling import RemoteProcess, call_node
 from cloudspot.jobstore.remote.channel import (
@@ -27,6 +27,18 @@ max_requests_option = click.option(
     metavar="N",
     help="End it after N requests of the store from this side.",
 )
+
+
+_PYTHON = (
+    "for python in python python3; do"
+    ' if command -v "$python" > /dev/null; then exec "$python" -m "$0"; fi; done;'
+    " echo 'the job has no python on its PATH there' >&2; exit 127"
+)
+
+
+def python_words(module: str) -> tuple[str, ...]:
+    """Return the command that runs a module of cloudspot's with the Python that a job has on a node."""
+    return ("/bin/sh", "-c", _PYTHON, module)
 
 
 def choose_nodes(job: Job, node: Seat | None) -> list[Seat]:
@@ -57,6 +69,11 @@ def call(
     job: Job, seat: Seat, words: Sequence[str], *, size: tuple[int, int] | None = None, most: int
 ) -> RemoteProcess:
     """Have the node run a command, and say on standard error what that takes."""
+    try:
+        for word in words:
+            word.encode()
+    except UnicodeEncodeError as error:
+        raise SpecError(f"{word!a} is not UTF-8, as the words of a command have to be") from error
     idle, busy = (
         f"{one.num_reads + one.num_writes:,} requests of the store an hour ({one.usd:.3f} USD at S3's prices)"
         for one in (IDLE_PER_HOUR, BUSY_PER_HOUR)

@@ -22,7 +22,7 @@ from cloudspot.jobstore.access.stored_records import find_bytes
 from cloudspot.jobstore.remote.relay import Frame, FrameReader, Kind
 
 FIRST_LOOK_SECONDS = 0.1
-"""How long an end waits after its first look in vain; each further one is longer by ``_GROWTH``."""
+"""The time between two puts, and between two looks, at least; looks in vain become rarer by ``_GROWTH``."""
 BUSY_LOOK_SECONDS = 0.5
 """The longest of these waits in the first ``BUSY_SECONDS`` after anything was sent or has come."""
 BUSY_SECONDS = 30.0
@@ -211,8 +211,12 @@ class Channel:
     def _put_pieces(self) -> None:
         number = 0
         while (data := self._gather()) is not None:
+            began = time.monotonic()
             self._put(number, data)
             number += 1
+            with self._changed:  # what comes meanwhile goes into one piece
+                rest = began + FIRST_LOOK_SECONDS - time.monotonic()
+                self._changed.wait_for(lambda: self._ended or self._is_finishing or self._is_leaving, rest)
         with self._changed:
             self._has_finished = True
             self._changed.notify_all()
@@ -300,6 +304,7 @@ class Channel:
                 raise CorruptData("a piece is not of this command, or not whole")
             number += 1
             self._receive(reader.feed(data))
+            time.sleep(FIRST_LOOK_SECONDS)
 
     def _wait(self, pause: float) -> float:
         """Wait before the next look, and return how long the one after it is."""
