@@ -6,9 +6,7 @@ CloudWatch Logs and EventBridge Scheduler (checked 2026-11).
 
 from __future__ import annotations
 
-import fnmatch
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from cloudspot.emulation.api_faults import Call
@@ -17,25 +15,14 @@ from cloudspot_aws_sandbox.s3requests import RIGHTS
 FREE: Final = frozenset({"sts:GetCallerIdentity"})
 """The actions that need no right."""
 
-NODE_LOGS: Final = json.dumps(
-    {
-        "Statement": [
-            {
-                "Effect": "Allow",
-                "Action": [
-                    "logs:CreateLogGroup",
-                    "logs:CreateLogStream",
-                    "logs:GetLogEvents",
-                    "logs:PutLogEvents",
-                    "logs:PutRetentionPolicy",
-                ],
-                "Resource": "arn:*:logs:*:*:log-group:/cloudspot/*",
-            }
-        ]
-    }
-)
-"""What docs/aws/policy-node.json lets a machine do with log groups."""
-_PASSES_A_ROLE: Final = frozenset({"CreateExperimentTemplate", "CreateSchedule"})
+_PASSES_A_ROLE: Final = frozenset({"CreateExperimentTemplate", "CreateFunction", "CreateSchedule"})
+_TAGGED: Final = {
+    ("events", "PutRule"): "events:TagResource",
+    ("iam", "CreateRole"): "iam:TagRole",
+    ("lambda", "CreateFunction"): "lambda:TagResource",
+    ("logs", "CreateLogGroup"): "logs:TagResource",
+}
+"""The right that a call takes besides, if it names tags."""
 
 
 def rights_of(call: Call) -> frozenset[str]:
@@ -49,6 +36,9 @@ def rights_of(call: Call) -> frozenset[str]:
         rights.add("ec2:DeleteSnapshot")
     if "IamInstanceProfile" in call.parameters or call.action in _PASSES_A_ROLE:
         rights.add("iam:PassRole")
+    tagged = _TAGGED.get((call.service, call.action))
+    if tagged is not None and any(one == "tags" or one.startswith("Tags") for one in call.parameters):
+        rights.add(tagged)
     return frozenset(rights - FREE)
 
 
@@ -75,6 +65,12 @@ def resource_of(call: Call, *, right: str = "", account: str) -> str:
         return f"arn:aws:ec2:{call.region}:{account}:volume/{parameters.get('VolumeId', '')}"
     if call.service == "iam" and "RoleName" in parameters:
         return f"arn:aws:iam::{account}:role/{parameters['RoleName']}"
+    if call.service == "lambda":
+        return f"arn:aws:lambda:{call.region}:{account}:function:{parameters.get('FunctionName', '')}"
+    if call.service == "events":
+        rule = parameters.get("Name") or parameters.get("Rule")
+        named = f"arn:aws:events:{call.region}:{account}:rule/{rule}" if rule else "*"
+        return str(parameters.get("ResourceARN", named))
     if right == "iam:GetInstanceProfile":
         return f"arn:aws:iam::{account}:instance-profile/{parameters.get('InstanceProfileName', '')}"
     if right == "iam:PassRole":
@@ -102,18 +98,40 @@ def _passed_role(parameters: Mapping[str, Any], account: str) -> str:
     )
 
 
-def is_allowed(policies: Sequence[str], right: str, arn: str) -> bool:
-    """Return whether one of the policies (JSON) grants a right on a resource.
+def needs_of(call: Call, *, account: str) -> Iterator[tuple[str, str, Mapping[str, str]]]:
+    """Yield each right that the call takes, on each resource, with the values of its condition keys."""
+    for right in sorted(rights_of(call)):
+        context: dict[str, str] = {}
+        if right == "ec2:CreateTags" and call.action != "CreateTags":
+            context["ec2:CreateAction"] = call.action
+        if right == "iam:PassRole":
+            context["iam:PassedToService"] = f"{call.service}.amazonaws.com"
+        for arn in _resources_of(call, right, account):
+            yield right, arn, context
 
-    Conditions and denials are not understood.
-    """
-    statements = [one for policy in policies for one in json.loads(policy)["Statement"]]
-    return any(
-        one["Effect"] == "Allow" and _matches(one["Action"], right) and _matches(one["Resource"], arn)
-        for one in statements
-    )
+
+def _resources_of(call: Call, right: str, account: str) -> Sequence[str]:
+    """Return the ARNs of all that one right of the call is needed on."""
+    parameters, ec2 = call.parameters, f"arn:aws:ec2:{call.region}:{account}"
+    none = f"arn:aws:ec2:{call.region}:"
+    if right == "ec2:CreateTags":
+        named = parameters.get("Resources", ()) if call.action == "CreateTags" else ()
+        return [_arn_of(one, call.region, account) for one in named] or [f"{ec2}:*/new"]
+    if right == "ec2:TerminateInstances":
+        return [f"{ec2}:instance/{one}" for one in parameters.get("InstanceIds", ())]
+    if right == "ec2:GetConsoleOutput":
+        return [f"{ec2}:instance/{parameters.get('InstanceId', '')}"]
+    if right == "ec2:CreateImage":
+        machine = parameters.get("InstanceId", "")
+        return [f"{ec2}:instance/{machine}", f"{none}:image/new", f"{none}:snapshot/new"]
+    if right == "ec2:DeleteSnapshot" and call.action == "DeregisterImage":
+        # The snapshots have the tags of their image here.
+        return [f"{none}:snapshot/{parameters.get('ImageId', '')}"]
+    return [resource_of(call, right=right, account=account)]
 
 
-def _matches(patterns: str | Sequence[str], text: str) -> bool:
-    listed = [patterns] if isinstance(patterns, str) else patterns
-    return any(fnmatch.fnmatchcase(text, one) for one in listed)
+def _arn_of(resource: str, region: str, account: str) -> str:
+    kinds = {"i": "instance", "vol": "volume", "ami": "image", "snap": "snapshot", "sg": "security-group"}
+    kind = kinds.get(resource.partition("-")[0], "*")
+    owner = "" if kind in {"image", "snapshot"} else account
+    return f"arn:aws:ec2:{region}:{owner}:{kind}/{resource}"

@@ -40,6 +40,13 @@ _QUOTAS: Final = (
 EC2 service quotas"). Those of p5, p6, trn, inf and dl are from memory; a wrong one would fail the check's
 line for such a type, but no launch."""
 
+ACCELERATOR_QUOTAS: Final = {
+    "vCPUs of G and VT machines on the spot market": "L-3819A6DF",
+    "vCPUs of G and VT machines on demand": "L-DB2E81BA",
+    "vCPUs of P machines on the spot market": "L-7212CCBC",
+    "vCPUs of P machines on demand": "L-417A185B",
+}
+
 
 def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Sequence[CheckResult]:
     """Try in order what a submission would need; skip what depends on something that failed."""
@@ -153,6 +160,33 @@ def _logs(clients: AwsClients, group: str) -> str:
     return f"{group} may be read{doubt}"
 
 
+def quota_notes(clients: AwsClients) -> list[str]:
+    """Return what to do about each quota of 0, which new accounts have for accelerators: a line each.
+
+    Raises:
+        AuthError: the right ``servicequotas:GetServiceQuota`` is missing.
+    """
+    notes = []
+    client, region = clients.client("service-quotas"), clients.region
+    for what, code in ACCELERATOR_QUOTAS.items():
+        with ERRORS.translated("reading a quota"):
+            quota = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]
+        if not number(quota["Value"], most=MAX_TALLY):
+            notes.append(f"the quota {code} ({what}) is 0 in {region}; {_ask_for(code, region, 8)}")
+    return notes
+
+
+def _ask_for(code: str, region: str, num_vcpus: int) -> str:
+    """Return how to ask for more of a quota of vCPUs."""
+    page = f"https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/{code}"
+    return (
+        f'ask for more at {page} with the words "We train models with PyTorch on {num_vcpus} vCPUs at a '
+        f'time, on spot machines that save their work.", or run: aws service-quotas '
+        f"request-service-quota-increase --region {region} --service-code ec2 --quota-code {code} "
+        f"--desired-value {num_vcpus}"
+    )
+
+
 def _dry_run(clients: AwsClients, call: str, right: str, **arguments: Any) -> None:
     client = clients.client("ec2")
     try:
@@ -186,6 +220,7 @@ def _quota(clients: AwsClients, options: AwsOptions, offer: Offer) -> str:
     num_vcpus = int(number(answer["Quota"]["Value"], most=MAX_TALLY) or 0)
     if num_vcpus < type_.cpus:
         raise CloudspotError(
-            f"{num_vcpus} vCPUs, and one {name} has {type_.cpus}; ask for more of {code} in Service Quotas"
+            f"{num_vcpus} vCPUs, and one {name} has {type_.cpus}; "
+            f"{_ask_for(code, clients.region, 2 * type_.cpus)}"
         )
     return f"{num_vcpus} vCPUs, enough for {num_vcpus // type_.cpus} {name}"
