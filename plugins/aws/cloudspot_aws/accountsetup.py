@@ -19,16 +19,10 @@ from cloudspot_aws.clients import AwsClients, caller
 from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.lookups import check_region
 from cloudspot_aws.options import DEFAULT_INSTANCE_PROFILE, AwsOptions
-from cloudspot_aws.setupparts import (
-    Bucket,
-    Budget,
-    DefaultNetwork,
-    Grant,
-    NodeGroup,
-    Policy,
-    Profile,
-    Role,
-)
+from cloudspot_aws.setupbucket import Bucket
+from cloudspot_aws.setupbudget import Budget
+from cloudspot_aws.setupidentities import Grant, Policy, Profile, Role
+from cloudspot_aws.setupnetwork import DefaultNetwork, NodeGroup
 
 LIMIT_ROLE: Final = "cloudspot-limit"
 NODE_GROUP: Final = "cloudspot-nodes"
