@@ -65,6 +65,8 @@ def resource_of(call: Call, *, right: str = "", account: str) -> str:
         return f"arn:aws:ec2:{call.region}:{account}:volume/{parameters.get('VolumeId', '')}"
     if call.service == "iam" and "RoleName" in parameters:
         return f"arn:aws:iam::{account}:role/{parameters['RoleName']}"
+    if right == "iam:PassRole":
+        return _passed_role(parameters, account)
     if call.service == "lambda":
         return f"arn:aws:lambda:{call.region}:{account}:function:{parameters.get('FunctionName', '')}"
     if call.service == "events":
@@ -73,10 +75,8 @@ def resource_of(call: Call, *, right: str = "", account: str) -> str:
         return str(parameters.get("ResourceARN", named))
     if right == "iam:GetInstanceProfile":
         return f"arn:aws:iam::{account}:instance-profile/{parameters.get('InstanceProfileName', '')}"
-    if right == "iam:PassRole":
-        return _passed_role(parameters, account)
     if call.service == "s3":
-        key = parameters.get("Key")
+        key = "*" if call.action == "DeleteObjects" else parameters.get("Key")
         return f"arn:aws:s3:::{parameters.get('Bucket', '')}" + (f"/{key}" if key else "")
     if call.service == "logs":
         stream = parameters.get("logStreamName")

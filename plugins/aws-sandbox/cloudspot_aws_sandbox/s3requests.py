@@ -16,6 +16,7 @@ RIGHTS: Mapping[str, str] = {
     "CompleteMultipartUpload": "s3:PutObject",
     "CreateMultipartUpload": "s3:PutObject",
     "DeleteObject": "s3:DeleteObject",
+    "DeleteObjects": "s3:DeleteObject",
     "GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
     "GetBucketVersioning": "s3:GetBucketVersioning",
     "GetObject": "s3:GetObject",
@@ -106,6 +107,8 @@ def _action(method: str, request: S3Request) -> str:
         for name, what in _SETTINGS.items():
             if name in query:
                 return f"{_VERBS.get(method, method)}{what}"
+        if method == "POST" and "delete" in query:
+            return "DeleteObjects"
         return {"HEAD": "HeadBucket", "DELETE": "DeleteBucket"}.get(
             method, f"{method} bucket {min(query, default='')}".rstrip()
         )

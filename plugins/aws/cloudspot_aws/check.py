@@ -26,7 +26,7 @@ from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.refusals import denied_action
 from cloudspot_aws.request import Ec2Request
 
-_POLICY: Final = "grant it: docs/aws/policy-submitter.json has all rights that a submitter needs"
+_SETUP: Final = "an administrator runs: cloudspot setup aws"
 _QUOTAS: Final = (
     (("g", "vt", "gr"), "L-DB2E81BA", "L-3819A6DF"),
     (("p5", "p6"), "L-417A185B", "L-C4BD4855"),
@@ -50,18 +50,19 @@ ACCELERATOR_QUOTAS: Final = {
 
 def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Sequence[CheckResult]:
     """Try in order what a submission would need; skip what depends on something that failed."""
-    lines = Checklist(remedy=_POLICY)
+    lines = Checklist(remedy=_SETUP)
     attempt = lines.attempt
 
     if not attempt("region", lambda: check_region(clients)):
         return lines.results()
     if not attempt("credentials", lambda: caller(clients).arn):
         return lines.results()
+    lines.remedy = f"{_SETUP} --grant-to {principal_of(caller(clients).arn)}"
     attempt("clock", lambda: _clock(clients), "set this machine's clock, by NTP")
     provisioner = Ec2Provisioner(options, clients)
     lines.attempt_listing(provisioner)
     attempt("image", lambda: _image(clients, options))
-    attempt("instance profile", lambda: _profile(clients, options))
+    attempt("instance profile", lambda: _profile(clients, options), _SETUP)
     offers = lines.attempt_offers(provisioner, resources)
     if not offers:
         return lines.results()
@@ -78,8 +79,11 @@ def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Seq
         attempt("limit", lambda: _schedules(clients))
     if options.logs == "cloudwatch" and options.log_group is not None:
         group = options.log_group
-        statement = f'add "arn:*:logs:*:*:log-group:{group}*" to the statement "Logs" of both policies'
-        attempt("logs", lambda: _logs(clients, group), f"{statement} in docs/aws")
+        statement = (
+            f'add "arn:*:logs:*:*:log-group:{group}*" to the statement "Logs" of the policy '
+            "cloudspot-submitter and of the role cloudspot-node"
+        )
+        attempt("logs", lambda: _logs(clients, group), statement)
     return lines.results()
 
 
@@ -88,6 +92,13 @@ def _clock(clients: AwsClients) -> str:
         answer = clients.client("sts").get_caller_identity()
     said = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
     return compare_clock(said, whose="AWS")
+
+
+def principal_of(arn: str) -> str:
+    """Return the caller as ``cloudspot setup --grant-to`` takes it: the role itself, not its session."""
+    if ":assumed-role/" in arn:
+        return f"role/{arn.split('/')[1]}"
+    return arn.rpartition(":")[2]
 
 
 def _profile(clients: AwsClients, options: AwsOptions) -> str:
@@ -150,7 +161,7 @@ def _logs(clients: AwsClients, group: str) -> str:
     doubt = (
         ""
         if group.startswith(GROUP_PREFIX)
-        else f" (not checked: the machines' role; docs/aws/policy-node.json has {GROUP_PREFIX}* only)"
+        else f" (not checked: the machines' role; cloudspot-node has {GROUP_PREFIX}* only)"
     )
     try:
         with ERRORS.translated("reading providers.aws.log_group", {"ResourceNotFoundException": SpecError}):

@@ -1,6 +1,6 @@
 """The policies of AWS that cloudspot needs, each in a file: the only list of its rights.
 
-``cloudspot setup`` makes these, `providers check` names them, and docs/aws.md shows them.
+``cloudspot setup`` makes these, `cloudspot driver deploy` uses them, and docs/aws.md shows them.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Budget(AwsPart):
         return PartState(exists=True, lacks=() if is_same else (f"it warns at {found.get('Amount')} USD",))
 
     def make(self) -> None:
-        """Make it, or change its limit."""
+        """Make it; one for another amount is made anew."""
+        if self.look(is_own=True).lacks:
+            self.remove()
         super().make()
-        with self.explained(f"changing budget {self.name}"):
-            self.clients.client("budgets").update_budget(AccountId=self._account, NewBudget=self._budget)

@@ -179,7 +179,7 @@ class Policy(AwsPart):
             if managed_document(iam, self._arn) == self._document:
                 return
             # A policy has five versions at the most.
-            for one in self._versions()[4:]:
+            for one in self._versions()[3:]:
                 iam.delete_policy_version(PolicyArn=self._arn, VersionId=one)
             iam.create_policy_version(
                 PolicyArn=self._arn, PolicyDocument=json.dumps(self._document), SetAsDefault=True

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from support.clouds.sandboxed import DOCS, Seen, check_streams, granted_by, not_granted, rights_taken
+from support.clouds.sandboxed import Seen, check_streams, granted_by, not_granted, rights_taken
+
+from cloudspot_aws import permissions
 
 BUCKET = "cloudspot-sandbox"
 SETS = ()
@@ -61,7 +63,7 @@ def check(seen: Seen) -> None:
     assert sorted(account["streams"]) == seen.machines
     check_streams(account["streams"], seen.show)
     for by, policy in (("user", "policy-submitter.json"), ("machine", "policy-node.json")):
-        text = (DOCS / "aws" / policy).read_text().replace("BUCKET", BUCKET)
+        text = (permissions.DIRECTORY / policy).read_text().replace("BUCKET", BUCKET)
         taken = rights_taken(seen.trail, by)
         assert not_granted(taken, granted_by(json.loads(text)["Statement"])) == []
         # The comparison can fail: each of these was taken, and is missed when it is taken away.

@@ -33,7 +33,7 @@ def _let_aws_nodes_drive() -> None:
 
     iam, bucket = boto3.client("iam"), os.environ["CLOUDSPOT_STORE"][5:]
     plugin = ROOT / "plugins" / "aws" / "cloudspot_aws"
-    for policy in (plugin / "policy-driver.json", ROOT / "docs" / "aws" / "policy-node.json"):
+    for policy in (plugin / "policies" / f"policy-{name}.json" for name in ("driver", "node")):
         text = policy.read_text().replace("BUCKET", bucket)
         iam.put_role_policy(RoleName="cloudspot-node", PolicyName=policy.stem, PolicyDocument=text)
 
