@@ -153,7 +153,7 @@ def test_two_nodes_with_torch_in_containers_make_the_weights_that_they_make_with
     if why := why_no_containers():
         pytest.skip(why)
     sets = ("nodes=2", 'run.env.TINY_EPOCHS="20"', 'run.env.TINY_STEP_SECONDS="0.05"')
-    calm = undisturbed("two-boxed", sets)
+    calm = undisturbed(sets)
     reclaim = 'providers.local.reclaims=[{launch=1, rank=1, after_steps=100, notice="8s"}]'
     with small_image(tmp_path_factory.mktemp("image"), packages=TORCH) as image:
         user.run_tiny("boxed", sets=(*sets, reclaim, f"run.image={image}"))

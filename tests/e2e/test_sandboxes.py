@@ -50,7 +50,7 @@ def test_a_job_survives_a_reclaim_and_makes_the_weights_that_it_makes_locally(
     trained = [one["nodes"] for one in seen.show["generations"] if not one["is_holding"]]
     assert trained == [[f"1.{rank}" for rank in range(num_nodes)], [*kept, "2.0"]]
     assert len(seen.show["notices"]) == 1
-    assert weights_of(seen.show) == weights_of(undisturbed(f"sandboxes-{num_nodes}", sets))
+    assert weights_of(seen.show) == weights_of(undisturbed(sets))
     assert len(seen.log) > seen.show["steps_total"]  # the first rank prints a line a step
     account.check(seen)
 
