@@ -339,10 +339,10 @@ class SetupPart(Guarded, ABC):
         """
 
     @abstractmethod
-    def remove(self) -> None:
-        """Remove it and nothing else; safe to repeat: what is not there is no error.
+    def remove(self) -> str | None:
+        """Remove it and nothing else; return None, or why it stays, such as that others may use it by now.
 
-        A bucket is empty by then.
+        Safe to repeat: what is not there is no error. A bucket is empty by then.
 
         Raises:
             CloudspotError: it is in use.

@@ -102,8 +102,10 @@ def recorded_parts(setup: AccountSetup, record: SetupRecord) -> list[SetupPart]:
     return sorted(ours, key=lambda part: not part.is_store)
 
 
-def remove(parts: Sequence[SetupPart], store_url: str | None, record: SetupRecord) -> Iterator[SetupPart]:
-    """Remove the parts, and yield each one once it is gone; safe to repeat after a kill.
+def remove(
+    parts: Sequence[SetupPart], store_url: str | None, record: SetupRecord
+) -> Iterator[tuple[SetupPart, str | None]]:
+    """Remove the parts, and yield each one once it is gone, or with why it stays; safe to repeat.
 
     Raises:
         CloudspotError: the bucket still holds a job, or something that is none of cloudspot's. Nothing is
@@ -112,9 +114,9 @@ def remove(parts: Sequence[SetupPart], store_url: str | None, record: SetupRecor
     for part in parts:
         if part.is_store and store_url is not None and part.look(is_own=True).exists:
             _empty(part, store_url)
-        part.remove()
+        stays = part.remove()
         record.note(part, REMOVED)
-        yield part
+        yield part, stays
     record.close()
 
 

@@ -135,10 +135,11 @@ def _remove(
     output.confirm_deletion(f"{len(parts)} parts of the account's setup", yes=yes)
     settings, path = account.settings(request), config_path()
     removal = remove(parts, settings.store_url, record)
-    for number, part in enumerate(removal):
+    for number, (part, stays) in enumerate(removal):
         if number == 0 and path is not None:  # the bucket, whose removal may be refused, is gone
             withdraw_settings(path, name, settings)
-        output.echo(f"removed {part.kind} {part.name}")
+        named = f"{part.kind} {part.name}"
+        output.echo(f"removed {named}" if stays is None else f"{named} {stays}")
 
 
 def _echo_part(one: Found) -> None:

@@ -13,10 +13,11 @@ import botocore.exceptions
 
 from cloudspot.model import PartState
 from cloudspot.plugin import policydocuments
+from cloudspot.plugin.setupparts import state_of
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.setupcalls import AwsCall
-from cloudspot_aws.setuppart import TAGS, AwsPart, sorted_state, unless
+from cloudspot_aws.setuppart import TAGS, AwsPart, unless
 
 ABORT_DAYS: Final = 3
 """After how many days what is left of an upload is deleted."""
@@ -102,7 +103,7 @@ class Bucket(AwsPart):
         rules = () if answer is None else answer["Rules"]
         if not any("AbortIncompleteMultipartUpload" in one for one in rules):
             lacks.append("it keeps unfinished uploads")
-        state = sorted_state(is_own, open_to, lacks)
+        state = state_of(is_own=is_own, differences=open_to, lacks=lacks)
         return PartState(exists=True, excess=(*state.excess, *others), lacks=state.lacks)
 
     def _others(self) -> list[str]:

@@ -71,8 +71,8 @@ class Budget(AwsPart):
         is_same = float(found.get("Amount", "nan")) == float(wanted["Amount"])
         return PartState(exists=True, lacks=() if is_same else (f"it warns at {found.get('Amount')} USD",))
 
-    def make(self) -> None:
+    def create(self) -> None:
         """Make it; one for another amount is made anew."""
-        if self.look(is_own=True).lacks:
-            self.remove()
-        super().make()
+        if self.state(is_own=True).lacks:
+            self.delete()
+        super().create()

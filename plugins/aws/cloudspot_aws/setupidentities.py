@@ -11,11 +11,12 @@ from typing import Any
 
 from cloudspot.model import PartState
 from cloudspot.plugin import policydocuments
+from cloudspot.plugin.setupparts import state_of
 from cloudspot_aws import permissions
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ignored
 from cloudspot_aws.setupcalls import AwsCall
-from cloudspot_aws.setuppart import TAGS, AwsPart, sorted_state, unless
+from cloudspot_aws.setuppart import TAGS, AwsPart, unless
 
 
 class Role(AwsPart):
@@ -90,7 +91,7 @@ class Role(AwsPart):
             *policydocuments.lacking(trust, [self._trust]),
             *policydocuments.lacking([*mine, *others], [self._policy]),
         ]
-        state = sorted_state(is_own, own, lacks)
+        state = state_of(is_own=is_own, differences=own, lacks=lacks)
         beyond = policydocuments.excess(others, [self._policy])
         return PartState(exists=True, excess=(*state.excess, *beyond), lacks=state.lacks)
 
@@ -165,33 +166,32 @@ class Policy(AwsPart):
         if found is None:
             return PartState(exists=False)
         documents = _in_partition([found], str(iam.meta.partition))
-        return sorted_state(
-            is_own,
-            policydocuments.excess(documents, [self._document]),
-            policydocuments.lacking(documents, [self._document]),
+        return state_of(
+            is_own=is_own,
+            differences=policydocuments.excess(documents, [self._document]),
+            lacks=policydocuments.lacking(documents, [self._document]),
         )
 
-    def make(self) -> None:
+    def create(self) -> None:
         """Make it, or a new version of one that is older."""
-        super().make()
+        super().create()
         iam = self.clients.client("iam")
-        with self.explained(f"updating policy {self.name}"):
-            if managed_document(iam, self._arn) == self._document:
-                return
-            # A policy has five versions at the most.
-            for one in self._versions()[3:]:
-                iam.delete_policy_version(PolicyArn=self._arn, VersionId=one)
-            iam.create_policy_version(
-                PolicyArn=self._arn, PolicyDocument=json.dumps(self._document), SetAsDefault=True
-            )
+        if managed_document(iam, self._arn) == self._document:
+            return
+        # A policy has five versions at the most.
+        for one in self._versions()[3:]:
+            iam.delete_policy_version(PolicyArn=self._arn, VersionId=one)
+        iam.create_policy_version(
+            PolicyArn=self._arn, PolicyDocument=json.dumps(self._document), SetAsDefault=True
+        )
 
-    def remove(self) -> None:
+    def delete(self) -> None:
         """Delete its older versions, and it."""
         iam = self.clients.client("iam")
-        with self.explained(f"removing policy {self.name}"), ignored("NoSuchEntity"):
+        with ignored("NoSuchEntity"):
             for one in self._versions():
                 iam.delete_policy_version(PolicyArn=self._arn, VersionId=one)
-        super().remove()
+        super().delete()
 
     def _versions(self) -> list[str]:
         """Return the versions that are not in force, the newest first."""

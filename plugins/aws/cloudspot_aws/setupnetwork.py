@@ -39,21 +39,20 @@ class DefaultNetwork(AwsPart):
         none = "it has no subnet: aws ec2 create-default-subnet --availability-zone ZONE makes one"
         return PartState(exists=True, lacks=() if subnets else (none,))
 
-    def remove(self) -> None:
+    def delete(self) -> None:
         """Delete its subnets, its gateway and itself."""
         ec2, vpc = self.clients.client("ec2"), default_vpc(self.clients)
         if vpc is None:
             return
         filters = [{"Name": "vpc-id", "Values": [vpc]}]
         attached = [{"Name": "attachment.vpc-id", "Values": [vpc]}]
-        with self.explained(f"removing {self.name}"):
-            for one in ec2.describe_subnets(Filters=filters)["Subnets"]:
-                ec2.delete_subnet(SubnetId=one["SubnetId"])
-            for one in ec2.describe_internet_gateways(Filters=attached)["InternetGateways"]:
-                gateway = one["InternetGatewayId"]
-                ec2.detach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
-                ec2.delete_internet_gateway(InternetGatewayId=gateway)
-            ec2.delete_vpc(VpcId=vpc)
+        for one in ec2.describe_subnets(Filters=filters)["Subnets"]:
+            ec2.delete_subnet(SubnetId=one["SubnetId"])
+        for one in ec2.describe_internet_gateways(Filters=attached)["InternetGateways"]:
+            gateway = one["InternetGatewayId"]
+            ec2.detach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
+            ec2.delete_internet_gateway(InternetGatewayId=gateway)
+        ec2.delete_vpc(VpcId=vpc)
 
 
 class NodeGroup(AwsPart):

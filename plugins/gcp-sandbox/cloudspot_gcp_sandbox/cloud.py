@@ -25,6 +25,7 @@ from cloudspot_gcp.metadata import SHUTDOWN_SECONDS
 from cloudspot_gcp.options import DEFAULT_SERVICE_ACCOUNT
 from cloudspot_gcp_sandbox.identities import Identities, ServiceAccount, write_key_file
 from cloudspot_gcp_sandbox.machinetokens import MachineTokens
+from cloudspot_gcp_sandbox.serviceusage import KNOWN, ServiceUsage
 from cloudspot_gcp_sandbox.strict_compute import PROJECT, StrictCompute
 from cloudspot_gcp_sandbox.strict_functions import StrictFunctions
 from cloudspot_gcp_sandbox.strict_iam import StrictIam
@@ -49,6 +50,7 @@ _PATHS: Final = {
     "iamcredentials": "/",
     "logging": "/",
     "run": "/",
+    "serviceusage": "/",
     "storage": "/storage/v1/",
 }
 """The path of each service's API; gcloud expects it in its variables."""
@@ -67,6 +69,8 @@ class EmulatedGcp(EmulatedCloud):
     iam: StrictIam
     functions: StrictFunctions
     scheduler: StrictScheduler
+    services: ServiceUsage
+    storage: StrictStorage
     # What Compute Engine gives a machine that did not ask for more.
     notice_seconds: ClassVar[float] = SHUTDOWN_SECONDS
     shutdown_seconds: ClassVar[float] = SHUTDOWN_SECONDS
@@ -78,6 +82,7 @@ class EmulatedGcp(EmulatedCloud):
         "GOOGLE_",
         "STORAGE_EMULATOR_HOST",
     )
+    can_be_bare: ClassVar[bool] = True
     network: ClassVar[str] = "10.128.0.0/16"
     metadata_service: ClassVar[str] = "cloudspot_gcp_sandbox.metadata_server:GceMetadata"
     host_names: ClassVar[Mapping[str, str]] = {
@@ -112,15 +117,21 @@ class EmulatedGcp(EmulatedCloud):
         identities = Identities(faults=self.faults, machine_tokens=self._tokens)
         submitter, node = (ServiceAccount.make(email, project=PROJECT) for email in (SUBMITTER, NODE))
         identities.add(submitter)
-        identities.add(node)
+        if not self.is_bare:
+            identities.add(node)
         shared: dict[str, Any] = {"faults": self.faults, "identities": identities}
         self.iam = iam = StrictIam(
-            project=PROJECT, buckets=[BUCKET], accounts=[SUBMITTER, NODE], machines=NODE, **shared
+            project=PROJECT,
+            buckets=[] if self.is_bare else [BUCKET],
+            accounts=[SUBMITTER] if self.is_bare else [SUBMITTER, NODE],
+            machines=None if self.is_bare else NODE,
+            has_bucket=lambda name: storage.buckets.exists(name),  # noqa: PLW0108 - made below
+            **shared,
         )
         logs = StrictLogging(identities, grants=iam, **shared)
         contents = directory / "objects"
         contents.mkdir()
-        storage = StrictStorage(logs, grants=iam, directory=contents, **shared)
+        self.storage = storage = StrictStorage(logs, grants=iam, directory=contents, **shared)
         self._compute = StrictCompute(host, inner=storage, grants=iam, **shared)
         self.functions = StrictFunctions(
             self._compute,
@@ -134,13 +145,17 @@ class EmulatedGcp(EmulatedCloud):
         )
         self.scheduler = StrictScheduler(self.functions, iam=iam, functions=self.functions, **shared)
         iam.app = self.scheduler
-        self._server = Server(iam, host=address)
-        self.front = FunctionFront(iam, host=address)
+        enabled = () if self.is_bare else KNOWN
+        self.services = ServiceUsage(iam, grants=iam, enabled=enabled, **shared)
+        self._server = Server(self.services, host=address)
+        self.front = FunctionFront(self.services, host=address)
+        iam.url = self._server.url
         self._key_file = directory / "submitter.json"
         self._key_file.write_text(write_key_file(submitter, f"{self._server.url}/token"), encoding="utf-8")
         self._gcloud = directory / "gcloud"
         self._gcloud.mkdir()
-        self._make_bucket(identities.issue(SUBMITTER))
+        if not self.is_bare:
+            self._make_bucket(identities.issue(SUBMITTER))
         self._trail = Trail(
             directory / "requests.jsonl",
             is_machine=_is_machine,
@@ -170,7 +185,7 @@ class EmulatedGcp(EmulatedCloud):
             "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
             "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
             "CLOUDSDK_CORE_PROJECT": PROJECT,
-            "CLOUDSPOT_STORE": f"gs://{BUCKET}",
+            **({} if self.is_bare else {"CLOUDSPOT_STORE": f"gs://{BUCKET}"}),
         }
 
     def machine_environment(self) -> Mapping[str, str]:

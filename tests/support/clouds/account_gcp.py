@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 
-from support.clouds.sandboxed import DOCS, NAME, Seen, check_streams, rights_taken
+from support.clouds.sandboxed import NAME, Seen, check_streams, rights_taken
+
+from cloudspot_gcp import permissions
 
 BUCKET = "cloudspot-sandbox"
 # No notice of two minutes, which would be trained through: a machine of this job is told with half a minute.
@@ -67,8 +69,8 @@ def look():
 
 
 def granted(role: str) -> set[str]:
-    """Return the permissions of a role in the docs."""
-    text = (DOCS / "gcp" / f"role-{role}.yaml").read_text()
+    """Return the permissions of a role."""
+    text = (permissions.DIRECTORY / f"role-{role}.yaml").read_text()
     return set(re.findall(r"^- (\S+)$", text, re.MULTILINE))
 
 

@@ -69,7 +69,7 @@ def act(cloud: str, job: str) -> dict[str, Any]:
     steps.run("setup", cloud, "--grant-to", name, "--yes")
     set_up = account.list_all()
     granted_at = datetime.now(timezone.utc).isoformat()
-    on = ("--provider", cloud, *_sets(account.SETS))
+    on = ("--provider", cloud, *_sets((*account.SETS, 'run.env.TINY_EPOCHS="40"')))
 
     def run(*arguments: str) -> str:
         return steps.run(*arguments, environ=submitter)
@@ -81,8 +81,8 @@ def act(cloud: str, job: str) -> dict[str, Any]:
     run("logs", "one")
     run("run", "--name", "two", "--detach", *on, job)
     steps.until_it_trains("two", submitter)
-    run("providers", "check", cloud)  # now there is a machine to try the rights on
     run("move", "two", "--market", "on-demand", "--yes", "--detach")
+    run("providers", "check", cloud)  # now there is a machine to try the rights on
     run("attach", "two")
     for more in account.STEPS:
         run(*(one.format(job=job) for one in more))

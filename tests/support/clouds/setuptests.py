@@ -90,9 +90,10 @@ class SetUpAccount(ABC):
         return {f"{one.part.kind} {one.part.name}": one.plan.value for one in self.look()}
 
     def remove(self) -> list[SetupPart]:
+        """Remove everything, as a command does; return what was there."""
         setup = self.setup()
         store = setup.settings(self.request).store_url
-        return list(remove(recorded_parts(setup, self.record()), store, self.record()))
+        return [part for part, _ in remove(recorded_parts(setup, self.record()), store, self.record())]
 
 
 class SetupTests:
