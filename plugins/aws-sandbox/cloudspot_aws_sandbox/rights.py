@@ -16,6 +16,8 @@ FREE: Final = frozenset({"sts:GetCallerIdentity"})
 """The actions that need no right."""
 
 _PASSES_A_ROLE: Final = frozenset({"CreateExperimentTemplate", "CreateFunction", "CreateSchedule"})
+_NAMES: Final = {("lambda", "Invoke"): "lambda:InvokeFunction"}
+"""The right that a call takes, where it is not named after the call."""
 _TAGGED: Final = {
     ("events", "PutRule"): "events:TagResource",
     ("iam", "CreateRole"): "iam:TagRole",
@@ -29,7 +31,7 @@ def rights_of(call: Call) -> frozenset[str]:
     """Return the rights that the call took, such as ``ec2:RunInstances``."""
     if call.service == "s3":
         return frozenset({RIGHTS.get(call.action, f"s3:{call.action}")})
-    rights = {f"{call.service}:{call.action}"}
+    rights = {_NAMES.get((call.service, call.action), f"{call.service}:{call.action}")}
     if call.service == "ec2" and "TagSpecifications" in call.parameters:
         rights.add("ec2:CreateTags")
     if call.parameters.get("DeleteAssociatedSnapshots"):

@@ -1,5 +1,7 @@
 """The commands that docs/gcp.md tells a user to run, on a project that is set up."""
 
+from urllib.parse import urlsplit
+
 from support.clouds.documented_setup import documented_commands
 from support.clouds.gcloud_command_line import Gcloud
 
@@ -14,7 +16,7 @@ class Asked:
 
     def __call__(self, method, url, json=None):
         if method != "GET" and ":getIamPolicy" not in url:
-            self.made.append((url.partition("googleapis.com")[2], json))
+            self.made.append((urlsplit(url).path, json))
         return {"etag": "a", "bindings": []}
 
 
