@@ -11,7 +11,8 @@ from support.clouds.sandboxed import rights_taken
 from support.jobs.acting_user import COMMAND, JOBS
 from support.jobs.isolated_machines import needs_isolated_machines
 
-from cloudspot_aws import permissions
+from cloudspot_aws import permissions as aws
+from cloudspot_gcp import permissions as gcp
 
 pytestmark = [pytest.mark.full, needs_isolated_machines]
 
@@ -34,24 +35,36 @@ UNTRIED = {
         "lambda:UpdateFunctionCode": "a second deployment",
         "lambda:UpdateFunctionConfiguration": "as above",
         "logs:DeleteLogStream": "cloudspot logs --prune",
-    }
+    },
+    "gcp": {
+        "compute.instances.setServiceAccount": "a part of the launch",
+        "compute.instances.simulateMaintenanceEvent": "cloudspot preempt: test_roles.py",
+    },
 }
 """The rights that the steps here do not take, with what does."""
 
 
-def granted():
-    """Return the rights of the policies that a submitter is given."""
+def granted_on_aws():
     found = set()
     for name in ("submitter", "deploy", "reap"):
-        for one in permissions.policy(name, partition="aws", bucket="b")["Statement"]:
+        for one in aws.policy(name, partition="aws", bucket="b")["Statement"]:
             found |= {one["Action"]} if isinstance(one["Action"], str) else {*one["Action"]}
     return found
 
 
-def test_a_submitter_can_do_everything_with_what_the_setup_grants_and_nothing_is_left(user):
+def granted_on_gcp():
+    return {one for name in ("submitter", "deployer", "bucket") for one in gcp.role(name).permissions}
+
+
+GRANTED = {"aws": granted_on_aws, "gcp": granted_on_gcp}
+"""Each cloud's rights that a submitter is given."""
+
+
+@pytest.mark.parametrize("cloud", GRANTED)
+def test_a_submitter_can_do_everything_with_what_the_setup_grants_and_nothing_is_left(user, cloud):
     options = ("--bare", "--keep", "--reclaim", "launch=1,rank=0,after_steps=300,notice=20s")
     job = JOBS / "tiny" / "job.toml"
-    command = [*COMMAND, "sandbox", "aws", *options, "--", sys.executable, str(SCRIPT), "aws", str(job)]
+    command = [*COMMAND, "sandbox", cloud, *options, "--", sys.executable, str(SCRIPT), cloud, str(job)]
     done = subprocess.run(command, env=user.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-8000:]
     seen = json.loads(done.stdout)
@@ -66,4 +79,4 @@ def test_a_submitter_can_do_everything_with_what_the_setup_grants_and_nothing_is
     trail = [one for one in requests if seen["granted_at"] < one["at"] < seen["left_at"]]
     # Each was taken, and so was granted: without it, a step would have failed.
     taken = {right for right, _ in rights_taken(trail, "user")}
-    assert granted() - taken == UNTRIED["aws"].keys()
+    assert GRANTED[cloud]() - taken == UNTRIED[cloud].keys()

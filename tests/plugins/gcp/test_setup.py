@@ -71,7 +71,7 @@ class GcpAccount(SetUpAccount):
             "accounts": sorted(iam._accounts),
             "policies": {
                 where: {
-                    (one["role"], member, str(one.get("condition")))
+                    (one["role"], member, str(sorted(one.get("condition", {}).items())))
                     for one in policy["bindings"]
                     for member in one["members"]
                 }
