@@ -84,8 +84,8 @@ def _gcp_names() -> Iterator[str]:
 
 def _let_aliyun_nodes_drive() -> None:
     bucket = os.environ["CLOUDSPOT_STORE"].removeprefix("oss://").partition("/")[0]
-    plugin = ROOT / "plugins" / "aliyun" / "cloudspot_aliyun"
-    for path in (plugin / "policy-driver.json", ROOT / "docs" / "aliyun" / "policy-node.json"):
+    policies = ROOT / "plugins" / "aliyun" / "cloudspot_aliyun" / "policies"
+    for path in (policies / "policy-driver.json", policies / "policy-node.json"):
         text = path.read_text().replace("BUCKET", bucket)
         _ram("CreatePolicy", PolicyName=path.stem, PolicyDocument=text)
         _ram("AttachPolicyToRole", PolicyName=path.stem, PolicyType="Custom", RoleName="cloudspot-node")
