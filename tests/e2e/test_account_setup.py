@@ -62,7 +62,7 @@ GRANTED = {"aws": granted_on_aws, "gcp": granted_on_gcp}
 
 @pytest.mark.parametrize("cloud", GRANTED)
 def test_a_submitter_can_do_everything_with_what_the_setup_grants_and_nothing_is_left(user, cloud):
-    options = ("--bare", "--keep", "--reclaim", "launch=1,rank=0,after_steps=300,notice=20s")
+    options = ("--bare", "--keep", "--reclaim", "launch=1,rank=0,after_share=0.8,notice=20s")
     job = JOBS / "tiny" / "job.toml"
     command = [*COMMAND, "sandbox", cloud, *options, "--", sys.executable, str(SCRIPT), cloud, str(job)]
     done = subprocess.run(command, env=user.environ, capture_output=True, text=True, check=False)

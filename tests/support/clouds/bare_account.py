@@ -79,7 +79,7 @@ def act(cloud: str, job: str) -> dict[str, Any]:
     run("run", "--name", "one", *on, job)
     shown = json.loads(run("show", "one", "--json"))
     run("logs", "one")
-    run("run", "--name", "two", "--detach", *on, job)
+    run("run", "--name", "two", "--detach", *on, *_sets(('run.env.TINY_EPOCHS="300"',)), job)
     steps.until_it_trains("two", submitter)
     run("move", "two", "--market", "on-demand", "--yes", "--detach")
     run("providers", "check", cloud)  # now there is a machine to try the rights on
