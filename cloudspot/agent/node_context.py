@@ -29,6 +29,7 @@ from cloudspot.jobstore.layout.records import (
     StopReason,
     StopRequest,
     Submission,
+    new_nonce,
 )
 from cloudspot.model import NodeIdentity
 
@@ -55,6 +56,8 @@ class NodeContext:
     orders: Orders = field(default_factory=Orders)
     known_parts: dict[str, Part] = field(default_factory=dict)
     """Records of checkpoint parts by key, put or read by this agent: see ``manifests.write_manifest``."""
+    agent: str = field(default_factory=new_nonce)
+    """Tells this agent from earlier and later ones of the machine."""
     uploaded_slots: dict[Path, tuple[SaveId, int]] = field(default_factory=dict)
     """Slots of the arena, and the save and the rank of the part that was last uploaded from each."""
 

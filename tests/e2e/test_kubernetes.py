@@ -151,6 +151,19 @@ def test_a_drained_node_hands_its_training_on_and_no_step_is_lost(tmp_path, undi
 
 
 @pytest.mark.full
+def test_a_person_runs_a_command_on_a_pod(tmp_path):
+    with cluster_in(tmp_path) as cluster:
+        job = cluster.run("tiny", SLOW)
+        cluster.wait_for_step(job, "tiny", 3)
+        words = words_of(["exec", "tiny", "--", "sh", "-c", "read line; echo $line; exit 4"])
+        done = subprocess.run(
+            words, env=cluster.environ, input="hello\n", capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (4, "hello\n"), done.stderr
+        cluster.finish(job)
+
+
+@pytest.mark.full
 def test_a_pod_that_is_evicted_without_grace_costs_no_more_than_what_was_not_committed(tmp_path, undisturbed):
     calm = undisturbed(())
     with cluster_in(tmp_path) as cluster:

@@ -1,16 +1,9 @@
-"""Whose key a request is signed with, and what that identity may do: the account's owner, users and roles.
-
-Policies are evaluated as IAM does it for one account: what nothing allows is denied, and a denial always
-counts. Source: IAM user guide, "Policy evaluation logic", "IAM JSON policy elements: Condition operators"
-(checked 2026-11). A condition with another operator than those below holds for no request.
-"""
+"""Whose key a request is signed with, and what that identity may do: the account's owner, users and roles."""
 
 from __future__ import annotations
 
-import fnmatch
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -18,6 +11,7 @@ from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
 
+from cloudspot.emulation.policies import is_allowed
 from cloudspot.emulation.role_credentials import RoleKeys, Secrets
 
 NO_CONTEXT: Final[Mapping[str, str]] = MappingProxyType({})
@@ -59,25 +53,7 @@ class Identities(Mapping[str, str]):
         else:
             user = iam.get_user_from_access_key_id(key)
             holders = [] if user is None else [user, *iam.get_groups_for_user(user.name)]
-        return is_allowed(_policies(holders), right, arn, context)
-
-
-def is_allowed(
-    policies: Iterable[str], right: str, arn: str, context: Mapping[str, str] = NO_CONTEXT
-) -> bool:
-    """Return whether the policies (JSON) allow a right on a resource, for a request with this context.
-
-    ``context`` has the values of condition keys; tags of what EC2 has are looked up.
-    """
-    effects = {
-        statement["Effect"]
-        for policy in policies
-        for statement in _statements(policy)
-        if _matches(statement["Action"], right.lower(), fold=True)
-        and _matches(statement["Resource"], arn)
-        and _holds(statement.get("Condition", {}), arn, context)
-    }
-    return effects == {"Allow"}
+        return is_allowed(_policies(holders), right, arn, lambda name: _value(name, arn, context))
 
 
 def _policies(holders: Iterable[Any]) -> Iterator[str]:
@@ -87,35 +63,6 @@ def _policies(holders: Iterable[Any]) -> Iterator[str]:
             for version in managed.versions:
                 if version.version_id == managed.default_version_id:
                     yield version.document
-
-
-@lru_cache(maxsize=256)
-def _statements(policy: str) -> Sequence[Mapping[str, Any]]:
-    found = json.loads(policy)["Statement"]
-    return [found] if isinstance(found, Mapping) else list(found)
-
-
-def _matches(patterns: str | Sequence[str], text: str, *, fold: bool = False) -> bool:
-    listed = [patterns] if isinstance(patterns, str) else patterns
-    return any(fnmatch.fnmatchcase(text, one.lower() if fold else one) for one in listed)
-
-
-def _holds(conditions: Mapping[str, Mapping[str, Any]], arn: str, context: Mapping[str, str]) -> bool:
-    for operator, tests in conditions.items():
-        for name, wanted in tests.items():
-            value = _value(name, arn, context)
-            listed = [wanted] if isinstance(wanted, str) else wanted
-            if operator == "Null":
-                is_met = (value is None) == (str(listed[0]).lower() == "true")
-            elif operator == "StringEquals":
-                is_met = value in listed
-            elif operator == "StringLike":
-                is_met = value is not None and _matches(listed, value)
-            else:
-                is_met = False
-            if not is_met:
-                return False
-    return True
 
 
 def _value(name: str, arn: str, context: Mapping[str, str]) -> str | None:

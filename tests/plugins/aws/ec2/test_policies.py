@@ -6,12 +6,12 @@ import json
 import pytest
 from support.worlds.groups import group_of
 
+from cloudspot.emulation.policies import is_allowed
 from cloudspot.errors import AuthError
 from cloudspot.model import Market, Resources
 from cloudspot.testing import plaincalls
 from cloudspot.testing.imagekit import KEY
 from cloudspot_aws import permissions
-from cloudspot_aws_sandbox.identities import is_allowed
 from cloudspot_aws_sandbox.rights import rights_of
 
 POLICIES = permissions.DIRECTORY
