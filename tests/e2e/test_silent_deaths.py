@@ -313,5 +313,6 @@ def test_how_long_a_training_pauses_with_and_without_a_rescue(
         for pid in supervisors_processes(hit.machine(1)):
             send(pid, signal.SIGSTOP)
     shown = hit.end()
-    assert shown["steps_lost"] == 0 or rescue == "false"
-    print(f"{how}, rescue = {rescue}: paused {hit.pause():.1f} s, {shown['steps_lost']} steps made again")
+    if rescue == "true":
+        hit.check_no_step_twice()
+    print(f"{how}, rescue = {rescue}: paused {hit.pause():.1f} s, {shown['steps_lost']} steps begun again")
