@@ -88,6 +88,7 @@ class StrictEc2:
         self._secrets = secrets
         self._is_granted = is_granted
         self._caller = threading.local()
+        self._spot_role_lock = threading.Lock()
         self._now = now
         self._clock = clock
         self._groups = PlacementGroups(self.machines)
@@ -182,7 +183,8 @@ class StrictEc2:
                     raise _denial(call.service, right)
                 self._caller.may_delete_snapshots = False
         if call.action == "RunInstances" and call.parameters.get("InstanceMarketOptions"):
-            self._make_spot_role(call.access_key)
+            with self._spot_role_lock:
+                self._make_spot_role(call.access_key)
 
     def _make_spot_role(self, key: str) -> None:
         """Make the role in which EC2 buys spot machines, in the caller's name, unless the account has it.
