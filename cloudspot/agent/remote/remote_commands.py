@@ -21,7 +21,7 @@ from cloudspot.jobstore.remote.places import delete_relayed
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
-"""How often a node looks for a call: a request each."""
+"""How often a node looks for a call, a request each, unless it sees one where it lists the others."""
 MAX_COMMANDS = 8
 """As many run at once at most."""
 SHOWN_CHARACTERS = 200
@@ -53,6 +53,7 @@ class RemoteCommands(Worker):
         """Cut off what runs, and run nothing more; returns at once."""
         self._environment = None
         self.stop()
+        self._context.is_called.set()  # wakes the thread
         for each in list(self._running):
             each.cut_off(why)
 
@@ -62,9 +63,12 @@ class RemoteCommands(Worker):
             delete_relayed(store, job_id, self._context.seat)
         with suppress(Stopped):
             while True:
-                self._pause(LOOK_SECONDS)
+                is_called = self._context.is_called.wait(LOOK_SECONDS)
+                self._context.is_called.clear()
+                self._pause(0.0)
                 try:
-                    self._look()
+                    if is_called or not self._context.status.hears_calls:
+                        self._look()
                 except CloudspotError as error:
                     _log.debug("no call was read: %s", error)
 

@@ -97,17 +97,17 @@ class RunningCommand:
             why = str(error)
         finally:
             _processes(self._directory).kill()
+        status = None if why else self._status
         with suppress(ChannelEnded):
-            if why:
+            if status is None:
                 self._channel.send(Frame(Kind.SAID, why.encode()))
-            if self._status is not None:
-                self._channel.send(Frame(Kind.STATUS, str(self._status).encode()))
-            else:
                 self._channel.send(Frame(Kind.CLOSE))
+            else:
+                self._channel.send(Frame(Kind.STATUS, str(status).encode()))
         self._has_closed.wait(CLOSE_SECONDS)
         self._channel.end("it is over")
-        ended = msgspec.structs.replace(begun, ended=context.now(), status=self._status, why=why)
-        outcome = why or f"exit status {self._status}"
+        ended = msgspec.structs.replace(begun, ended=context.now(), status=status, why=why)
+        outcome = why or f"exit status {status}"
         _log.info("the command of %s has ended: %s", printable(call.user), outcome)
         with suppress(CloudspotError):  # the next agent, or whoever drives the job's end, deletes the rest
             context.store.put(key, codec.encode(ended))

@@ -281,6 +281,8 @@ exit_record = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/exit.json")
 stop = Key[[str, int]]("jobs/{job}/nodes/stop{resumption}")
 """The request to stop; create-only. Each resumption (0: none yet) has its own. It is among what the nodes
 report, so that whoever lists that sees it without a request of its own."""
+remote_call = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/call")
+"""Asks a node to run a command; overwritten by the next one who asks. It is here for the same reason."""
 REPORTS: tuple[Key[[str, int, int]], ...] = (heartbeat, notice, exit_record)
 """The forms of a node's reports."""
 logs_prefix = Key[[str]]("jobs/{job}/logs/")
@@ -295,8 +297,6 @@ log_segment = Key[[str, str, str, int]]("jobs/{job}/logs/{stream}/{date}/{line}"
 remote_prefix = Key[[str]]("jobs/{job}/remote/")
 """What is relayed; all of it is deleted."""
 remote_node_prefix = Key[[str, int, int]]("jobs/{job}/remote/{launch}/{rank}/")
-remote_call = Key[[str, int, int]]("jobs/{job}/remote/{launch}/{rank}/call")
-"""Asks a node to run a command; overwritten by the next one who asks."""
 remote_command_prefix = Key[[str, int, int, str]]("jobs/{job}/remote/{launch}/{rank}/{nonce}/")
 remote_answer = Key[[str, int, int, str]]("jobs/{job}/remote/{launch}/{rank}/{nonce}/answer")
 """The node's answer to a call, by the call's nonce; create-only."""

@@ -604,7 +604,7 @@ class Notice(_Written, frozen=True, kw_only=True):
 
 
 class RemoteCall(_Written, frozen=True, kw_only=True):
-    """``remote/<launch>/<rank>/call``: somebody asks the node to run a command."""
+    """``nodes/<launch>/<rank>/call``: somebody asks the node to run a command."""
 
     launch: Ordinal
     rank: Rank

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.retrying_store import with_retries
@@ -59,15 +60,23 @@ def delete_command(store: ObjectStore, job_id: str, call: RemoteCall) -> None:
 
 
 def delete_relayed(store: ObjectStore, job_id: str, seat: Seat | None = None) -> None:
-    """Delete all that was relayed for commands on a node, or on any; safe to repeat."""
-    prefix = keys.remote_prefix(job_id) if seat is None else keys.remote_node_prefix(job_id, *seat)
-    delete_below(store, prefix)
+    """Delete the calls of a node, or of all, and what was relayed for their commands; safe to repeat."""
+    if seat is not None:
+        with_retries(store).delete(keys.remote_call(job_id, *seat))
+        delete_below(store, keys.remote_node_prefix(job_id, *seat))
+        return
+    reports = [meta.key for meta in with_retries(store).list_objects(keys.nodes_prefix(job_id))]
+    delete_keys(store, [key for key in reports if keys.remote_call.match(key) is not None])
+    delete_below(store, keys.remote_prefix(job_id))
 
 
 def delete_below(store: ObjectStore, prefix: str) -> None:
     """Delete the objects below a prefix."""
-    store = with_retries(store)
-    for page in store.list_pages(prefix):
-        found = [meta.key for meta in page.objects]
-        for start in range(0, len(found), DELETED_AT_ONCE):
-            store.delete_many(found[start : start + DELETED_AT_ONCE])
+    for page in with_retries(store).list_pages(prefix):
+        delete_keys(store, [meta.key for meta in page.objects])
+
+
+def delete_keys(store: ObjectStore, found: Sequence[str]) -> None:
+    """Delete these objects."""
+    for start in range(0, len(found), DELETED_AT_ONCE):
+        with_retries(store).delete_many(found[start : start + DELETED_AT_ONCE])

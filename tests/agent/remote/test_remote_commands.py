@@ -91,8 +91,10 @@ class Person:
 
 
 def left(bench):
-    """The objects that are relayed."""
-    return [meta.key for meta in bench.store.list_objects(keys.remote_prefix(JOB))]
+    """The calls, and the objects that are relayed."""
+    below = (keys.remote_prefix(JOB), keys.nodes_prefix(JOB))
+    listed = [meta.key for prefix in below for meta in bench.store.list_objects(prefix)]
+    return [key for key in listed if keys.recognize(key, keys.REPORTS) is None]
 
 
 def recorded(bench):
