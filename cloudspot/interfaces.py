@@ -44,6 +44,7 @@ from cloudspot.calls import (
     OffersResult,
     PreemptRequest,
     PreemptResult,
+    SetupRequest,
     TerminateRequest,
     TerminateResult,
 )
@@ -69,8 +70,10 @@ from cloudspot.model import (
     ObjectMeta,
     ObjectPage,
     Offer,
+    PartState,
     PreemptionNotice,
     RegistryLogin,
+    SetupSettings,
     UnfinishedUpload,
 )
 
@@ -296,6 +299,81 @@ class ImageHost(Guarded, ABC):
     @abstractmethod
     def remove(self, image_id: str) -> None:
         """Delete the image and what it is billed for; safe to repeat: an unknown one is no error."""
+
+
+class SetupPart(Guarded, ABC):
+    """One thing that an account needs before its first job, such as a bucket or a role.
+
+    Kind and name identify it in the record of what ``cloudspot setup`` has made.
+    """
+
+    kind: str
+    """What it is, as people call it: ``bucket``."""
+    name: str
+    """As the provider calls it; unique among the parts of its kind."""
+    purpose: str
+    """Why it is needed, in a line."""
+    cost: str
+    """What it costs a month, in words: ``no charge``."""
+    rights: tuple[str, ...]
+    """Each right that it grants, with the reason: a line each, and none where it grants none."""
+    commands: tuple[str, ...]
+    """The commands of the provider's own command line that do what ``make`` does, for a POSIX shell."""
+    is_store: bool
+    """Whether it is the bucket that keeps the jobs."""
+
+    @abstractmethod
+    def look(self, *, is_own: bool) -> PartState:
+        """Return what stands in its place, without changing anything.
+
+        ``is_own``: the record says that this setup has made it, or begun to. What differs from the part is
+        then lacking, and ``make`` mends it. What another has made is never changed: it may be narrower than
+        the part, which it ``lacks``, and whatever it allows beyond the part is ``excess``.
+        """
+
+    @abstractmethod
+    def make(self) -> None:
+        """Make it, or whatever it lacks; safe to repeat after it was cut off at any call.
+
+        Raises:
+            AuthError: a right is missing, or a policy of the organisation forbids it.
+            CloudspotError: the provider refuses; the message says what to do instead.
+        """
+
+    @abstractmethod
+    def remove(self) -> str | None:
+        """Remove it and nothing else; return None, or why it stays, such as that others may use it by now.
+
+        Safe to repeat: what is not there is no error. A bucket is empty by then.
+
+        Raises:
+            CloudspotError: it is in use.
+        """
+
+
+class AccountSetup(Guarded, ABC):
+    """What an account needs before its first job, for ``cloudspot setup``."""
+
+    @abstractmethod
+    def account(self) -> str:
+        """Return the account that the credentials belong to, with the place if parts belong to one.
+
+        The record of what was made has this name: it must be the same for each user of the account.
+        """
+
+    @abstractmethod
+    def parts(self, request: SetupRequest) -> Sequence[SetupPart]:
+        """Return the parts in the order in which they can be made, without making anything.
+
+        Those that the account does not need are not among them.
+
+        Raises:
+            SpecError: the request names what does not exist or must not be given rights.
+        """
+
+    @abstractmethod
+    def settings(self, request: SetupRequest) -> SetupSettings:
+        """Return what the user's config file needs, once all parts are made."""
 
 
 class Inventory(Guarded, ABC):
@@ -876,6 +954,7 @@ CAPABILITY_METHODS: Final = {
     Capability.IMAGES: "image_host",
     Capability.FUNCTIONS: "function_host",
     Capability.PREEMPT: "preempt",
+    Capability.SETUP: "account_setup",
 }
 """The methods of Provider that belong to one capability."""
 _LACKS: Final = {
@@ -884,6 +963,7 @@ _LACKS: Final = {
     ),
     Capability.FUNCTIONS: "runs no functions; cloudspot reconcile drives jobs too, from cron, say",
     Capability.PREEMPT: "cannot reclaim a machine on demand",
+    Capability.SETUP: "has no account to set up",
 }
 
 
@@ -962,6 +1042,10 @@ class Provider(Guarded, ABC, Generic[_Options]):
 
     def image_host(self) -> ImageHost:
         """Return where images of machines are kept (IMAGES). Its options then have a field ``setup_key``."""
+        raise NotImplementedError
+
+    def account_setup(self) -> AccountSetup:
+        """Return what an account needs before its first job (SETUP)."""
         raise NotImplementedError
 
     def registry_login(self, registry: str) -> RegistryLogin | None:

@@ -74,6 +74,8 @@ class Capability(str, enum.Enum):
     """``Provider.function_host`` runs drivers as functions, so that ``cloudspot driver`` works."""
     PREEMPT = "preempt"
     """``Provider.preempt`` reclaims a machine, so that ``cloudspot preempt`` works."""
+    SETUP = "setup"
+    """``Provider.account_setup`` makes what an account needs, so that ``cloudspot setup`` works."""
     THIS_COMPUTER = "this-computer"
     """Its machines are processes of the computer that drives them, and end when that is switched off. A job
     of it is driven only where it was submitted, or adopted: else whoever can write to a store would choose
@@ -507,6 +509,27 @@ class RegistryLogin:
     def basic(self) -> str:
         """Both, as HTTP's basic authentication and Docker's ``config.json`` have them."""
         return base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+
+
+class PartState(msgspec.Struct, frozen=True, kw_only=True):
+    """What an account has in the place of a part of its setup."""
+
+    exists: bool
+    excess: tuple[str, ...] = ()
+    """Why it must not be used, a line each: whose it is, or what it allows beyond the part."""
+    lacks: tuple[str, ...] = ()
+    """What the part has and this has not, a line each."""
+
+
+class SetupSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user's config file needs, once all parts of an account's setup are made."""
+
+    store_url: str | None = None
+    """The store in which jobs are kept; None: the setup makes none."""
+    options: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """Options of the provider: JSON values by name."""
+    notes: tuple[str, ...] = ()
+    """What only a person can do, such as asking for a quota; a line each."""
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -121,3 +121,16 @@ class CheckResults(msgspec.Struct, frozen=True, kw_only=True):
 
     results: tuple[CheckResult, ...] = ()
     """In the order in which they are shown."""
+
+
+class SetupRequest(Call, frozen=True, kw_only=True):
+    """For ``AccountSetup.parts`` and ``AccountSetup.settings``."""
+
+    store_url: str | None = None
+    """The bucket to make, as the URL of a store; None: one that the provider names after the account."""
+    grant_to: tuple[str, ...] = ()
+    """Who gets the rights of a submitter, in the provider's own words; nobody else does."""
+    monthly_limit: float | None = None
+    """From which bill of a month on people are warned, in the account's currency; None: they are not."""
+    warn: str | None = None
+    """The mail address that is warned."""

@@ -56,6 +56,7 @@ CALLS: Final[Mapping[str, dict[str, Rule]]] = {
     "Provider": {
         # These make an object and ask nobody, but may import an SDK.
         **_within(60.0, "provisioner preemption_source function_host image_host log_sink"),
+        **_within(60.0, "account_setup"),
         **_within(60.0, "boot_profile default_store node_identity registry_login"),
         **_within(120.0, "pinned_options"),
         **_within(300.0, "inventories check"),
@@ -76,6 +77,11 @@ CALLS: Final[Mapping[str, dict[str, Rule]]] = {
     "ImageHost": {
         **_within(120.0, "find images"),
         **_within(600.0, "save remove", is_unknown=True),
+    },
+    "AccountSetup": _within(300.0, "account parts settings"),
+    "SetupPart": {
+        **_within(120.0, "look"),
+        **_within(600.0, "make remove", is_unknown=True),
     },
     "Inventory": {
         **_within(600.0, "assets"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,9 +15,9 @@ from cloudspot.errors import SpecError
 from cloudspot.interfaces import Provider
 from cloudspot.jobfile.notify import NotifySpec
 from cloudspot.jobfile.rules import Url, text_like
-from cloudspot.jobfile.spec import JobSpec
+from cloudspot.jobfile.spec import JobSpec, spec_from_json
 from cloudspot.jobfile.tables import FieldError, convert
-from cloudspot.jobfile.toml import read_toml
+from cloudspot.jobfile.toml import apply_override, read_toml
 from cloudspot.registry import open_provider, provider_class
 
 CONFIG_VARIABLE = "CLOUDSPOT_CONFIG"
@@ -41,8 +41,9 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """``[notify]`` as in [the job file](job-file.md), for jobs that you submit with a job file that has none.
     It becomes a part of the job."""
     providers: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
-    """``[providers.NAME]``: options of a provider that name something of this computer, such as a kubeconfig.
-    They hold for your job files that leave them out, and for stored jobs that you drive."""
+    """``[providers.NAME]``: options of a provider, for your job files that leave them out. They become a part
+    of the job, except those that name something of this computer, such as a kubeconfig: these hold for the
+    stored jobs that you drive, too."""
 
 
 def config_path() -> Path | None:
@@ -101,31 +102,49 @@ def named_store(text: str, origin: str) -> ChosenStore:
 
 
 def configured_options(name: str) -> Mapping[str, Any]:
-    """Return the provider's options in the user's file; raises as ``load_config`` does.
+    """Return the options of this computer that the user's file has for the provider, for any stored job.
+
+    These are the provider's ``driver_options``. Raises as ``load_config`` does.
 
     Raises:
         PluginError: the provider cannot be used.
-        SpecError: an option is not one of the provider's ``driver_options``.
     """
     options = load_config().providers.get(name, {})
-    if options:
-        allowed = provider_class(name).driver_options
-        for option in options:
-            if option not in allowed:
-                known = f"only {', '.join(sorted(allowed))} can stand here" if allowed else "it has none"
-                raise SpecError(
-                    f"{config_path()}: providers.{name}.{option} names nothing of this computer ({known}); "
-                    "set it in the job file"
-                )
-    return options
+    named = provider_class(name).driver_options if options else ()
+    return {option: value for option, value in options.items() if option in named}
+
+
+def with_configured(spec: JobSpec, name: str) -> JobSpec:
+    """Return the user's own job file with the options that the user's file adds to it.
+
+    Those of this computer are not among them: a job does not keep them. Raises as ``load_config`` does.
+    """
+    options = load_config().providers.get(name, {})
+    if not options:
+        return spec
+    named = provider_class(name).driver_options
+    added = {option: value for option, value in options.items() if option not in named}
+    table = {**added, **spec.providers.get(name, {})}
+    return msgspec.structs.replace(spec, providers={**spec.providers, name: table})
 
 
 def open_configured(name: str, spec: JobSpec | None) -> Provider:
     """Open the provider for the user's own job file, or for none, with the options of the user's file.
 
-    Raises as ``registry.open_provider`` and ``configured_options`` do.
+    Raises as ``registry.open_provider`` and ``load_config`` do.
     """
-    return open_provider(name, spec, configured_options(name))
+    return open_provider(name, spec, load_config().providers.get(name, {}))
+
+
+def open_overridden(name: str, overrides: Sequence[str]) -> Provider:
+    """Open the provider without a job, with the options of ``--set providers.NAME.OPTION=VALUE``.
+
+    Raises as ``open_configured`` does.
+    """
+    raw: dict[str, Any] = {"name": "none", "run": {"command": ["true"]}}
+    for one in overrides:
+        apply_override(raw, one, JobSpec)
+    return open_configured(name, spec_from_json(raw))
 
 
 def default_store() -> ChosenStore | None:

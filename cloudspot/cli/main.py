@@ -51,6 +51,7 @@ SHORT_HELPS = {
     "preempt": "Reclaim one of a job's machines, as a drill.",
     "notify": "Try whether the messages of jobs arrive.",
     "providers": "List providers, and check that one is ready.",
+    "setup": "Make what an account of PROVIDER needs before its first job.",
     "sandbox": "Run a command inside an emulated cloud.",
     "plugin": "Write a plugin, and check its promises.",
     "schema": "Print the JSON Schema of the job file.",

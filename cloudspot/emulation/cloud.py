@@ -206,6 +206,11 @@ class EmulatedCloud(ABC):
     """As ``fetch_user_data``, for a script that the machine fetches and runs first when it shuts down, for
     ``shutdown_seconds`` at most. Empty: there is none."""
 
+    can_be_bare: ClassVar[bool] = False
+    """Whether its account can have nothing but an administrator."""
+    is_bare: bool = False
+    """Nothing is set up in the account, and no store is named; set it before ``start``."""
+
     def follow(self, plan: SpotPlan) -> None:
         """Let the capacity and the prices of spot machines follow the plan; before ``start``.
 

@@ -1,24 +1,61 @@
-"""Policies in JSON as AWS and Alibaba Cloud have them: statements that allow actions on resources."""
+"""Policies in JSON as AWS and Alibaba Cloud have them: statements that allow or deny actions on resources.
+
+Source: IAM user guide, "Policy evaluation logic", "IAM JSON policy elements: Condition operators"; RAM user
+guide, "Policy elements" (checked 2026-11). A condition with another operator than those below holds for no
+request.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any
+
+Value = Callable[[str], str | None]
+"""Returns the value of a condition key for a request; None: it has none."""
 
 
-def is_allowed(policies: Sequence[str], right: str, resource: str) -> bool:
-    """Return whether one of the policies (JSON) grants a right on a resource.
+def is_allowed(policies: Iterable[str], right: str, resource: str, value: Value | None = None) -> bool:
+    """Return whether the policies (JSON) grant a right on a resource: what nothing allows is denied.
 
-    Conditions and denials are not understood.
+    A denial always counts. Without ``value``, each condition is taken to hold.
     """
-    statements = [one for policy in policies for one in json.loads(policy)["Statement"]]
-    return any(
-        one["Effect"] == "Allow" and _matches(one["Action"], right) and _matches(one["Resource"], resource)
-        for one in statements
-    )
+    effects = {
+        statement["Effect"]
+        for policy in policies
+        for statement in _statements(policy)
+        if _matches(statement["Action"], right)
+        and _matches(statement["Resource"], resource)
+        and (value is None or _holds(statement.get("Condition", {}), value))
+    }
+    return effects == {"Allow"}
+
+
+@lru_cache(maxsize=256)
+def _statements(policy: str) -> Sequence[Mapping[str, Any]]:
+    found = json.loads(policy)["Statement"]
+    return [found] if isinstance(found, Mapping) else list(found)
 
 
 def _matches(patterns: str | Sequence[str], text: str) -> bool:
     listed = [patterns] if isinstance(patterns, str) else patterns
     return any(fnmatchcase(text, one) for one in listed)
+
+
+def _holds(conditions: Mapping[str, Mapping[str, Any]], value_of: Value) -> bool:
+    for operator, tests in conditions.items():
+        for name, wanted in tests.items():
+            value, listed = value_of(name), [wanted] if isinstance(wanted, str) else wanted
+            if operator == "Null":
+                is_met = (value is None) == (str(listed[0]).lower() == "true")
+            elif operator == "StringEquals":
+                is_met = value in listed
+            elif operator == "StringLike":
+                is_met = value is not None and _matches(listed, value)
+            else:
+                is_met = False
+            if not is_met:
+                return False
+    return True

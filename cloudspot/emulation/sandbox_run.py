@@ -31,7 +31,7 @@ from cloudspot.errors import CloudspotError, PluginError, SpecError
 from cloudspot.hookspecs import SANDBOX_VARIABLE
 from cloudspot.host.locks import lock, try_lock
 from cloudspot.jobfile.tables import convert
-from cloudspot.jobstore.jobs.state_home import state_home
+from cloudspot.jobstore.jobs.state_home import HOME, state_home
 from cloudspot.local import enclosure, namespaces
 from cloudspot.local.machine_records import PlannedReclaim
 from cloudspot.local.machines import erase
@@ -55,6 +55,8 @@ class Sandbox:
     spot_plan: SpotPlan
     directory: Path
     is_isolated: bool
+    is_bare: bool = False
+    """Its account has nothing but an administrator."""
 
     def planned(self, machine: EmulatedMachine) -> tuple[PlannedReclaim, ...]:
         """Return when the machine, which starts now, is reclaimed."""
@@ -217,7 +219,7 @@ def _conduct(sandbox: Sandbox, command: Sequence[str]) -> int:
         early = signal.sigpending() & set(enclosure.FORWARDED)
         if early:  # while the cloud came up
             return 128 + int(min(early))
-        environment = _command_environment(sandbox.cloud, answer["environment"])
+        environment = _command_environment(sandbox, answer["environment"])
         child = enclosure.fork(lambda: _execute(command, environment))
         return enclosure.stand_in_for(child)
     finally:
@@ -240,6 +242,7 @@ def _serve(sandbox: Sandbox, leash: int, writer: int) -> int:
     with os.fdopen(writer, "wb") as answer:
         try:
             cloud = sandbox.cloud()
+            cloud.is_bare = sandbox.is_bare
             cloud.follow(sandbox.spot_plan)
             with emulated(
                 cloud, sandbox.directory / "state", is_isolated=sandbox.is_isolated, plan=sandbox.planned
@@ -264,13 +267,22 @@ def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
     return NOT_EXECUTABLE
 
 
-def _command_environment(cloud: type[EmulatedCloud], added: Mapping[str, str]) -> dict[str, str]:
+def _command_environment(sandbox: Sandbox, added: Mapping[str, str]) -> dict[str, str]:
+    cloud = sandbox.cloud
+    own = {}
+    if sandbox.is_bare:
+        # What is set up here must not reach the user's own config file, nor the record of a real account.
+        own = {
+            "CLOUDSPOT_CONFIG": str(sandbox.directory / "config.toml"),
+            HOME: str(sandbox.directory / "home"),
+        }
+        (sandbox.directory / "config.toml").touch()
     kept = {
         name: value
         for name, value in os.environ.items()
         if not any(name.startswith(prefix) for prefix in cloud.foreign_variables)
     }
-    return {**kept, **added, "PATH": _path(), SANDBOX_VARIABLE: cloud.name}
+    return {**kept, **added, **own, "PATH": _path(), SANDBOX_VARIABLE: cloud.name}
 
 
 def _path() -> str:

@@ -26,7 +26,8 @@ class Checklist:
 
     def __init__(self, *, remedy: str) -> None:
         """Advise ``remedy`` if a right is missing."""
-        self._remedy = remedy
+        self.remedy = remedy
+        """What to do if a right is missing."""
         self._found: list[CheckResult] = []
 
     def attempt(self, name: str, ask: Callable[[], str], remedy: str = "") -> bool:
@@ -37,7 +38,7 @@ class Checklist:
             self._found.append(CheckResult(name=name, ok=True, is_known=False, detail=str(error)))
         except CloudspotError as error:
             is_right = isinstance(error, AuthError) and any(word in str(error) for word in _MISSING_RIGHT)
-            advice = remedy or (self._remedy if is_right else "")
+            advice = remedy or (self.remedy if is_right else "")
             self._found.append(CheckResult(name=name, ok=False, detail=str(error), remedy=advice))
             return False
         return True

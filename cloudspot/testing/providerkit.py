@@ -26,7 +26,14 @@ import pytest
 
 from cloudspot import registry
 from cloudspot.errors import CloudspotError, PluginFault
-from cloudspot.interfaces import CAPABILITY_METHODS, FunctionHost, ImageHost, Provider, Provisioner
+from cloudspot.interfaces import (
+    CAPABILITY_METHODS,
+    AccountSetup,
+    FunctionHost,
+    ImageHost,
+    Provider,
+    Provisioner,
+)
 from cloudspot.jobfile.spec import spec_from_json
 from cloudspot.model import BootProfile, Capability
 from cloudspot.testing import plaincalls
@@ -138,7 +145,11 @@ class ProviderTests(Kit):
             assert not isinstance(caught.value.__cause__, PluginFault), caught.value
 
     def test_what_is_declared_is_there_and_nothing_else(self, provider: Provider) -> None:
-        kinds = {Capability.IMAGES: ImageHost, Capability.FUNCTIONS: FunctionHost}
+        kinds: dict[Capability, type] = {
+            Capability.IMAGES: ImageHost,
+            Capability.FUNCTIONS: FunctionHost,
+            Capability.SETUP: AccountSetup,
+        }
         methods = {one: getattr(type(provider), name) for one, name in CAPABILITY_METHODS.items()}
         provisioner = provider.provisioner()
         if isinstance(provisioner, Provisioner):

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
 from cloudspot.calls import InstancesRequest
 from cloudspot.calls.retrying import retry
-from cloudspot.cli.config import open_configured
+from cloudspot.cli.config import open_configured, open_overridden
 from cloudspot.cli.following.follow import follow
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.preparing.preparedjob import PreparedJob, prepare_job
@@ -32,8 +31,7 @@ from cloudspot.controller.launchrequest import find_offers
 from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.interfaces import ImageHost, Provisioner
 from cloudspot.jobfile.notify import NotifySpec
-from cloudspot.jobfile.spec import MAX_NAME_LENGTH, JobSpec, Nodes, spec_from_json
-from cloudspot.jobfile.toml import apply_override
+from cloudspot.jobfile.spec import MAX_NAME_LENGTH, Nodes
 from cloudspot.jobstore.access.stored_records import find_record
 from cloudspot.jobstore.jobs.submission import request_stop
 from cloudspot.jobstore.layout import keys
@@ -168,10 +166,7 @@ def rm(provider_name: str, overrides: tuple[str, ...], image_ids: tuple[str, ...
 
 
 def _host(provider_name: str, overrides: Sequence[str]) -> ImageHost:
-    raw: dict[str, Any] = {"name": "image", "run": {"command": ["true"]}}
-    for one in overrides:
-        apply_override(raw, one, JobSpec)
-    provider = open_configured(provider_name, spec_from_json(raw))
+    provider = open_overridden(provider_name, overrides)
     provider.require(Capability.IMAGES)
     return provider.image_host()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,8 +13,9 @@ from cloudspot.cli.completers import complete_providers
 from cloudspot.cli.config import default_store, open_configured
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import json_option, store_option
+from cloudspot.interfaces import Provider
 from cloudspot.jobfile.spec import load_job
-from cloudspot.model import CheckResult
+from cloudspot.model import CheckResult, Resources
 from cloudspot.registry import list_providers, open_store
 
 
@@ -68,12 +70,9 @@ def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str |
     """
     spec = None if job_file is None else load_job(job_file)
     resources = None if spec is None else spec.resources.to_model()
-    request = CheckRequest(resources=resources)
-    results = list(open_configured(name, spec).check(request).results)
     chosen = default_store()
     url = store_url or (spec and spec.store) or (chosen and chosen.url)
-    if url:
-        results += open_store(url).check(request).results
+    results = check_all(open_configured(name, spec), url or None, resources)
     is_ready = all(result.ok for result in results)
     if as_json:
         lines = [
@@ -82,12 +81,23 @@ def check(ctx: click.Context, name: str, job_file: Path | None, store_url: str |
         ]
         output.echo_json({"provider": name, "ok": is_ready, "checks": lines})
     else:
-        for result in results:
-            mark = _mark(result)
-            told = [result.detail, "" if result.ok else result.remedy]
-            detail = "; ".join(text for text in told if text)
-            output.echo(mark, f" {result.name}" + (f": {detail}" if detail else ""))
+        echo_results(results)
         if not results:
             output.echo(f"provider {name} has nothing to check")
     if not is_ready:
         ctx.exit(1)
+
+
+def check_all(provider: Provider, store_url: str | None, resources: Resources | None) -> list[CheckResult]:
+    """Return what works and what is missing for a job with the provider, and with a store if one is named."""
+    request = CheckRequest(resources=resources)
+    results = list(provider.check(request).results)
+    return results if store_url is None else [*results, *open_store(store_url).check(request).results]
+
+
+def echo_results(results: Sequence[CheckResult]) -> None:
+    """Print a line for each."""
+    for result in results:
+        told = [result.detail, "" if result.ok else result.remedy]
+        detail = "; ".join(text for text in told if text)
+        output.echo(_mark(result), f" {result.name}" + (f": {detail}" if detail else ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from cloudspot.cli.screen import output
+from cloudspot.errors import SpecError
 
 RECLAIM_HELP = (
     "When a spot machine is reclaimed: fields of [[providers.local.reclaims]], such as "
@@ -28,6 +29,13 @@ MARKET_HELP = (
     "--keep", is_flag=True, help="Keep the machines' consoles and the cloud's logs, and print where."
 )
 @click.option(
+    "--bare",
+    "is_bare",
+    is_flag=True,
+    help="Begin with an account in which nothing is set up, and COMMAND as its administrator; your config "
+    "file is left alone. For `cloudspot setup`.",
+)
+@click.option(
     "--loopback",
     is_flag=True,
     help="Do not isolate the machines, as on a host without namespaces: they get addresses in 127.0.0.0/8.",
@@ -38,6 +46,7 @@ def sandbox(
     reclaims: tuple[str, ...],
     spells: tuple[str, ...],
     keep: bool,
+    is_bare: bool,
     loopback: bool,
 ) -> None:
     """Run a command inside an emulated cloud.
@@ -62,6 +71,8 @@ def sandbox(
     cloud = sandbox_class(name, EmulatedCloud)  # type: ignore[type-abstract]
     plan = parse_reclaims(reclaims, notice_seconds=cloud.notice_seconds)
     spot_plan = parse_market(spells, cloud)
+    if is_bare and not cloud.can_be_bare:
+        raise SpecError(f"--bare: the sandbox {name} always has its store and its rights")
     check_command(command)
     reason = "as you asked" if loopback else why_not_isolated()
     if reason is None:
@@ -74,7 +85,9 @@ def sandbox(
         )
     with sandbox_directory(name, keep=keep) as directory:
         try:
-            status = run_in_sandbox(Sandbox(cloud, plan, spot_plan, directory, reason is None), command)
+            status = run_in_sandbox(
+                Sandbox(cloud, plan, spot_plan, directory, reason is None, is_bare), command
+            )
         finally:
             end = (
                 f"kept in {directory}"

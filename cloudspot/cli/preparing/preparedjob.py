@@ -14,7 +14,7 @@ import msgspec
 
 from cloudspot.agent.delivery.checkpoint_files import expand
 from cloudspot.boot.agentarchive import AgentArchive, make_agent_archive
-from cloudspot.cli.config import open_configured
+from cloudspot.cli.config import open_configured, with_configured
 from cloudspot.cli.invocation import ChosenStore, current_invocation
 from cloudspot.cli.jobs import Job, unnamed_store
 from cloudspot.cli.preparing.image_digest import with_digest
@@ -87,6 +87,7 @@ def open_pinned(
     that the job will send are checked. ``environ`` has the secrets of the image's log-in and of the messages.
     """
     check_messages(spec.notify, environ)
+    spec = with_configured(spec, provider_name)
     provider = open_configured(provider_name, spec)
     if spec.run.image is not None:
 

@@ -367,3 +367,14 @@ def is_shared(key: str) -> bool:
     A store may be the root of a bucket in which others have an ``agents/`` or a ``code/`` of their own.
     """
     return agent.match(key) is not None or code.match(key) is not None
+
+
+_PASSING: tuple[Form, ...] = (agent, code, removal, market_seen, driver, probe, live, recent)
+
+
+def is_passing(key: str) -> bool:
+    """Return whether the key is one that a store without jobs may have, and that holds nobody's work.
+
+    Such are agents and code that no job needs any more, and what jobs saw of the market.
+    """
+    return recognize(key, _PASSING) is not None

@@ -63,6 +63,8 @@ class Group:
     vpc: str
     tags: dict[str, str] = field(default_factory=dict)
     is_managed: bool = False
+    rules: list[dict[str, str]] = field(default_factory=list)
+    """Whom it lets in beside its members, as DescribeSecurityGroupAttribute has it."""
 
 
 class Place:
@@ -261,11 +263,30 @@ class Account:
 
     def create_security_group(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         """Answer CreateSecurityGroup."""
-        check_handled(parameters, {"VpcId"}, what="parameter")
+        check_handled(parameters, {"SecurityGroupName", "Tag", "VpcId"}, what="parameter")
         place, vpc = self.place(region), parameters.get("VpcId", "")
         if vpc != place.vpc or not place.has_default_vpc:
             raise ApiError("InvalidVpcId.NotFound", "The specified VPC does not exist.", status=404)
-        return {"SecurityGroupId": place.add_group(vpc=vpc)}
+        tags = {one["Key"]: one.get("Value", "") for one in nested(parameters, "Tag")}
+        return {"SecurityGroupId": place.add_group(vpc=vpc, tags=tags)}
+
+    def delete_security_group(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        """Answer DeleteSecurityGroup."""
+        if self.place(region).groups.pop(parameters.get("SecurityGroupId", ""), None) is None:
+            raise ApiError(
+                "InvalidSecurityGroupId.NotFound", "The specified group does not exist.", status=404
+            )
+        return {}
+
+    def describe_security_group_attribute(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
+        """Answer DescribeSecurityGroupAttribute; the rules stand in the group's ``rules``."""
+        check_handled(parameters, {"Direction", "SecurityGroupId"}, what="filter")
+        group = self.place(region).groups.get(parameters.get("SecurityGroupId", ""))
+        if group is None:
+            raise ApiError(
+                "InvalidSecurityGroupId.NotFound", "The specified group does not exist.", status=404
+            )
+        return {"SecurityGroupId": group.id, "VpcId": group.vpc, "Permissions": {"Permission": group.rules}}
 
     def describe_images(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         """Answer DescribeImages; see the ECS API reference (checked 2026-11)."""

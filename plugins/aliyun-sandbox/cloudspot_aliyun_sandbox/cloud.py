@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import sys
 from collections.abc import Mapping
@@ -15,16 +16,19 @@ from cloudspot.emulation.cloud import EmulatedMachine, MachineHost
 from cloudspot.emulation.emulated_account import EmulatedAccount
 from cloudspot.emulation.policies import is_allowed
 from cloudspot.emulation.role_credentials import Credentials, Secrets
+from cloudspot_aliyun import permissions
 from cloudspot_aliyun.clients import ECS_ENDPOINT, OSS_DOMAINS, OSS_ENDPOINT
 from cloudspot_aliyun.clients import REGION as REGION_VARIABLE
 from cloudspot_aliyun.credentials import KEY_ID, KEY_SECRET
 from cloudspot_aliyun.metadata import DISABLED, ENDPOINT, SPOT_NOTICE_SECONDS
-from cloudspot_aliyun_sandbox.rights import NODE_POLICY, resource_of, rights_of
+from cloudspot_aliyun_sandbox.rights import resource_of, rights_of
 from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
 
 if TYPE_CHECKING:
     from cloudspot_aliyun_sandbox.functions import StrictFunctions
+    from cloudspot_aliyun_sandbox.ram import Ram
     from cloudspot_aliyun_sandbox.strict_ecs import StrictEcs
+    from cloudspot_aliyun_sandbox.strict_oss import StrictOss
 
 REGION: Final = "cn-hangzhou"
 BUCKET: Final = "cloudspot-sandbox"
@@ -53,6 +57,7 @@ class EmulatedAliyun(EmulatedAccount):
         "OSS_",
         OSS_DOMAINS,
     )
+    can_be_bare: ClassVar[bool] = True
     network: ClassVar[str] = "172.16.0.0/16"
     metadata_addresses: ClassVar[tuple[str, ...]] = ("100.100.100.200",)
     metadata_service: ClassVar[str] = "cloudspot_aliyun_sandbox.metadata_server:EcsMetadataService"
@@ -72,6 +77,8 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         self.faults.is_machine = self._keys.is_role_key
         self._host: MachineHost | None = None
         self._ecs: StrictEcs | None = None
+        self.oss: StrictOss | None = None
+        """The account's buckets, as tests change them."""
         self._functions: StrictFunctions | None = None
         self._roles: dict[str, str] = {}
         """The role of each key that was given to a function; all others are the machines'."""
@@ -83,12 +90,17 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         from cloudspot_aliyun_sandbox.strict_oss import StrictOss
 
         keys = self._keys
-        known = Secrets({self._key_id: self._key_secret}, keys)
+        known = _Keys({self._key_id: self._key_secret}, keys)
         oss = StrictOss(faults=self.faults, secrets=known, roles=keys, is_granted=self._may)
         self._host = host
         self._ecs = StrictEcs(
             host, secrets=known, roles=keys, inner=oss, faults=self.faults, is_granted=self._may
         )
+        known.ram = self._ecs.account.ram
+        self.oss = oss
+        if self.is_bare:
+            self._ecs.account.roles.clear()
+            self._ecs.account.place(REGION).remove_network()
         endpoints: dict[str, str] = {}
         self._functions = StrictFunctions(
             self._ecs,
@@ -103,7 +115,8 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         )
         self.serve(self._functions, address=address)
         endpoints.update({OSS_ENDPOINT: self.functions_url, ECS_ENDPOINT: self.functions_url})
-        self._make_bucket()
+        if not self.is_bare:
+            self._make_bucket()
         self.begin(directory, rights=rights_of, resource=resource_of)
 
     def environment(self) -> Mapping[str, str]:
@@ -118,7 +131,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
             "OSS_ACCESS_KEY_SECRET": self._key_secret,
             "OSS_REGION": REGION,
             DISABLED: "true",
-            "CLOUDSPOT_STORE": f"oss://{BUCKET}",
+            **({} if self.is_bare else {"CLOUDSPOT_STORE": f"oss://{BUCKET}"}),
         }
 
     def machine_environment(self) -> Mapping[str, str]:
@@ -160,13 +173,16 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
 
     def _may(self, key: str, right: str, resource: str) -> bool:
         """Return whether the account's owner, or the role of a machine or a function, may do that."""
-        if not self._keys.is_role_key(key):
-            return True
         assert self._ecs is not None
+        if not self._keys.is_role_key(key):
+            if key == self._key_id:
+                return True
+            user = self._ecs.account.ram.keys.get(key, ("", ""))[0]
+            return is_allowed(self._ecs.account.ram.documents_of_user(user), right, resource)
         role = self._roles.get(key, NODE_ROLE)
         policies = self._ecs.account.ram.documents_of(role)
-        if role == NODE_ROLE and not policies:
-            policies = [NODE_POLICY.replace("BUCKET", BUCKET)]
+        if role == NODE_ROLE and not policies and not self.is_bare:
+            policies = [json.dumps(permissions.policy("node", bucket=BUCKET))]
         return is_allowed(policies, right, resource)
 
     def _make_bucket(self) -> None:
@@ -175,3 +191,13 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
 
         auth = oss2.AuthV4(self._key_id, self._key_secret)
         oss2.Bucket(auth, self.url, BUCKET, region=REGION).create_bucket()
+
+
+class _Keys(Secrets):
+    """Also knows the keys that users were given through the API."""
+
+    ram: Ram
+
+    def __getitem__(self, access_key: str) -> str:
+        user_key = self.ram.keys.get(access_key)
+        return super().__getitem__(access_key) if user_key is None else user_key[1]

@@ -57,6 +57,12 @@ class HeldBucket:
     created_at: datetime
     versioning: str = ""
     """``Enabled``, ``Suspended``, or empty if it never had versions."""
+    owner: str = "1234567890123456"
+    acl: str = "private"
+    encryption: str = ""
+    """The algorithm, or empty."""
+    policy: bytes = b""
+    """The bucket's policy, in JSON."""
     lifecycle: bytes = b""
     """The lifecycle configuration, as it was put."""
     objects: dict[str, Stored] = field(default_factory=dict)

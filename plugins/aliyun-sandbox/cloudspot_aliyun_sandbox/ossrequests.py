@@ -22,6 +22,7 @@ RIGHTS: Final[Mapping[str, str]] = {
     "DeleteObject": "oss:DeleteObject",
     "GetBucketInfo": "oss:GetBucketInfo",
     "GetBucketLifecycle": "oss:GetBucketLifecycle",
+    "GetBucketPolicy": "oss:GetBucketPolicy",
     "GetBucketVersioning": "oss:GetBucketVersioning",
     "GetObject": "oss:GetObject",
     "GetObjectMeta": "oss:GetObject",
@@ -33,7 +34,9 @@ RIGHTS: Final[Mapping[str, str]] = {
     "ListObjectsV2": "oss:ListObjects",
     "ListParts": "oss:ListParts",
     "PutBucket": "oss:PutBucket",
+    "PutBucketEncryption": "oss:PutBucketEncryption",
     "PutBucketLifecycle": "oss:PutBucketLifecycle",
+    "PutBucketPolicy": "oss:PutBucketPolicy",
     "PutBucketVersioning": "oss:PutBucketVersioning",
     "PutObject": "oss:PutObject",
     "UploadPart": "oss:PutObject",
@@ -58,6 +61,7 @@ _PARAMETERS: Final[Mapping[str, frozenset[str]]] = {
     "DeleteMultipleObjects": frozenset({"delete", "encoding-type"}),
     "GetBucketInfo": frozenset({"bucketInfo"}),
     "GetBucketLifecycle": frozenset({"lifecycle"}),
+    "GetBucketPolicy": frozenset({"policy"}),
     "GetBucketVersioning": frozenset({"versioning"}),
     "GetObjectMeta": frozenset({"objectMeta"}),
     "InitiateMultipartUpload": frozenset({"uploads", "encoding-type"}),
@@ -67,7 +71,9 @@ _PARAMETERS: Final[Mapping[str, frozenset[str]]] = {
     "ListObjects": frozenset({"prefix", "delimiter", "marker", "max-keys", "encoding-type"}),
     "ListObjectsV2": _LIST,
     "ListParts": frozenset({"uploadId", "max-parts", "part-number-marker", "encoding-type"}),
+    "PutBucketEncryption": frozenset({"encryption"}),
     "PutBucketLifecycle": frozenset({"lifecycle"}),
+    "PutBucketPolicy": frozenset({"policy"}),
     "PutBucketVersioning": frozenset({"versioning"}),
     "UploadPart": frozenset({"uploadId", "partNumber"}),
 }
@@ -94,6 +100,7 @@ _HEADERS: Final[Mapping[str, frozenset[str]]] = {
     "CopyObject": _WRITE | {"x-oss-copy-source", "x-oss-metadata-directive"},
     "GetObject": frozenset({"x-oss-range-behavior"}),
     "InitiateMultipartUpload": _WRITE,
+    "PutBucket": frozenset({"x-oss-acl"}),
     "PutObject": _WRITE,
 }
 _META = frozenset({"AppendObject", "CopyObject", "InitiateMultipartUpload", "PutObject"})
@@ -177,7 +184,9 @@ def _action(request: OssRequest) -> str:
         for name, actions in {
             "bucketInfo": {"GET": "GetBucketInfo"},
             "versioning": {"GET": "GetBucketVersioning", "PUT": "PutBucketVersioning"},
+            "encryption": {"PUT": "PutBucketEncryption"},
             "lifecycle": {"GET": "GetBucketLifecycle", "PUT": "PutBucketLifecycle"},
+            "policy": {"GET": "GetBucketPolicy", "PUT": "PutBucketPolicy"},
             "uploads": {"GET": "ListMultipartUploads"},
             "delete": {"POST": "DeleteMultipleObjects"},
             "list-type": {"GET": "ListObjectsV2"},

@@ -39,14 +39,18 @@ def parts(body: bytes) -> list[tuple[int, str]]:
 def bucket_info(bucket: HeldBucket) -> bytes:
     """Return GetBucketInfo's answer; a bucket that never had versions has no such element."""
     state = f"<Versioning>{bucket.versioning}</Versioning>" if bucket.versioning else ""
+    encryption = (
+        f"<ServerSideEncryptionRule><SSEAlgorithm>{bucket.encryption or 'None'}</SSEAlgorithm>"
+        "</ServerSideEncryptionRule>"
+    )
     return _document(
         "BucketInfo",
         f"<Bucket><CreationDate>{_time(bucket.created_at)}</CreationDate>"
         f"<ExtranetEndpoint>oss-{bucket.region}.aliyuncs.com</ExtranetEndpoint>"
         f"<IntranetEndpoint>oss-{bucket.region}-internal.aliyuncs.com</IntranetEndpoint>"
         f"<Location>oss-{bucket.region}</Location><StorageClass>Standard</StorageClass>"
-        f"<Name>{bucket.name}</Name><Owner><DisplayName>1</DisplayName><ID>1</ID></Owner>"
-        f"<AccessControlList><Grant>private</Grant></AccessControlList>{state}</Bucket>",
+        f"<Name>{bucket.name}</Name><Owner><DisplayName>{bucket.owner}</DisplayName><ID>{bucket.owner}</ID></Owner>"
+        f"<AccessControlList><Grant>{bucket.acl}</Grant></AccessControlList>{state}{encryption}</Bucket>",
     )
 
 

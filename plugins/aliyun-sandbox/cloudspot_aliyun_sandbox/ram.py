@@ -7,6 +7,7 @@ attachments cannot be deleted, and the codes that say so.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -29,6 +30,8 @@ class Policy:
     """Those that it is attached to."""
     users: set[str] = field(default_factory=set)
     """Those that it is attached to."""
+    groups: set[str] = field(default_factory=set)
+    """Those that it is attached to."""
 
 
 class Ram:
@@ -42,9 +45,24 @@ class Ram:
         """Description and moment of each role that was made through the API."""
         self.policies: dict[str, Policy] = {}
         self.users: set[str] = set()
+        self.groups: dict[str, set[str]] = {}
+        """The users of each group."""
+        self.keys: dict[str, tuple[str, str]] = {}
+        """The user and the secret of each access key that was made through the API."""
         self.handlers: dict[str, Handler] = {
             "AttachPolicyToRole": self._attach,
+            "AttachPolicyToGroup": self._attach_to_group,
             "AttachPolicyToUser": self._attach_to_user,
+            "CreateAccessKey": self._create_key,
+            "CreateGroup": self._create_group,
+            "CreateUser": self._create_user,
+            "DetachPolicyFromGroup": self._detach_from_group,
+            "DetachPolicyFromUser": self._detach_from_user,
+            "GetGroup": self._get_group,
+            "GetUser": self._get_user,
+            "ListPoliciesForGroup": lambda parameters, _: self._list("groups", parameters["GroupName"]),
+            "ListPoliciesForRole": lambda parameters, _: self._list("roles", self._role(parameters)),
+            "ListPoliciesForUser": lambda parameters, _: self._list("users", parameters["UserName"]),
             "CreatePolicy": self._create_policy,
             "CreatePolicyVersion": self._create_version,
             "CreateRole": self._create_role,
@@ -58,6 +76,71 @@ class Ram:
     def documents_of(self, role: str) -> list[str]:
         """Return the policies that a role has, as JSON."""
         return [one.versions[-1] for one in self.policies.values() if role in one.roles]
+
+    def documents_of_user(self, name: str) -> list[str]:
+        """Return the policies that a user has, by itself or by a group, as JSON."""
+        groups = {group for group, users in self.groups.items() if name in users}
+        return [
+            one.versions[-1] for one in self.policies.values() if name in one.users or groups & one.groups
+        ]
+
+    def _create_user(self, parameters: Parameters, _region: str) -> Mapping[str, Any]:
+        name = parameters.get("UserName", "")
+        if name in self.users:
+            raise ApiError("EntityAlreadyExists.User", f"The user {name} already exists.", status=409)
+        self.users.add(name)
+        return {"User": {"UserName": name}}
+
+    def _get_user(self, parameters: Parameters, _region: str) -> Mapping[str, Any]:
+        name = parameters.get("UserName", "")
+        if name not in self.users:
+            raise ApiError("EntityNotExist.User", f"The user does not exist: {name}.", status=404)
+        return {"User": {"UserName": name}}
+
+    def _create_group(self, parameters: Parameters, _region: str) -> Mapping[str, Any]:
+        name = parameters.get("GroupName", "")
+        if name in self.groups:
+            raise ApiError("EntityAlreadyExists.Group", f"The group {name} already exists.", status=409)
+        self.groups[name] = set()
+        return {"Group": {"GroupName": name}}
+
+    def _get_group(self, parameters: Parameters, _region: str) -> Mapping[str, Any]:
+        name = parameters.get("GroupName", "")
+        if name not in self.groups:
+            raise ApiError("EntityNotExist.Group", f"The group does not exist: {name}.", status=404)
+        return {"Group": {"GroupName": name}}
+
+    def _create_key(self, parameters: Parameters, _region: str) -> Mapping[str, Any]:
+        user = self._get_user(parameters, _region)["User"]["UserName"]
+        key, secret = f"LTAI5t{secrets.token_hex(9)}", secrets.token_hex(15)
+        self.keys[key] = user, secret
+        return {"AccessKey": {"AccessKeyId": key, "AccessKeySecret": secret, "Status": "Active"}}
+
+    def _list(self, kind: str, name: str) -> Mapping[str, Any]:
+        found = [one for one, policy in self.policies.items() if name in getattr(policy, kind)]
+        return {"Policies": {"Policy": [{"PolicyName": one, "PolicyType": "Custom"} for one in found]}}
+
+    def _attach_to_group(self, parameters: Parameters, _region: str) -> Mapping[str, Any]:
+        policy = self._policy(parameters, has_type=True)
+        name = self._get_group(parameters, _region)["Group"]["GroupName"]
+        if name in policy.groups:
+            message = "The policy is attached to the group already."
+            raise ApiError("EntityAlreadyExists.Group.Policy", message, status=409)
+        policy.groups.add(name)
+        return {}
+
+    def _detach_from_group(self, parameters: Parameters, _region: str) -> Mapping[str, Any]:
+        return self._drop(self._policy(parameters, has_type=True).groups, parameters["GroupName"], "Group")
+
+    def _detach_from_user(self, parameters: Parameters, _region: str) -> Mapping[str, Any]:
+        return self._drop(self._policy(parameters, has_type=True).users, parameters["UserName"], "User")
+
+    def _drop(self, holders: set[str], name: str, kind: str) -> Mapping[str, Any]:
+        if name not in holders:
+            message = f"The policy is not attached to the {kind.lower()}."
+            raise ApiError(f"EntityNotExist.{kind}.Policy", message, status=404)
+        holders.remove(name)
+        return {}
 
     def _create_role(self, parameters: Parameters, _region: str) -> Mapping[str, Any]:
         name = parameters.get("RoleName", "")
@@ -124,6 +207,8 @@ class Ram:
 
     def _delete_policy(self, parameters: Parameters, _region: str) -> Mapping[str, Any]:
         policy = self._policy(parameters)
+        if policy.groups:
+            raise ApiError("DeleteConflict.Policy.Group", "The policy is attached to a group.", status=409)
         if policy.users:
             raise ApiError("DeleteConflict.Policy.User", "The policy is attached to a user.", status=409)
         if policy.roles:

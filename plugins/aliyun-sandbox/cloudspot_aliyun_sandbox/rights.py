@@ -6,7 +6,6 @@ action, except those that pass on a role, and OSS's.
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
 from cloudspot.emulation.api_faults import Call
@@ -30,35 +29,6 @@ def rights_of(call: Call) -> frozenset[str]:
     return frozenset(rights - FREE)
 
 
-NODE_POLICY: Final = json.dumps(
-    {
-        "Version": "1",
-        "Statement": [
-            {
-                "Effect": "Allow",
-                "Action": ["oss:GetBucketInfo", "oss:ListObjects"],
-                "Resource": "acs:oss:*:*:BUCKET",
-            },
-            {
-                "Effect": "Allow",
-                "Action": [
-                    "oss:AbortMultipartUpload",
-                    "oss:DeleteObject",
-                    "oss:GetObject",
-                    "oss:PutObject",
-                ],
-                "Resource": "acs:oss:*:*:BUCKET/*",
-            },
-            {
-                "Effect": "Allow",
-                "Action": "ecs:DeleteInstance",
-                "Resource": "acs:ecs:*:*:instance/*",
-                "Condition": {"StringLike": {"acs:ResourceTag/cloudspot-job": "*"}},
-            },
-        ],
-    }
-)
-"""docs/aliyun/policy-node.json: what the nodes' role has unless a policy is attached to it."""
 _ON_MACHINES: Final = frozenset(
     {
         "ecs:DeleteInstance",

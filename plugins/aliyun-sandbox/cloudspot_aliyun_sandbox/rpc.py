@@ -58,8 +58,19 @@ _REQUIRED: Final = (
     "Timestamp",
 )
 _OTHERS: Final[Mapping[str, frozenset[str]]] = {
+    **{
+        f"Ram:{verb}{kind}": frozenset({"PolicyName", "PolicyType", f"{kind}Name"})
+        for kind in ("Group", "User")
+        for verb in ("AttachPolicyTo", "DetachPolicyFrom")
+    },
+    **{
+        f"Ram:{verb}{kind}": frozenset({f"{kind}Name"})
+        for kind in ("Group", "User")
+        for verb in ("Create", "Get", "ListPoliciesFor")
+    },
+    "Ram:CreateAccessKey": frozenset({"UserName"}),
+    "Ram:ListPoliciesForRole": frozenset({"RoleName"}),
     "Ram:AttachPolicyToRole": frozenset({"PolicyName", "PolicyType", "RoleName"}),
-    "Ram:AttachPolicyToUser": frozenset({"PolicyName", "PolicyType", "UserName"}),
     "Ram:CreatePolicy": frozenset({"Description", "PolicyDocument", "PolicyName"}),
     "Ram:CreatePolicyVersion": frozenset({"PolicyDocument", "PolicyName", "RotateStrategy", "SetAsDefault"}),
     "Ram:CreateRole": frozenset({"AssumeRolePolicyDocument", "Description", "RoleName"}),

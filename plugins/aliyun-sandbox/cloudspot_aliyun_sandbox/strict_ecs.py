@@ -103,6 +103,7 @@ class StrictEcs:
             "DeleteImage": images.delete,
             "DeleteInstance": self._delete_instances,
             "DeleteInstances": self._delete_instances,
+            "DeleteSecurityGroup": account.delete_security_group,
             "DeleteSnapshot": images.delete_snapshot,
             "DescribeAvailableResource": catalogue.describe_available_resource,
             "DescribeDeploymentSets": account.describe_deployment_sets,
@@ -114,6 +115,7 @@ class StrictEcs:
             "DescribeKeyPairs": account.describe_key_pairs,
             "DescribePrice": catalogue.describe_price,
             "DescribeRegions": account.describe_regions,
+            "DescribeSecurityGroupAttribute": account.describe_security_group_attribute,
             "DescribeSecurityGroups": account.describe_security_groups,
             "DescribeSnapshots": images.describe_snapshots,
             "DescribeSpotAdvice": catalogue.describe_spot_advice,
@@ -384,7 +386,8 @@ class StrictEcs:
     def _get_caller_identity(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         key = parameters["AccessKeyId"]
         is_role = self._roles is not None and self._roles.is_role_key(key)
-        who = f"assumed-role/{NODE_ROLE}/node" if is_role else "user/sandbox"
+        user = self.account.ram.keys.get(key, ("sandbox", ""))[0]
+        who = f"assumed-role/{NODE_ROLE}/node" if is_role else f"user/{user}"
         account = self.accounts.get(key, ACCOUNT_ID)
         return {"AccountId": account, "Arn": f"acs:ram::{account}:{who}", "UserId": "2012345678"}
 

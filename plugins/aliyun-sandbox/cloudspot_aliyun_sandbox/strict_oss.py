@@ -201,8 +201,11 @@ class StrictOss:
             raise OssRefusal(400, "InvalidBucketName", "The specified bucket is not valid.")
         if request.bucket in self.buckets:
             raise OssRefusal(409, "BucketAlreadyExists", "The requested bucket name is not available.")
+        acl = request.headers.get("x-oss-acl", "private")
+        if acl not in {"private", "public-read", "public-read-write"}:
+            raise OssRefusal(400, "InvalidArgument", "no such bucket access control exists")
         self.buckets[request.bucket] = HeldBucket(
-            request.bucket, request.region or "cn-hangzhou", self._now()
+            request.bucket, request.region or "cn-hangzhou", self._now(), acl=acl
         )
         return 200, {}, b""
 
@@ -229,6 +232,19 @@ class StrictOss:
         if not bucket.lifecycle:
             raise OssRefusal(404, "NoSuchLifecycle", "No Row found in Lifecycle Table.")
         return _xml(bucket.lifecycle)
+
+    def _encryption(self, request: OssRequest, bucket: HeldBucket) -> _Answer:
+        found = ossxml.read(request.body).find(".//SSEAlgorithm")
+        bucket.encryption = "" if found is None else found.text or ""
+        return 200, {}, b""
+
+    def _policy(self, request: OssRequest, bucket: HeldBucket) -> _Answer:
+        if request.method == "PUT":
+            bucket.policy = request.body
+            return 200, {}, b""
+        if not bucket.policy:
+            raise OssRefusal(404, "NoSuchBucketPolicy", "The bucket policy does not exist.")
+        return 200, {"Content-Type": "application/json"}, bucket.policy
 
     def _list(self, request: OssRequest, bucket: HeldBucket) -> _Answer:
         if request.query.get("list-type", "2") != "2":
@@ -385,6 +401,9 @@ _METHODS: Mapping[str, str] = {
     "DeleteObject": "_delete",
     "GetBucketInfo": "_bucket_info",
     "GetBucketLifecycle": "_lifecycle",
+    "GetBucketPolicy": "_policy",
+    "PutBucketEncryption": "_encryption",
+    "PutBucketPolicy": "_policy",
     "GetBucketVersioning": "_versioning",
     "GetObject": "_get",
     "GetObjectMeta": "_get",

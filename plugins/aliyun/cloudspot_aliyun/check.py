@@ -21,25 +21,32 @@ from cloudspot_aliyun.options import AliyunOptions
 from cloudspot_aliyun.refusals import refusal
 from cloudspot_aliyun.request import EcsRequest, parameters_of
 
-_POLICY: Final = "grant it: docs/aliyun/policy-submitter.json has all rights that a submitter needs"
+_SETUP: Final = "an administrator runs: cloudspot setup aliyun"
 
 
 def check(options: AliyunOptions, clients: AliyunClients, resources: Resources) -> Sequence[CheckResult]:
     """Try in order what a submission would need; skip what depends on something that failed."""
-    lines = Checklist(remedy=_POLICY)
+    lines = Checklist(remedy=_SETUP)
     attempt = lines.attempt
 
     if not attempt("credentials", lambda: caller(clients).arn):
         return lines.results()
+    lines.remedy = f"{_SETUP} --grant-to {principal_of(caller(clients).arn)}"
     if not attempt("region", lambda: check_region(clients)):
         return lines.results()
     provisioner = EcsProvisioner(options, clients)
     lines.attempt_listing(provisioner)
-    attempt("role", lambda: _role(clients, options))
+    attempt("role", lambda: _role(clients, options), _SETUP)
     for market, offer in cheapest_by_market(lines.attempt_offers(provisioner, resources, remark=_taken)):
         attempt(f"launch, {market.value}", partial(_launch, provisioner, clients, offer))
     attempt("console", lambda: _console(provisioner))
     return lines.results()
+
+
+def principal_of(arn: str) -> str:
+    """Return the caller as ``cloudspot setup --grant-to`` takes it: the role itself, not its session."""
+    who = arn.rpartition(":")[2]
+    return f"role/{who.split('/')[1]}" if who.startswith("assumed-role/") else who
 
 
 def _taken(offer: Offer) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Final
 
 from cloudspot.plugin.answers import moment
 from cloudspot_aliyun.api import ask
 from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.errors import unless
+from cloudspot_aliyun.permissions import DIRECTORY
 
 DESCRIPTION: Final = "cloudspot: what drives jobs while nobody is awake"
 _TRUST: Final = json.dumps(
@@ -31,7 +31,7 @@ _TRUST: Final = json.dumps(
 def driver_policy(bucket: str, *, reaps: bool = False) -> str:
     """Return what a driver of the jobs in a bucket needs, as RAM has it; with ``reaps``, also a reaper."""
     files = ("policy-driver.json", "policy-reap.json")[: 2 if reaps else 1]
-    texts = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in files]
+    texts = [(DIRECTORY / name).read_text(encoding="utf-8") for name in files]
     statements = [one for text in texts for one in json.loads(text.replace("BUCKET", bucket))["Statement"]]
     # RAM takes at most 6,144 characters.
     return json.dumps({"Version": "1", "Statement": statements}, separators=(",", ":"))

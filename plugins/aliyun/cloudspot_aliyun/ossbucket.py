@@ -207,24 +207,34 @@ class OssBucket(Bucket):
     def _client_in(self, region: str) -> oss2.Bucket:
         if self._keys is None:
             self._keys = _Keys(self._clients.credentials)
-        domain = oss_domain(self.name)
-        return oss2.Bucket(
-            oss2.ProviderAuthV4(self._keys),
-            domain or oss_endpoint(region, is_internal=is_inside(region)),
-            self.name,
-            is_cname=domain is not None,
-            session=_Session(pool_size=MAX_CONNECTIONS),
-            connect_timeout=(CONNECT_SECONDS, READ_SECONDS),
-            app_name=USER_AGENT,
-            enable_crc=False,  # We compute it ourselves, about forty times as fast.
-            region=region,
-        )
+        return _client(self._keys, self.name, region)
 
     def _versioned(self, state: str) -> StoreRefused:
         return StoreRefused(
             f"store {self.url}: bucket {self.name!r} has {state}: OSS then ignores that a write must only "
             "create, and two writers could both win; use a bucket that never had versioning"
         )
+
+
+def bucket_client(clients: AliyunClients, name: str) -> oss2.Bucket:
+    """Return a client of a bucket in the clients' region, which need not exist; errors are the SDK's."""
+    pace(HTTPConnection)
+    return _client(_Keys(clients.credentials), name, clients.region)
+
+
+def _client(keys: _Keys, name: str, region: str) -> oss2.Bucket:
+    domain = oss_domain(name)
+    return oss2.Bucket(
+        oss2.ProviderAuthV4(keys),
+        domain or oss_endpoint(region, is_internal=is_inside(region)),
+        name,
+        is_cname=domain is not None,
+        session=_Session(pool_size=MAX_CONNECTIONS),
+        connect_timeout=(CONNECT_SECONDS, READ_SECONDS),
+        app_name=USER_AGENT,
+        enable_crc=False,  # We compute it ourselves, about forty times as fast.
+        region=region,
+    )
 
 
 class _Session(oss2.Session):  # type: ignore[misc]

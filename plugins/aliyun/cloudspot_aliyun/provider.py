@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cloudspot.interfaces import (
+    AccountSetup,
     FunctionHost,
     ImageHost,
     Inventory,
@@ -63,6 +64,7 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
             Capability.REGISTRY,
             Capability.IMAGES,
             Capability.FUNCTIONS,
+            Capability.SETUP,
         }
     )
 
@@ -98,6 +100,11 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
         from cloudspot_aliyun.osslogs import OssLogSink
 
         return OssLogSink(store, job_id)
+
+    def account_setup(self) -> AccountSetup:
+        from cloudspot_aliyun.accountsetup import AliyunAccountSetup
+
+        return AliyunAccountSetup(self.options, self.clients)
 
     def registry_login(self, registry: str) -> RegistryLogin | None:
         from cloudspot_aliyun.acr import registry_login

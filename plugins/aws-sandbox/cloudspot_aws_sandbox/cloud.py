@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import sys
@@ -15,17 +16,19 @@ import msgspec
 
 from cloudspot.emulation.cloud import EmulatedMachine, MachineHost
 from cloudspot.emulation.emulated_account import EmulatedAccount
-from cloudspot.emulation.policies import is_allowed
-from cloudspot.emulation.role_credentials import Secrets
+from cloudspot_aws import permissions
+from cloudspot_aws.accountsetup import LIMIT_ROLE
 from cloudspot_aws.drill import ROLE as DRILL_ROLE
 from cloudspot_aws.options import DEFAULT_INSTANCE_PROFILE, DEFAULT_TRAIN_PYTHON
-from cloudspot_aws_sandbox.rights import NODE_LOGS, resource_of, rights_of
+from cloudspot_aws_sandbox.rights import resource_of, rights_of
 from cloudspot_aws_sandbox.rolecheck import RoleCheck
 from cloudspot_aws_sandbox.rolekeys import RoleKeys
 
 if TYPE_CHECKING:
     from cloudspot_aws_sandbox.functions import StrictFunctions
+    from cloudspot_aws_sandbox.identities import Identities
     from cloudspot_aws_sandbox.strict_ec2 import StrictEc2
+    from cloudspot_aws_sandbox.strict_s3 import StrictS3
 
 # Otherwise moto reads 1,300 images for each region.
 os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"
@@ -33,11 +36,6 @@ os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"
 REGION: Final = "us-east-1"
 BUCKET: Final = "cloudspot-sandbox"
 NODE_ROLE: Final = "cloudspot-node"
-LIMIT_ROLE: Final = "cloudspot-limit"
-_TRUST: Final = (
-    '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "sts:AssumeRole", '
-    '"Principal": {"Service": "SERVICE.amazonaws.com"}}]}'
-)
 
 
 class EmulatedAws(EmulatedAccount):
@@ -50,6 +48,7 @@ class EmulatedAws(EmulatedAccount):
     name: ClassVar[str] = "aws"
     notice_seconds: ClassVar[float] = 120.0
     foreign_variables: ClassVar[tuple[str, ...]] = ("AWS_", "BOTO_")
+    can_be_bare: ClassVar[bool] = True
     network: ClassVar[str] = "172.31.0.0/16"
     metadata_service: ClassVar[str] = "cloudspot_aws_sandbox.imds_server:Imds"
     # As cloud-init's Ec2 data source does it.
@@ -67,8 +66,9 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         self._host: MachineHost | None = None
         self._ec2: StrictEc2 | None = None
         self._functions: StrictFunctions | None = None
-        self._roles: dict[str, str] = {}
-        """The role of each key that was given to a function; all others are the machines'."""
+        self._identities: Identities | None = None
+        self.s3: StrictS3 | None = None
+        """The account's buckets, as tests change them."""
 
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
         """Serve the account, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
@@ -82,6 +82,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         from moto.s3.models import s3_backends
 
         from cloudspot_aws_sandbox.functions import StrictFunctions
+        from cloudspot_aws_sandbox.identities import Identities
         from cloudspot_aws_sandbox.strict_ec2 import StrictEc2
         from cloudspot_aws_sandbox.strict_logs import StrictLogs
         from cloudspot_aws_sandbox.strict_s3 import StrictS3
@@ -101,24 +102,27 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         keys = self._keys
         self._host = host
         moto = DomainDispatcherApplication(create_backend_app)
-        known = Secrets({self._access_key: self._secret_key}, keys)
+        owner = {self._access_key: self._secret_key}
+        self._identities = known = Identities(owner, keys, machines_role=NODE_ROLE)
         self._functions = functions = StrictFunctions(
             moto,
             faults=self.faults,
             secrets=known,
-            is_granted=self._may,
+            is_granted=known.may,
             environment=self._function_environment,
             directory=directory,
         )
-        logs = StrictLogs(functions, faults=self.faults, secrets=known, is_granted=self._may_log)
-        s3 = StrictS3(logs, faults=self.faults, secrets=known)
-        self._ec2 = StrictEc2(s3, host, secrets=known, faults=self.faults, is_granted=self._may)
+        logs = StrictLogs(functions, faults=self.faults, secrets=known, is_granted=known.may)
+        self.s3 = s3 = StrictS3(logs, faults=self.faults, secrets=known, is_granted=known.may)
+        self._ec2 = StrictEc2(s3, host, secrets=known, faults=self.faults, is_granted=known.may)
         self.serve(RoleCheck(self._ec2, keys, now=_now), address=address)
-        self._make_resources()
+        if not self.is_bare:
+            self._make_resources()
         self.begin(directory, rights=rights_of, resource=partial(resource_of, account=DEFAULT_ACCOUNT_ID))
 
     def environment(self) -> Mapping[str, str]:
         """Return the variables that lead to the account, as its owner; see EmulatedCloud."""
+        store = {} if self.is_bare else {"CLOUDSPOT_STORE": f"s3://{BUCKET}"}
         return {
             **self.machine_environment(),
             "AWS_ACCESS_KEY_ID": self._access_key,
@@ -129,7 +133,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
             "AWS_PAGER": "",
-            "CLOUDSPOT_STORE": f"s3://{BUCKET}",
+            **store,
         }
 
     def machine_environment(self) -> Mapping[str, str]:
@@ -159,7 +163,8 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
     def _function_environment(self, role: str) -> Mapping[str, str]:
         """Return the credentials of a function's role, and where the services are."""
         issued = self._keys.issue(f"function/{role}", expires_at=_now() + timedelta(hours=6))
-        self._roles[issued.access_key] = role
+        assert self._identities is not None
+        self._identities.function_roles[issued.access_key] = role
         return {
             "AWS_ENDPOINT_URL": self.functions_url,
             "AWS_ACCESS_KEY_ID": issued.access_key,
@@ -168,31 +173,6 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
             "AWS_REGION": REGION,
             "AWS_DEFAULT_REGION": REGION,
         }
-
-    def _may_log(self, key: str, right: str, group: str) -> bool:
-        from moto.core import DEFAULT_ACCOUNT_ID
-
-        return self._may(key, right, f"arn:aws:logs:{REGION}:{DEFAULT_ACCOUNT_ID}:log-group:{group}")
-
-    def _may(self, key: str, right: str, arn: str) -> bool:
-        """Return whether the account's owner, or a machine's or function's role by its policies, may do that.
-
-        A role without a policy has docs/aws/policy-node.json.
-        """
-        from moto.core import DEFAULT_ACCOUNT_ID
-        from moto.iam.models import iam_backends
-
-        if not self._keys.is_role_key(key):
-            return True
-        name = self._roles.get(key, NODE_ROLE)
-        role = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_role(name)
-        attached = [
-            version.document
-            for one in role.managed_policies.values()
-            for version in one.versions
-            if version.version_id == one.default_version_id
-        ]
-        return is_allowed([*role.policies.values(), *attached] or [NODE_LOGS], right, arn)
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
         """Add what the machine needs to know of its role, and what AWS's images have; see EmulatedCloud."""
@@ -204,7 +184,10 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         return msgspec.structs.replace(machine, metadata=facts, programs=programs)
 
     def _make_resources(self) -> None:
-        """Make what docs/aws.md has an account set up: the bucket, the roles and the nodes' profile."""
+        """Make what `cloudspot setup` has an account set up: the bucket, the roles and the nodes' profile.
+
+        Machines may use any bucket here, as there may be others for a job's inputs.
+        """
         import boto3
 
         # Through the API, as a user would; those calls do not count as a job's.
@@ -213,9 +196,11 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         endpoint = environment["AWS_ENDPOINT_URL"]
         session.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
         iam = session.client("iam", endpoint_url=endpoint)
-        iam.create_role(RoleName=NODE_ROLE, AssumeRolePolicyDocument=_TRUST.replace("SERVICE", "ec2"))
-        iam.create_role(RoleName=DRILL_ROLE, AssumeRolePolicyDocument=_TRUST.replace("SERVICE", "fis"))
-        iam.create_role(RoleName=LIMIT_ROLE, AssumeRolePolicyDocument=_TRUST.replace("SERVICE", "scheduler"))
+        for role, file in ((NODE_ROLE, "node"), (DRILL_ROLE, "drill"), (LIMIT_ROLE, "limit")):
+            trust = json.dumps(permissions.trust(file, partition="aws"))
+            policy = json.dumps(permissions.policy(file, partition="aws", bucket="*"))
+            iam.create_role(RoleName=role, AssumeRolePolicyDocument=trust)
+            iam.put_role_policy(RoleName=role, PolicyName=role, PolicyDocument=policy)
         iam.create_instance_profile(InstanceProfileName=DEFAULT_INSTANCE_PROFILE)
         iam.add_role_to_instance_profile(InstanceProfileName=DEFAULT_INSTANCE_PROFILE, RoleName=NODE_ROLE)
 

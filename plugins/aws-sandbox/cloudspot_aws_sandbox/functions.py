@@ -32,6 +32,7 @@ from cloudspot.emulation.function_process import FunctionProcesses, Result, run_
 from cloudspot_aws_sandbox.callers import authenticate
 from cloudspot_aws_sandbox.lambda_runtime import Code, LambdaRuntime
 from cloudspot_aws_sandbox.query import ApiError, read_body, scope_of
+from cloudspot_aws_sandbox.rights import needs_of
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication
@@ -56,15 +57,15 @@ class StrictFunctions:
         *,
         faults: Faults,
         secrets: Mapping[str, str],
-        is_granted: Callable[[str, str, str], bool],
+        is_granted: Callable[[str, str, str, Mapping[str, str]], bool],
         environment: Callable[[str], Mapping[str, str]],
         directory: Path,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         """Run functions below ``directory``; requests to other services reach ``app`` unchanged.
 
-        ``is_granted`` says whether a key has a right on a resource (an ARN). ``environment`` returns what a
-        function of a role finds in its process: its credentials.
+        ``is_granted`` says whether a key has a right on a resource (an ARN), in a context. ``environment``
+        returns what a function of a role finds in its process: its credentials.
         """
         self._app = app
         self._faults = faults
@@ -96,13 +97,8 @@ class StrictFunctions:
             )
             action, name = _action_of(environ, service)
             request = json.loads(body or b"{}") if action != "Invoke" else {}
-            right = f"{service}:{action}"
-            arn = f"arn:aws:lambda:{region}:{DEFAULT_ACCOUNT_ID}:function:{name}"
-            if service == "events":
-                arn = str(request.get("ResourceARN", "*"))
-            if right in self._faults.denied or not self._is_granted(key, right, arn):
-                text = f"User is not authorized to perform: {right}"
-                raise ApiError("AccessDeniedException", text, status=403)
+            asked = {"FunctionName": name, **request} if service == "lambda" else request
+            self._authorize(Call(service, action, asked, region, None, access_key=key))
             injected = self._faults.take(action)
             if injected is not None and not injected.happens:
                 raise ApiError(injected.code, injected.message, status=injected.status)
@@ -124,6 +120,12 @@ class StrictFunctions:
         kept = [one for one in headers if one[0].lower() != "content-length"]
         start_response(status, [*kept, ("Content-Length", str(len(content)))])
         return [content]
+
+    def _authorize(self, call: Call) -> None:
+        for right, arn, context in needs_of(call, account=DEFAULT_ACCOUNT_ID):
+            if right in self._faults.denied or not self._is_granted(call.access_key, right, arn, context):
+                text = f"User is not authorized to perform: {right}"
+                raise ApiError("AccessDeniedException", text, status=403)
 
     def _answer(self, name: str, event: bytes, region: str, headers: list[tuple[str, str]]) -> bytes:
         result = self.invoke(name, event, region)

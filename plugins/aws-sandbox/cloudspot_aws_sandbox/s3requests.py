@@ -16,17 +16,36 @@ RIGHTS: Mapping[str, str] = {
     "CompleteMultipartUpload": "s3:PutObject",
     "CreateMultipartUpload": "s3:PutObject",
     "DeleteObject": "s3:DeleteObject",
+    "DeleteObjects": "s3:DeleteObject",
     "GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
     "GetBucketVersioning": "s3:GetBucketVersioning",
     "GetObject": "s3:GetObject",
+    "GetBucketEncryption": "s3:GetEncryptionConfiguration",
+    "GetPublicAccessBlock": "s3:GetBucketPublicAccessBlock",
     "HeadBucket": "s3:ListBucket",
     "HeadObject": "s3:GetObject",
     "ListMultipartUploads": "s3:ListBucketMultipartUploads",
     "ListObjectsV2": "s3:ListBucket",
+    "PutBucketEncryption": "s3:PutEncryptionConfiguration",
+    "PutBucketLifecycleConfiguration": "s3:PutLifecycleConfiguration",
     "PutObject": "s3:PutObject",
+    "PutPublicAccessBlock": "s3:PutBucketPublicAccessBlock",
     "UploadPart": "s3:PutObject",
 }
 """The right that each action takes."""
+
+
+_SETTINGS: Mapping[str, str] = {
+    "acl": "BucketAcl",
+    "encryption": "BucketEncryption",
+    "lifecycle": "BucketLifecycleConfiguration",
+    "policy": "BucketPolicy",
+    "publicAccessBlock": "PublicAccessBlock",
+    "tagging": "BucketTagging",
+    "versioning": "BucketVersioning",
+}
+"""What of a bucket is read, written or deleted, by the parameter that names it."""
+_VERBS: Mapping[str, str] = {"GET": "Get", "PUT": "Put", "DELETE": "Delete"}
 
 
 @dataclass
@@ -79,16 +98,17 @@ def _action(method: str, request: S3Request) -> str:
     if not request.bucket:
         return "ListBuckets"
     if not request.key:
-        if method == "GET" and "versioning" in query:
-            return "GetBucketVersioning"
-        if method == "GET" and "lifecycle" in query:
-            return "GetBucketLifecycleConfiguration"
         if method == "GET" and "list-type" in query:
             return "ListObjectsV2"
         if method == "GET" and "uploads" in query:
             return "ListMultipartUploads"
         if method == "PUT" and not query:
             return "CreateBucket"
+        for name, what in _SETTINGS.items():
+            if name in query:
+                return f"{_VERBS.get(method, method)}{what}"
+        if method == "POST" and "delete" in query:
+            return "DeleteObjects"
         return {"HEAD": "HeadBucket", "DELETE": "DeleteBucket"}.get(
             method, f"{method} bucket {min(query, default='')}".rstrip()
         )

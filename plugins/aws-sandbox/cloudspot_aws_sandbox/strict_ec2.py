@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
@@ -43,7 +44,7 @@ from cloudspot_aws_sandbox.query import (
     xml_answer,
     xml_error,
 )
-from cloudspot_aws_sandbox.rights import resource_of, rights_of
+from cloudspot_aws_sandbox.rights import needs_of
 from cloudspot_aws_sandbox.s3requests import is_for_s3
 from cloudspot_aws_sandbox.saved_images import SavedImages
 from cloudspot_aws_sandbox.schedules import Schedules
@@ -72,20 +73,22 @@ class StrictEc2:
         *,
         secrets: Mapping[str, str],
         faults: Faults | None = None,
-        is_granted: Callable[[str, str, str], bool] | None = None,
+        is_granted: Callable[[str, str, str, Mapping[str, str]], bool] | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Boot machines on ``host`` for callers whose key is in ``secrets``.
 
-        ``is_granted`` says whether a key has a right on a resource. ``clock`` (seconds since the epoch)
-        measures lags, ``now`` the age of signatures.
+        ``is_granted`` says whether a key has a right on a resource in a context. ``clock`` (seconds since
+        the epoch) measures lags, ``now`` the age of signatures.
         """
         self.faults = faults or Faults()
         self.machines = Machines(host, self.faults, clock)
         self._inner = inner
         self._secrets = secrets
         self._is_granted = is_granted
+        self._caller = threading.local()
+        self._spot_role_lock = threading.Lock()
         self._now = now
         self._clock = clock
         self._groups = PlacementGroups(self.machines)
@@ -172,13 +175,16 @@ class StrictEc2:
     def _authorize(self, call: Call) -> None:
         # Without the right for them, the image goes and its snapshots stay, which the answer says.
         asked = {"ec2:DeleteSnapshot"} if call.action == "DeregisterImage" else set()
-        for right in sorted(rights_of(call) - asked):
-            arn = resource_of(call, right=right, account=DEFAULT_ACCOUNT_ID)
-            is_granted = self._is_granted is None or self._is_granted(call.access_key, right, arn)
+        self._caller.may_delete_snapshots = True
+        for right, arn, context in needs_of(call, account=DEFAULT_ACCOUNT_ID):
+            is_granted = self._is_granted is None or self._is_granted(call.access_key, right, arn, context)
             if right in self.faults.denied or not is_granted:
-                raise _denial(call.service, right)
+                if right not in asked:
+                    raise _denial(call.service, right)
+                self._caller.may_delete_snapshots = False
         if call.action == "RunInstances" and call.parameters.get("InstanceMarketOptions"):
-            self._make_spot_role(call.access_key)
+            with self._spot_role_lock:
+                self._make_spot_role(call.access_key)
 
     def _make_spot_role(self, key: str) -> None:
         """Make the role in which EC2 buys spot machines, in the caller's name, unless the account has it.
@@ -189,7 +195,7 @@ class StrictEc2:
         if any(one.name == SPOT_ROLE for one in iam.roles.values()):
             return
         arn = f"arn:aws:iam::{DEFAULT_ACCOUNT_ID}:role/aws-service-role/spot.amazonaws.com/{SPOT_ROLE}"
-        is_granted = self._is_granted is None or self._is_granted(key, right, arn)
+        is_granted = self._is_granted is None or self._is_granted(key, right, arn, {})
         if right in self.faults.denied or not is_granted:
             raise ApiError(
                 "AuthFailure.ServiceLinkedRoleCreationNotPermitted",
@@ -326,7 +332,7 @@ class StrictEc2:
         return self._images.create(parameters, region)
 
     def _deregister_image(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
-        may = "ec2:DeleteSnapshot" not in self.faults.denied
+        may = self._caller.may_delete_snapshots
         return self._images.deregister(parameters, region, may_delete_snapshots=may)
 
     def _create_tags(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:

@@ -14,9 +14,12 @@ from datetime import datetime, timezone
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from moto.core import DEFAULT_ACCOUNT_ID
+
 from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot_aws_sandbox.callers import authenticate
 from cloudspot_aws_sandbox.query import ApiError, read_body
+from cloudspot_aws_sandbox.rights import needs_of
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication
@@ -38,11 +41,11 @@ class StrictLogs:
         *,
         faults: Faults,
         secrets: Mapping[str, str],
-        is_granted: Callable[[str, str, str], bool] | None = None,
+        is_granted: Callable[[str, str, str, Mapping[str, str]], bool] | None = None,
         page_events: int = MAX_BATCH_EVENTS,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
-        """``is_granted``, if given, says whether a key has a right (``logs:PutLogEvents``) to a log group."""
+        """``is_granted``, if given, says whether a key has a right on a resource (an ARN), in a context."""
         self.page_events = page_events
         """The most events on a page of GetLogEvents."""
         self._app = app
@@ -68,11 +71,7 @@ class StrictLogs:
             injected = self._faults.take(action)
             if injected is not None and not injected.happens:
                 raise ApiError(injected.code, injected.message, status=injected.status)
-            right, group = f"logs:{action}", str(parameters.get("logGroupName", ""))
-            is_granted = self._is_granted is None or self._is_granted(access_key, right, group)
-            if right in self._faults.denied or not is_granted:
-                message = f"User is not authorized to perform: {right} on resource: log-group:{group}"
-                raise ApiError("AccessDeniedException", message, status=400)
+            self._authorize(Call("logs", action, parameters, region, None, access_key))
             if action == "PutLogEvents":
                 _check_batch(parameters["logEvents"])
             if action == "GetLogEvents":
@@ -93,6 +92,13 @@ class StrictLogs:
         self._faults.record(Call("logs", action, _without_events(parameters), region, code, access_key))
         start_response(status, headers)
         return [content]
+
+    def _authorize(self, call: Call) -> None:
+        for right, arn, context in needs_of(call, account=DEFAULT_ACCOUNT_ID):
+            is_granted = self._is_granted is None or self._is_granted(call.access_key, right, arn, context)
+            if right in self._faults.denied or not is_granted:
+                message = f"User is not authorized to perform: {right} on resource: {arn}"
+                raise ApiError("AccessDeniedException", message, status=400)
 
     def _forward(self, environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]], bytes]:
         """Let moto answer."""

@@ -25,6 +25,7 @@ from moto.s3.models import s3_backends
 from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot_aws_sandbox.checksums import CHECKSUMS, is_right, unchunked
 from cloudspot_aws_sandbox.query import ApiError, read_body
+from cloudspot_aws_sandbox.rights import needs_of
 from cloudspot_aws_sandbox.s3requests import RIGHTS, S3Request, is_for_s3, parse_request
 from cloudspot_aws_sandbox.sigv4 import UNSIGNED, check_signature, read_signature
 
@@ -58,7 +59,8 @@ class StrictS3:
     """WSGI middleware; requests to other services reach ``app`` unchanged. Thread-safe.
 
     ``secrets`` maps access keys to their secrets, and may grow. Access to ``foreign_buckets``, which belong
-    to another account, is denied.
+    to another account, is denied. ``is_granted``, if given, says whether a key has a right on a resource (an
+    ARN), in a context.
     """
 
     def __init__(
@@ -67,12 +69,14 @@ class StrictS3:
         *,
         faults: Faults,
         secrets: Mapping[str, str],
+        is_granted: Callable[[str, str, str, Mapping[str, str]], bool] | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         self.foreign_buckets: set[str] = set()
         self._app = app
         self._faults = faults
         self._secrets = secrets
+        self._is_granted = is_granted
         self._now = now
         self._uploads: dict[str, _Multipart] = {}
         self._lock = threading.Lock()
@@ -161,7 +165,18 @@ class StrictS3:
             )
         right = RIGHTS.get(request.action)
         is_denied = self._faults.is_denied(right, request.access_key)
-        if request.bucket in self.foreign_buckets or is_denied:
+        if self._is_granted is not None:
+            call = Call("s3", request.action, {"Bucket": request.bucket, "Key": request.key}, "", None)
+            is_denied = is_denied or not all(
+                self._is_granted(request.access_key, one, arn, context)
+                for one, arn, context in needs_of(call, account=DEFAULT_ACCOUNT_ID)
+            )
+        # S3 user guide, "Verifying bucket ownership with bucket owner condition" (checked 2026-11).
+        is_strangers = request.header("x-amz-expected-bucket-owner") not in {None, DEFAULT_ACCOUNT_ID}
+        if request.bucket in self.foreign_buckets and request.action == "CreateBucket":
+            text = "The requested bucket name is not available."
+            raise ApiError("BucketAlreadyExists", text, status=409)
+        if request.bucket in self.foreign_buckets or is_strangers or is_denied:
             raise ApiError("AccessDenied", "Access Denied", status=403)
         # A caller who may not list does not learn that an object is missing either.
         if (

@@ -26,7 +26,7 @@ from cloudspot_aws.options import AwsOptions
 from cloudspot_aws.refusals import denied_action
 from cloudspot_aws.request import Ec2Request
 
-_POLICY: Final = "grant it: docs/aws/policy-submitter.json has all rights that a submitter needs"
+_SETUP: Final = "an administrator runs: cloudspot setup aws"
 _QUOTAS: Final = (
     (("g", "vt", "gr"), "L-DB2E81BA", "L-3819A6DF"),
     (("p5", "p6"), "L-417A185B", "L-C4BD4855"),
@@ -40,21 +40,29 @@ _QUOTAS: Final = (
 EC2 service quotas"). Those of p5, p6, trn, inf and dl are from memory; a wrong one would fail the check's
 line for such a type, but no launch."""
 
+ACCELERATOR_QUOTAS: Final = {
+    "vCPUs of G and VT machines on the spot market": "L-3819A6DF",
+    "vCPUs of G and VT machines on demand": "L-DB2E81BA",
+    "vCPUs of P machines on the spot market": "L-7212CCBC",
+    "vCPUs of P machines on demand": "L-417A185B",
+}
+
 
 def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Sequence[CheckResult]:
     """Try in order what a submission would need; skip what depends on something that failed."""
-    lines = Checklist(remedy=_POLICY)
+    lines = Checklist(remedy=_SETUP)
     attempt = lines.attempt
 
     if not attempt("region", lambda: check_region(clients)):
         return lines.results()
     if not attempt("credentials", lambda: caller(clients).arn):
         return lines.results()
+    lines.remedy = f"{_SETUP} --grant-to {principal_of(caller(clients).arn)}"
     attempt("clock", lambda: _clock(clients), "set this machine's clock, by NTP")
     provisioner = Ec2Provisioner(options, clients)
     lines.attempt_listing(provisioner)
     attempt("image", lambda: _image(clients, options))
-    attempt("instance profile", lambda: _profile(clients, options))
+    attempt("instance profile", lambda: _profile(clients, options), _SETUP)
     offers = lines.attempt_offers(provisioner, resources)
     if not offers:
         return lines.results()
@@ -71,8 +79,11 @@ def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Seq
         attempt("limit", lambda: _schedules(clients))
     if options.logs == "cloudwatch" and options.log_group is not None:
         group = options.log_group
-        statement = f'add "arn:*:logs:*:*:log-group:{group}*" to the statement "Logs" of both policies'
-        attempt("logs", lambda: _logs(clients, group), f"{statement} in docs/aws")
+        statement = (
+            f'add "arn:*:logs:*:*:log-group:{group}*" to the statement "Logs" of the policy '
+            "cloudspot-submitter and of the role cloudspot-node"
+        )
+        attempt("logs", lambda: _logs(clients, group), statement)
     return lines.results()
 
 
@@ -81,6 +92,13 @@ def _clock(clients: AwsClients) -> str:
         answer = clients.client("sts").get_caller_identity()
     said = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
     return compare_clock(said, whose="AWS")
+
+
+def principal_of(arn: str) -> str:
+    """Return the caller as ``cloudspot setup --grant-to`` takes it: the role itself, not its session."""
+    if ":assumed-role/" in arn:
+        return f"role/{arn.split('/')[1]}"
+    return arn.rpartition(":")[2]
 
 
 def _profile(clients: AwsClients, options: AwsOptions) -> str:
@@ -143,7 +161,7 @@ def _logs(clients: AwsClients, group: str) -> str:
     doubt = (
         ""
         if group.startswith(GROUP_PREFIX)
-        else f" (not checked: the machines' role; docs/aws/policy-node.json has {GROUP_PREFIX}* only)"
+        else f" (not checked: the machines' role; cloudspot-node has {GROUP_PREFIX}* only)"
     )
     try:
         with ERRORS.translated("reading providers.aws.log_group", {"ResourceNotFoundException": SpecError}):
@@ -151,6 +169,33 @@ def _logs(clients: AwsClients, group: str) -> str:
     except SpecError:
         return f"{group} does not exist yet, and the first node makes it{doubt}"
     return f"{group} may be read{doubt}"
+
+
+def quota_notes(clients: AwsClients) -> list[str]:
+    """Return what to do about each quota of 0, which new accounts have for accelerators: a line each.
+
+    Raises:
+        AuthError: the right ``servicequotas:GetServiceQuota`` is missing.
+    """
+    notes = []
+    client, region = clients.client("service-quotas"), clients.region
+    for what, code in ACCELERATOR_QUOTAS.items():
+        with ERRORS.translated("reading a quota"):
+            quota = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]
+        if not number(quota["Value"], most=MAX_TALLY):
+            notes.append(f"the quota {code} ({what}) is 0 in {region}; {_ask_for(code, region, 8)}")
+    return notes
+
+
+def _ask_for(code: str, region: str, num_vcpus: int) -> str:
+    """Return how to ask for more of a quota of vCPUs."""
+    page = f"https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/{code}"
+    return (
+        f'ask for more at {page} with the words "We train models with PyTorch on {num_vcpus} vCPUs at a '
+        f'time, on spot machines that save their work.", or run: aws service-quotas '
+        f"request-service-quota-increase --region {region} --service-code ec2 --quota-code {code} "
+        f"--desired-value {num_vcpus}"
+    )
 
 
 def _dry_run(clients: AwsClients, call: str, right: str, **arguments: Any) -> None:
@@ -186,6 +231,7 @@ def _quota(clients: AwsClients, options: AwsOptions, offer: Offer) -> str:
     num_vcpus = int(number(answer["Quota"]["Value"], most=MAX_TALLY) or 0)
     if num_vcpus < type_.cpus:
         raise CloudspotError(
-            f"{num_vcpus} vCPUs, and one {name} has {type_.cpus}; ask for more of {code} in Service Quotas"
+            f"{num_vcpus} vCPUs, and one {name} has {type_.cpus}; "
+            f"{_ask_for(code, clients.region, 2 * type_.cpus)}"
         )
     return f"{num_vcpus} vCPUs, enough for {num_vcpus // type_.cpus} {name}"

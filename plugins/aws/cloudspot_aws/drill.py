@@ -16,7 +16,7 @@ from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.imds import SPOT_NOTICE_SECONDS
 
 ROLE: Final = "cloudspot-drill"
-"""The role in which FIS acts; docs/aws.md tells how to make it."""
+"""The role in which FIS acts; ``cloudspot setup aws`` makes it."""
 ACTION: Final = "aws:ec2:send-spot-instance-interruptions"
 
 
@@ -37,7 +37,7 @@ def interrupt(clients: AwsClients, instance_id: str, *, notice_seconds: float | 
         )
     fis, account = clients.client("fis"), reservations[0]["OwnerId"]
     partition = clients.client("ec2").meta.partition
-    with ERRORS.translated(f"the drill (as role {ROLE}; docs/aws.md tells how to make it)"):
+    with ERRORS.translated(f"the drill (as role {ROLE}; cloudspot setup aws makes it)"):
         template = fis.create_experiment_template(
             clientToken=str(uuid.uuid4()),
             description=f"cloudspot: a drill that takes {instance_id}",

@@ -16,7 +16,6 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 import cloudspot
@@ -38,6 +37,7 @@ from cloudspot.plugin.functionchecks import (
 )
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS, ignored
+from cloudspot_aws.permissions import DIRECTORY
 from cloudspot_aws.tags import MAX_VALUE, to_list
 
 MEMORY_MIB: Final = 512
@@ -212,7 +212,7 @@ class LambdaHost(FunctionHost):
         return str(iam.get_role(RoleName=name)["Role"]["Arn"])
 
     def _put_policy(self, role: str, name: str, file: str, function: DriverFunction) -> None:
-        text = Path(__file__).with_name(file).read_text(encoding="utf-8")
+        text = (DIRECTORY / file).read_text(encoding="utf-8")
         document = text.replace("BUCKET", _checked_bucket(function))
         self._clients.client("iam").put_role_policy(RoleName=role, PolicyName=name, PolicyDocument=document)
 

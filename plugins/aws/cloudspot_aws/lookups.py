@@ -203,7 +203,7 @@ def check_profile(clients: AwsClients, options: AwsOptions) -> bool:
                 if ERRORS.code_of(error) != "NoSuchEntity":
                     raise
                 raise field_error(
-                    "instance_profile", f'there is no "{name}"; docs/aws.md tells how to make it'
+                    "instance_profile", f'there is no "{name}"; cloudspot setup aws makes it'
                 ) from error
     except AuthError:
         return False  # RunInstances itself will tell

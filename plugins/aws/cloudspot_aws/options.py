@@ -144,7 +144,7 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Put on every instance and volume, beside cloudspot's own; for your bills."""
     limit_role: str | None = None
     """ARN of a role by which EventBridge Scheduler ends the machines when their time is up, from outside;
-    left out: only the timer on the machine does. docs/aws.md tells how to make it."""
+    left out: only the timer on the machine does. `cloudspot setup` makes one."""
 
     @property
     def image_or_default(self) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cloudspot.calls import PreemptRequest, PreemptResult
 from cloudspot.interfaces import (
+    AccountSetup,
     FunctionHost,
     ImageHost,
     Inventory,
@@ -48,6 +49,7 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
             Capability.IMAGES,
             Capability.FUNCTIONS,
             Capability.PREEMPT,
+            Capability.SETUP,
         }
     )
 
@@ -115,6 +117,11 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
         from cloudspot_aws.functionhost import LambdaHost
 
         return LambdaHost(self.clients)
+
+    def account_setup(self) -> AccountSetup:
+        from cloudspot_aws.accountsetup import AwsAccountSetup
+
+        return AwsAccountSetup(self.options, self.clients)
 
     def preempt(self, request: PreemptRequest) -> PreemptResult:
         from cloudspot_aws.drill import interrupt

@@ -54,6 +54,7 @@ _WORDS: Final = (("iaminstanceprofile", "instance_profile"), ("forinstancetype",
 """The option by what the message of an InvalidParameterValue says, without its spaces."""
 _ENCODED: Final = re.compile(r"Encoded authorization failure message: (\S+)")
 _NOT_AUTHORIZED: Final = re.compile(r"not authorized to perform: ([a-z0-9-]+:[A-Za-z]+)")
+_SETUP: Final = "an administrator runs: cloudspot setup aws"
 _QUOTA_ADVICE: Final = "ask for more in Service Quotas, or use another type, market or region"
 
 
@@ -68,10 +69,10 @@ def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> Cloudspo
     code = ERRORS.code_of(error)
     if code == "UnauthorizedOperation":
         missing = denied_action(clients, error) or "ec2:RunInstances"
-        return AuthError(f"{what}: the credentials lack {missing}; docs/aws.md has the policy")
+        return AuthError(f"{what}: the credentials lack {missing}; {_SETUP}")
     if code == "AuthFailure.ServiceLinkedRoleCreationNotPermitted":
         why = "which EC2 needs at an account's first spot request"
-        return AuthError(f"{what}: the credentials lack iam:CreateServiceLinkedRole, {why}; see docs/aws.md")
+        return AuthError(f"{what}: the credentials lack iam:CreateServiceLinkedRole, {why}; {_SETUP}")
     if body.has_setup_image and code.startswith("InvalidAMIID"):
         return CapacityError(f"{what}: {IMAGE_IS_GONE}")
     field = next((name for start, name in _FIELDS if code.startswith(start)), None)

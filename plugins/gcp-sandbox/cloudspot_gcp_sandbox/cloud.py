@@ -21,6 +21,7 @@ from cloudspot_gcp.metadata import SHUTDOWN_SECONDS
 from cloudspot_gcp.options import DEFAULT_SERVICE_ACCOUNT
 from cloudspot_gcp_sandbox.identities import Identities, ServiceAccount, write_key_file
 from cloudspot_gcp_sandbox.machinetokens import MachineTokens
+from cloudspot_gcp_sandbox.serviceusage import KNOWN, ServiceUsage
 from cloudspot_gcp_sandbox.strict_compute import PROJECT, StrictCompute
 from cloudspot_gcp_sandbox.strict_functions import StrictFunctions
 from cloudspot_gcp_sandbox.strict_iam import StrictIam
@@ -45,6 +46,7 @@ _PATHS: Final = {
     "iamcredentials": "/",
     "logging": "/",
     "run": "/",
+    "serviceusage": "/",
     "storage": "/storage/v1/",
 }
 """The path of each service's API; gcloud expects it in its variables."""
@@ -63,6 +65,8 @@ class EmulatedGcp(EmulatedAccount):
     iam: StrictIam
     functions: StrictFunctions
     scheduler: StrictScheduler
+    services: ServiceUsage
+    storage: StrictStorage
     # What Compute Engine gives a machine that did not ask for more.
     notice_seconds: ClassVar[float] = SHUTDOWN_SECONDS
     shutdown_seconds: ClassVar[float] = SHUTDOWN_SECONDS
@@ -74,6 +78,7 @@ class EmulatedGcp(EmulatedAccount):
         "GOOGLE_",
         "STORAGE_EMULATOR_HOST",
     )
+    can_be_bare: ClassVar[bool] = True
     network: ClassVar[str] = "10.128.0.0/16"
     metadata_service: ClassVar[str] = "cloudspot_gcp_sandbox.metadata_server:GceMetadata"
     host_names: ClassVar[Mapping[str, str]] = {
@@ -104,15 +109,21 @@ class EmulatedGcp(EmulatedAccount):
         identities = Identities(faults=self.faults, machine_tokens=self._tokens)
         submitter, node = (ServiceAccount.make(email, project=PROJECT) for email in (SUBMITTER, NODE))
         identities.add(submitter)
-        identities.add(node)
+        if not self.is_bare:
+            identities.add(node)
         shared: dict[str, Any] = {"faults": self.faults, "identities": identities}
         self.iam = iam = StrictIam(
-            project=PROJECT, buckets=[BUCKET], accounts=[SUBMITTER, NODE], machines=NODE, **shared
+            project=PROJECT,
+            buckets=[] if self.is_bare else [BUCKET],
+            accounts=[SUBMITTER] if self.is_bare else [SUBMITTER, NODE],
+            machines=None if self.is_bare else NODE,
+            has_bucket=lambda name: storage.buckets.exists(name),  # noqa: PLW0108 - made below
+            **shared,
         )
         logs = StrictLogging(identities, grants=iam, **shared)
         contents = directory / "objects"
         contents.mkdir()
-        storage = StrictStorage(logs, grants=iam, directory=contents, **shared)
+        self.storage = storage = StrictStorage(logs, grants=iam, directory=contents, **shared)
         self._compute = StrictCompute(host, inner=storage, grants=iam, **shared)
         self.functions = StrictFunctions(
             self._compute,
@@ -126,12 +137,16 @@ class EmulatedGcp(EmulatedAccount):
         )
         self.scheduler = StrictScheduler(self.functions, iam=iam, functions=self.functions, **shared)
         iam.app = self.scheduler
-        self.serve(iam, address=address)
+        enabled = () if self.is_bare else KNOWN
+        self.services = ServiceUsage(iam, grants=iam, enabled=enabled, **shared)
+        self.serve(self.services, address=address)
+        iam.url = self.url
         self._key_file = directory / "submitter.json"
         self._key_file.write_text(write_key_file(submitter, f"{self.url}/token"), encoding="utf-8")
         self._gcloud = directory / "gcloud"
         self._gcloud.mkdir()
-        self._make_bucket(identities.issue(SUBMITTER))
+        if not self.is_bare:
+            self._make_bucket(identities.issue(SUBMITTER))
         self.begin(directory, rights=rights_of, resource=resource_of)
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
@@ -153,7 +168,7 @@ class EmulatedGcp(EmulatedAccount):
             "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
             "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
             "CLOUDSDK_CORE_PROJECT": PROJECT,
-            "CLOUDSPOT_STORE": f"gs://{BUCKET}",
+            **({} if self.is_bare else {"CLOUDSPOT_STORE": f"gs://{BUCKET}"}),
         }
 
     def machine_environment(self) -> Mapping[str, str]:

@@ -37,6 +37,8 @@ class Lists:
         self._operations = operations
         self._disks = disks
         self._faults = faults
+        self.rules: Mapping[str, Mapping[str, Any]] = {}
+        """The firewall rules, by name."""
         self.unreachable: set[str] = set()
         """Zones that answer no listing."""
 
@@ -57,6 +59,7 @@ class Lists:
         everywhere: dict[str, Callable[[], Values]] = {
             "zones": lambda: [catalogue.zone_value(one, self._site.project) for one in zone_names()],
             "regions": lambda: [self._region(one) for one in ZONES],
+            "firewalls": lambda: list(self.rules.values()),
             "networks": self._networks,
             "globalOperations": lambda: self._operations.by_scope().get("global", ()),
         }

@@ -31,6 +31,7 @@ from cloudspot_gcp_sandbox.launching import (
     zones_for,
 )
 from cloudspot_gcp_sandbox.machines import Machine, Machines
+from cloudspot_gcp_sandbox.networks import Networks
 from cloudspot_gcp_sandbox.operations import Operation, Operations, timestamp
 from cloudspot_gcp_sandbox.saved_images import SavedImages
 
@@ -66,6 +67,7 @@ class Writes:
     ) -> None:
         self.operation_seconds = 0.0
         """How long an operation that makes or removes something takes."""
+        self.networks = Networks(site, operations, clock)
         self._site = site
         self._machines = machines
         self._operations = operations
@@ -89,6 +91,10 @@ class Writes:
             "compute.instances.setLabels": self._set_labels,
             "compute.instances.setMetadata": self._set_metadata,
             "compute.instances.simulateMaintenanceEvent": self._simulate_maintenance,
+            "compute.firewalls.insert": self.networks.insert_rule,
+            "compute.firewalls.delete": self.networks.delete_rule,
+            "compute.networks.insert": self.networks.insert,
+            "compute.networks.delete": self.networks.delete,
             "compute.resourcePolicies.insert": self._insert_policy,
             "compute.resourcePolicies.delete": self._delete_policy,
         }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import google_crc32c
@@ -29,6 +29,9 @@ _CONDITIONS = {
     "ifMetagenerationMatch": ("metageneration", True),
     "ifMetagenerationNotMatch": ("metageneration", False),
 }
+
+
+PROJECT_NUMBER: Final = "123456789012"
 
 
 @dataclass
@@ -108,7 +111,7 @@ class StoredBucket:
             "id": self.name,
             "selfLink": f"https://www.googleapis.com/storage/v1/b/{self.name}",
             "name": self.name,
-            "projectNumber": "123456789012",
+            "projectNumber": PROJECT_NUMBER,
             "metageneration": str(self.metageneration),
             "timeCreated": timestamp(self.created_at),
             "updated": timestamp(self.created_at),
@@ -174,6 +177,11 @@ class Buckets:
             if name not in self._buckets:
                 raise ApiError(404, "notFound", "The specified bucket does not exist.")
             return self._buckets[name]
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is a bucket of that name."""
+        with self._lock:
+            return name in self._buckets
 
     def of_project(self, project: str) -> list[StoredBucket]:
         """Return the project's buckets, by name."""

@@ -22,6 +22,9 @@ _RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "compute.instances.aggregatedList": ("compute.instances.list",),
     "compute.disks.aggregatedList": ("compute.disks.list",),
     "compute.disks.insert": ("compute.disks.create",),
+    "compute.firewalls.insert": ("compute.firewalls.create", "compute.networks.updatePolicy"),
+    "compute.firewalls.delete": ("compute.firewalls.delete", "compute.networks.updatePolicy"),
+    "compute.networks.insert": ("compute.networks.create",),
     "compute.instances.delete": ("compute.instances.delete",),
     "compute.instances.simulateMaintenanceEvent": ("compute.instances.simulateMaintenanceEvent",),
     "compute.globalOperations.aggregatedList": (

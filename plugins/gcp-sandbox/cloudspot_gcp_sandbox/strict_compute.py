@@ -91,6 +91,7 @@ class StrictCompute:
         self._writes = Writes(
             self.site, self.machines, self.operations, disks, self._images, self.faults, clock
         )
+        lists.rules = self._writes.networks.rules
         self._handlers = {**lists.handlers(), **self._writes.handlers()}
 
     def preempted(self) -> list[tuple[str, str]]:
@@ -182,7 +183,11 @@ class StrictCompute:
             return self._skus(matched.query)
         if matched.method_id == "cloudresourcemanager.projects.testIamPermissions":
             wanted = body.get("permissions", ())
-            granted = [one for one in wanted if one not in self.faults.denied]
+            granted = [
+                one
+                for one in wanted
+                if one not in self.faults.denied and not self._grants.lacks(caller, one, "")
+            ]
             return {"permissions": granted} if granted else {}
         handler = self._handlers.get(matched.method_id)
         if handler is None:

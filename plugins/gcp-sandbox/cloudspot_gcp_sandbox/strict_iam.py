@@ -24,7 +24,8 @@ from cloudspot.emulation.api_faults import Faults
 from cloudspot_gcp_sandbox.apierror import ApiError, invalid
 from cloudspot_gcp_sandbox.discovery import Matched
 from cloudspot_gcp_sandbox.guardedapi import GuardedApi
-from cloudspot_gcp_sandbox.identities import Identities
+from cloudspot_gcp_sandbox.identities import Identities, ServiceAccount
+from cloudspot_gcp_sandbox.objects import PROJECT_NUMBER
 from cloudspot_gcp_sandbox.wsgi import Request
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _ROLE_ID: Final = re.compile(r"[a-zA-Z0-9_.]{3,64}")
 _PERMISSION: Final = re.compile(r"[a-z]+\.[a-zA-Z]+\.[a-zA-Z]+")
 _PATHS: Final = (
     (re.compile(r"/v1/projects/[^/:]+/(?:serviceAccounts|roles)(?:[/:].*)?"), "iam.v1"),
-    (re.compile(r"/v1/projects/[^/:]+:(?:get|set)IamPolicy"), "cloudresourcemanager.v1"),
+    (re.compile(r"/v1/projects/[^/:]+(?::(?:get|set)IamPolicy)?"), "cloudresourcemanager.v1"),
     (re.compile(r"/v2/projects/[^/]+/locations/[^/]+/services/[^/]+:(?:get|set)IamPolicy"), "run.v2"),
     (re.compile(r"/storage/v1/b/[^/]+/iam"), "storage.v1"),
 )
@@ -54,6 +55,8 @@ class StrictIam:
     """
 
     app: WSGIApplication
+    url: str = ""
+    """Where it is served: keys name its token endpoint."""
 
     def __init__(
         self,
@@ -64,13 +67,17 @@ class StrictIam:
         buckets: Iterable[str],
         accounts: Iterable[str],
         machines: str | None,
+        has_bucket: Callable[[str], bool] = lambda _name: False,
         now: Callable[[], float] = time.time,
     ) -> None:
         """Know these buckets and accounts already.
 
-        ``machines`` is the account of the nodes, which has its grant of docs/gcp.md; None: nobody has any.
+        ``has_bucket`` tells of buckets that were made later. ``machines`` is the account of the nodes, which
+        has its grant of docs/gcp.md; None: nobody has any.
         """
         self._project = project
+        self._identities = identities
+        self._has_bucket = has_bucket
         self._now = now
         self._lock = threading.RLock()
         self._accounts = {one: self._account_value(one, "", "") for one in accounts}
@@ -91,7 +98,11 @@ class StrictIam:
             f"iam.{resource}.delete": self._delete_account,
             f"iam.{resource}.getIamPolicy": self._get_policy,
             f"iam.{resource}.setIamPolicy": self._set_policy,
+            f"iam.{resource}.keys.create": self._create_key,
             "iam.projects.roles.create": self._create_role,
+            "iam.projects.roles.get": self._get_role,
+            "iam.projects.roles.undelete": self._undelete_role,
+            "cloudresourcemanager.projects.get": self._get_project,
             "iam.projects.roles.list": self._list_roles,
             "iam.projects.roles.patch": self._patch_role,
             "iam.projects.roles.delete": self._delete_role,
@@ -226,6 +237,19 @@ class StrictIam:
     def _get_account(self, matched: Matched, _body: dict[str, Any]) -> Mapping[str, Any]:
         return self._find_account(matched)
 
+    def _create_key(self, matched: Matched, _body: dict[str, Any]) -> Mapping[str, Any]:
+        """Give the account a key, which is told once."""
+        account = self._find_account(matched)
+        made = ServiceAccount.make(account["email"], project=self._project)
+        self._identities.add(made)
+        file = made.key_file(f"{self.url}/token")
+        return {
+            "name": f"{account['name']}/keys/{made.key_id}",
+            "privateKeyType": "TYPE_GOOGLE_CREDENTIALS_FILE",
+            "keyAlgorithm": "KEY_ALG_RSA_2048",
+            "privateKeyData": base64.b64encode(json.dumps(file).encode()).decode(),
+        }
+
     def _list_accounts(self, _matched: Matched, _body: dict[str, Any]) -> Mapping[str, Any]:
         with self._lock:
             return {"accounts": list(self._accounts.values())}
@@ -278,6 +302,21 @@ class StrictIam:
         more = {"nextPageToken": str(start + size)} if start + size < len(shown) else {}
         return {"roles": page, **more}
 
+    def _get_role(self, matched: Matched, _body: dict[str, Any]) -> Mapping[str, Any]:
+        with self._lock:
+            role = self._roles.get(matched.path["name"])
+            if role is None:
+                raise ApiError(404, "notFound", f"The role named {matched.path['name']} was not found.")
+            return dict(role)
+
+    def _undelete_role(self, matched: Matched, _body: dict[str, Any]) -> Mapping[str, Any]:
+        with self._lock:
+            role = self._roles.get(matched.path["name"])
+            if role is None or not _gone(role):
+                raise ApiError(400, "failedPrecondition", "The role is not deleted.")
+            del role["deleted"]
+            return dict(role)
+
     def _patch_role(self, matched: Matched, body: dict[str, Any]) -> Mapping[str, Any]:
         mask = str(matched.query.get("updateMask", "")).split(",")
         with self._lock:
@@ -307,6 +346,16 @@ class StrictIam:
         if len(role.get("title", "").encode()) > 100:
             raise invalid("The role title must be at most 100 bytes.")
 
+    def _get_project(self, matched: Matched, _body: dict[str, Any]) -> Mapping[str, Any]:
+        if matched.path["projectId"] != self._project:
+            raise ApiError(403, "forbidden", "The caller does not have permission")
+        return {
+            "projectId": self._project,
+            "projectNumber": PROJECT_NUMBER,
+            "lifecycleState": "ACTIVE",
+            "name": self._project,
+        }
+
     # --- policies -----------------------------------------------------------------------------------
 
     def _policy(self, matched: Matched) -> tuple[str, dict[str, Any]]:
@@ -317,6 +366,8 @@ class StrictIam:
         elif "/" not in where:
             where = f"projects/{where}"
         with self._lock:
+            if self._has_bucket(path.get("bucket", "")):
+                self._policies.setdefault(where, {})
             if where not in self._policies:
                 raise ApiError(404, "notFound", f"Resource {where!r} was not found.")
             return where, self._policies[where]

@@ -64,6 +64,8 @@ class StrictStorage:
     ) -> None:
         self.buckets = Buckets(directory=directory, now=now)
         self.sessions = Sessions()
+        self.foreign_buckets: set[str] = set()
+        """Those of another project: access to them is denied."""
         self._app = app
         self._faults = faults
         self._identities = identities
@@ -130,9 +132,14 @@ class StrictStorage:
         wanted = [_RIGHTS.get(method, method)]
         if method == "storage.objects.get" and not self._is_there(path["bucket"], path["object"]):
             wanted.append("storage.objects.list")  # Otherwise the caller does not learn that it is missing.
+        is_strangers = path.get("bucket") in self.foreign_buckets
         for right in wanted:
             where = f"projects/_/buckets/{path.get('bucket', '')}"
-            if self._faults.is_denied(right, caller) or self._grants.lacks(caller, right, where):
+            if (
+                is_strangers
+                or self._faults.is_denied(right, caller)
+                or self._grants.lacks(caller, right, where)
+            ):
                 resource = "object" if "object" in right else "bucket"
                 raise ApiError(
                     403,

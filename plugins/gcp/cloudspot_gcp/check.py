@@ -16,7 +16,7 @@ from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.lookups import ask, list_all
 from cloudspot_gcp.options import GcpOptions
 
-_ROLE: Final = "grant it: docs/gcp/role-submitter.yaml has all permissions that a submitter needs"
+_SETUP: Final = "an administrator runs: cloudspot setup gcp"
 PERMISSIONS: Final = (
     "compute.acceleratorTypes.list",
     "compute.disks.create",
@@ -43,17 +43,18 @@ _QUOTAS: Final = {Market.SPOT: "PREEMPTIBLE_CPUS", Market.ON_DEMAND: "CPUS"}
 
 def check(options: GcpOptions, clients: GcpClients, resources: Resources) -> Sequence[CheckResult]:
     """Try in order what a submission would need; skip what depends on something that failed."""
-    lines = Checklist(remedy=_ROLE)
+    lines = Checklist(remedy=_SETUP)
     attempt = lines.attempt
 
     if not attempt("credentials", lambda: _credentials(clients)):
         return lines.results()
+    lines.remedy = remedy = f"{_SETUP} --grant-to {_member(clients)}"
     if not attempt("project", lambda: _project(clients)):
         return lines.results()
     attempt("clock", lambda: _clock(clients), "set this machine's clock, by NTP")
     provisioner = ComputeProvisioner(options, clients)
     lines.attempt_listing(provisioner)
-    attempt("permissions", lambda: _permissions(options, clients), _ROLE)
+    attempt("permissions", lambda: _permissions(options, clients), remedy)
     offers = lines.attempt_offers(
         provisioner, resources, remark=lambda offer: f"; by {offer.details['price_source']}"
     )
@@ -86,6 +87,15 @@ def _credentials(clients: GcpClients) -> str:
     credentials = clients.credentials()
     account = getattr(credentials, "service_account_email", None) or getattr(credentials, "account", None)
     return str(account or type(credentials).__name__)
+
+
+def _member(clients: GcpClients) -> str:
+    """Return whom the credentials belong to, as ``cloudspot setup --grant-to`` takes it."""
+    credentials = clients.credentials()
+    email = getattr(credentials, "service_account_email", None)
+    if email:
+        return f"serviceAccount:{email}"
+    return f"user:{getattr(credentials, 'account', None) or 'ADDRESS'}"
 
 
 def _project(clients: GcpClients) -> str:

@@ -19,11 +19,11 @@ from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.plugin.answers import UNREADABLE
 from cloudspot.plugin.sdkerrors import NO_CODES, Codes, SdkErrors
 
-_NOT_ENABLED = frozenset({"accessNotConfigured", "SERVICE_DISABLED"})
+NOT_ENABLED = frozenset({"accessNotConfigured", "SERVICE_DISABLED"})
 _NO_BILLING = frozenset(
     {"accountDisabled", "billingNotEnabled", "BILLING_DISABLED", "UserProjectAccountProblem"}
 )
-UNUSABLE = _NOT_ENABLED | _NO_BILLING
+UNUSABLE = NOT_ENABLED | _NO_BILLING
 """No granted right helps: the API is off, or the project has no billing."""
 _REQUEST_LINE = re.compile(r"^[A-Z]+ https?://\S+: ")
 """What google-api-core puts before Google's words."""
@@ -105,7 +105,7 @@ class _GoogleErrors(SdkErrors):
     def refusal(self, error: BaseException, what: str, codes: Codes = NO_CODES) -> CloudspotError:
         code, shown = self.code_of(error), self.shown(error)
         if code not in codes:
-            if code in _NOT_ENABLED:
+            if code in NOT_ENABLED:
                 run = f"gcloud services enable {self._service(error)}"
                 return AuthError(f"{what}: the API is not enabled; run: {run} ({code})")
             if code in _NO_BILLING:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
@@ -22,20 +21,24 @@ from cloudspot.model import DriverFunction
 from cloudspot.plugin.answers import moment
 from cloudspot.plugin.driverinventory import DriverRest
 from cloudspot.plugin.functionchecks import once_effective
+from cloudspot_gcp import permissions
 from cloudspot_gcp.clients import GcpClients, endpoint
+from cloudspot_gcp.iampolicies import (
+    Binding,
+    Change,
+    Policy,
+    account_policy,
+    bucket_policy,
+    change_policy,
+    project_policy,
+    with_member,
+    without_member,
+)
 from cloudspot_gcp.options import DEFAULT_SERVICE_ACCOUNT
 
 KNOWN_SECONDS: Final = 120.0
 """How long a new account, or a new grant, may be unknown. "Typically 2 minutes, potentially 7 minutes or
 longer" for grants (IAM documentation, "Access change propagation")."""
-BUCKET_PERMISSIONS: Final = (
-    "storage.buckets.get",
-    "storage.objects.create",
-    "storage.objects.delete",
-    "storage.objects.get",
-    "storage.objects.list",
-)
-"""As docs/gcp/role-bucket.yaml."""
 REAP_PERMISSIONS: Final = (
     "cloudfunctions.functions.get",
     "cloudfunctions.functions.list",
@@ -46,23 +49,9 @@ REAP_PERMISSIONS: Final = (
     "iam.serviceAccounts.get",
 )
 """What `cloudspot reap` takes besides, where the driver stands."""
-NUM_TRIES: Final = 8
-"""How often a policy is changed when others change it at the same time."""
 _DESCRIPTION: Final = re.compile(r"cloudspot: drives the jobs of gs://(\S+?)(?: since (\S+))?")
 _INVOKER: Final = "roles/run.invoker"
 _ACCOUNT_USER: Final = "roles/iam.serviceAccountUser"
-
-
-@dataclass(frozen=True)
-class _Policy:
-    """Where a resource's policy is read and written: services differ in the form."""
-
-    read: tuple[str, str]
-    write: tuple[str, str]
-    is_wrapped: bool = True
-    """It is written as ``{"policy": ...}``."""
-    asked: Mapping[str, Any] | None = None
-    """The body of the request that reads it."""
 
 
 class DriverRights:
@@ -88,9 +77,9 @@ class DriverRights:
         role = json.loads(Path(__file__).with_name("role-driver.json").read_text(encoding="utf-8"))
         more = REAP_PERMISSIONS if function.reaps else ()
         driver = self._make_role("driver", (*role["includedPermissions"], *more), bucket)
-        objects = self._make_role("bucket", BUCKET_PERMISSIONS, bucket)
-        self._bind(self._project_policy(), driver)
-        self._bind(_bucket_policy(bucket), objects)
+        objects = self._make_role("bucket", permissions.role("bucket").permissions, bucket)
+        self._bind(project_policy(self._clients.project), driver)
+        self._bind(bucket_policy(bucket), objects)
         self._bind(self._account_policy(), _ACCOUNT_USER)
 
     def let_it_run(self) -> None:
@@ -107,8 +96,8 @@ class DriverRights:
         described = [account or {}, *self._roles("driver"), *self._roles("bucket")]
         found = (_DESCRIPTION.fullmatch(str(one.get("description"))) for one in described)
         buckets = sorted({one[1] for one in found if one is not None})
-        policies = [self._project_policy(), self._account_policy()]
-        for policy in [*policies, *map(_bucket_policy, buckets)]:
+        policies = [project_policy(self._clients.project), self._account_policy()]
+        for policy in [*policies, *map(bucket_policy, buckets)]:
             try:
                 self._change(policy, self._without)
             except api.NotFound:  # The bucket or the nodes' account is gone, and its policy with it.
@@ -184,98 +173,53 @@ class DriverRights:
                 return roles
             asked["pageToken"] = answer["nextPageToken"]
 
-    def _make_role(self, kind: str, permissions: Sequence[str], bucket: str) -> str:
+    def _make_role(self, kind: str, wanted: Sequence[str], bucket: str) -> str:
         """Return the name of the role with these permissions."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         role = {
             "title": f"{self._name} {kind}",
             "description": f"{_described(bucket)} since {now}",
             "stage": "GA",
-            "includedPermissions": sorted(permissions),
+            "includedPermissions": sorted(wanted),
         }
         roles = self._roles(kind)
         if not roles:
             chosen = f"{self._name}_{kind}_{secrets.token_hex(4)}".replace("-", "_")
             url = f"{endpoint('iam')}/v1/projects/{self._clients.project}/roles"
             roles = [self._ask("POST", url, json={"roleId": chosen, "role": role})]
-        elif sorted(roles[0].get("includedPermissions", ())) != sorted(permissions):
+        elif sorted(roles[0].get("includedPermissions", ())) != sorted(wanted):
             url = f"{endpoint('iam')}/v1/{roles[0]['name']}"
             self._ask("PATCH", url, json=role, params={"updateMask": "includedPermissions"})
         return str(roles[0]["name"])
 
     # --- policies ---------------------------------------------------------------------------------
 
-    def _bind(self, policy: _Policy, role: str) -> None:
+    def _bind(self, policy: Policy, role: str) -> None:
         """Grant the account the role, unless it has it."""
+        self.once_known(lambda: self._change(policy, lambda found: with_member(found, role, self._member)))
 
-        def with_it(bindings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            for binding in bindings:
-                if binding["role"] == role and "condition" not in binding:
-                    if self._member in binding["members"]:
-                        return bindings
-                    others = [other for other in bindings if other is not binding]
-                    return [*others, {**binding, "members": [*binding["members"], self._member]}]
-            return [*bindings, {"role": role, "members": [self._member]}]
-
-        self.once_known(lambda: self._change(policy, with_it))
-
-    def _without(self, bindings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _without(self, bindings: Sequence[Binding]) -> list[Binding]:
         """Return the bindings without the account's."""
-        # Of an account that was deleted, Google keeps the grants, under this name.
-        deleted = f"deleted:{self._member}?"
+        return without_member(bindings, self._member)
 
-        def others(members: Sequence[str]) -> list[str]:
-            return [one for one in members if one != self._member and not one.startswith(deleted)]
-
-        left = [{**one, "members": others(one["members"])} for one in bindings]
-        return [one for one in left if one["members"]]
-
-    def _change(
-        self, policy: _Policy, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
-    ) -> None:
-        """Read the policy, change its bindings and write it, again if somebody else has written meanwhile.
-
-        Version 3 is asked for: an older one would lose the conditions of others' grants.
-        """
-        for left in reversed(range(NUM_TRIES)):
-            read = self._ask(*policy.read, json=policy.asked)
-            before = read.get("bindings", [])
-            after = change(before)
-            if after == before:
-                return
-            value = {**read, "bindings": after, "version": 3}
-            try:
-                self._ask(*policy.write, json={"policy": value} if policy.is_wrapped else value)
-            except (api.Conflict, api.PreconditionFailed):
-                if not left:
-                    raise
-                self._sleep(0.5)
-            else:
-                return
+    def _change(self, policy: Policy, change: Change) -> None:
+        change_policy(self._clients, policy, change, sleep=self._sleep)
 
     @property
     def _member(self) -> str:
         return f"serviceAccount:{self.email}"
 
-    def _project_policy(self) -> _Policy:
-        url = f"{endpoint('cloudresourcemanager')}/v1/projects/{self._clients.project}"
-        asked = {"options": {"requestedPolicyVersion": 3}}
-        return _Policy(("POST", f"{url}:getIamPolicy"), ("POST", f"{url}:setIamPolicy"), asked=asked)
-
-    def _account_policy(self) -> _Policy:
+    def _account_policy(self) -> Policy:
         """Return the policy of the machines' own account."""
         project = self._clients.project
-        email = f"{DEFAULT_SERVICE_ACCOUNT}@{project}.iam.gserviceaccount.com"
-        url = f"{endpoint('iam')}/v1/projects/{project}/serviceAccounts/{email}"
-        asked = "options.requestedPolicyVersion=3"
-        return _Policy(("POST", f"{url}:getIamPolicy?{asked}"), ("POST", f"{url}:setIamPolicy"))
+        return account_policy(project, f"{DEFAULT_SERVICE_ACCOUNT}@{project}.iam.gserviceaccount.com")
 
-    def _service_policy(self) -> _Policy:
+    def _service_policy(self) -> Policy:
         """Return the policy of the function's service, which goes when the function does."""
         where = f"projects/{self._clients.project}/locations/{self._region}/services/{self._name}"
         url = f"{endpoint('run')}/v2/{where}"
         asked = "options.requestedPolicyVersion=3"
-        return _Policy(("GET", f"{url}:getIamPolicy?{asked}"), ("POST", f"{url}:setIamPolicy"))
+        return Policy(("GET", f"{url}:getIamPolicy?{asked}"), ("POST", f"{url}:setIamPolicy"))
 
     def _ask(self, method: str, url: str, **options: Any) -> Any:
         return self._clients.ask_json(method, url, **options)
@@ -283,8 +227,3 @@ class DriverRights:
 
 def _described(bucket: str) -> str:
     return f"cloudspot: drives the jobs of gs://{bucket}"
-
-
-def _bucket_policy(bucket: str) -> _Policy:
-    url = f"{endpoint('storage')}/storage/v1/b/{bucket}/iam"
-    return _Policy(("GET", f"{url}?optionsRequestedPolicyVersion=3"), ("PUT", url), is_wrapped=False)

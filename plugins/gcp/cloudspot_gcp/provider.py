@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cloudspot.calls import PreemptRequest, PreemptResult
 from cloudspot.interfaces import (
+    AccountSetup,
     FunctionHost,
     ImageHost,
     Inventory,
@@ -40,6 +41,7 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
             Capability.IMAGES,
             Capability.FUNCTIONS,
             Capability.PREEMPT,
+            Capability.SETUP,
         }
     )
 
@@ -83,6 +85,11 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
         from cloudspot_gcp.lookups import wanted_regions
 
         return {"project": self.clients.project, "regions": list(wanted_regions(self.options))}
+
+    def account_setup(self) -> AccountSetup:
+        from cloudspot_gcp.accountsetup import GcpAccountSetup
+
+        return GcpAccountSetup(self.options, self.clients)
 
     def registry_login(self, registry: str) -> RegistryLogin | None:
         from cloudspot_gcp.artifactregistry import registry_login

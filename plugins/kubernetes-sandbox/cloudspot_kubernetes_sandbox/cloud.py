@@ -40,6 +40,7 @@ class EmulatedKubernetes(EmulatedCloud):
     foreign_variables: ClassVar[tuple[str, ...]] = ("KUBECONFIG", "KUBERNETES_")
     network: ClassVar[str] = "10.88.0.0/16"
     metadata_service: ClassVar[str] = "cloudspot_kubernetes_sandbox.kubelet:PodMetadata"
+    can_be_bare: ClassVar[bool] = True
     fetch_user_data: ClassVar[str] = 'exec curl -sf "$METADATA_URL/run"\n'
 
     def __init__(self, nodes: tuple[NodeSpec, ...] = NODES) -> None:
@@ -64,12 +65,16 @@ class EmulatedKubernetes(EmulatedCloud):
         plane.start()
         self._store = directory / "store"
         self._store.mkdir()
-        apply_roles(plane)
-        let_list_nodes(plane, SUBMITTER)
+        if not self.is_bare:
+            apply_roles(plane)
+            let_list_nodes(plane, SUBMITTER)
         self.kubelet = Kubelet(plane, host, self._nodes)
-        plane.write_kubeconfig(directory / "admin.kubeconfig", ADMIN)
+        admin = plane.write_kubeconfig(directory / "admin.kubeconfig", ADMIN)
         submitter = plane.write_kubeconfig(directory / "kubeconfig", SUBMITTER)
-        self._variables = {"KUBECONFIG": str(submitter), "CLOUDSPOT_STORE": f"file://{self._store}"}
+        self._variables = {
+            "KUBECONFIG": str(admin if self.is_bare else submitter),
+            "CLOUDSPOT_STORE": f"file://{self._store}",
+        }
 
     def environment(self) -> Mapping[str, str]:
         """Return the variables that lead to the cluster, as a submitter; see EmulatedCloud."""

@@ -12,24 +12,16 @@ from cloudspot.model import CheckResult, Offer, Resources
 from cloudspot.plugin.answers import readable
 from cloudspot.plugin.checklist import Checklist, cheapest_by_market, trial_launch
 from cloudspot.plugin.launchrequests import decode_request
-from cloudspot_kubernetes import noderoom
+from cloudspot_kubernetes import noderoom, permissions
 from cloudspot_kubernetes.cluster import Cluster, Refusal, translated
 from cloudspot_kubernetes.options import KubernetesOptions
 from cloudspot_kubernetes.pods import PodProvisioner
 from cloudspot_kubernetes.podspec import PodsRequest, pods_of
 
-_ROLE: Final = "grant it: role-submitter.yaml (docs/kubernetes.md) has all rights that a submitter needs"
+_ROLE: Final = "have an administrator run: cloudspot setup kubernetes --grant-to user:YOU"
 _NOT_COMPARED: Final = (
     "not compared with the nodes, which this user may not list: role-submitter-nodes.yaml gives the right"
 )
-RIGHTS: Final = (
-    ("create", "pods", ""),
-    ("delete", "pods", ""),
-    ("get", "pods", "log"),
-    ("list", "pods", ""),
-    ("patch", "pods", ""),
-)
-"""What a driver does: verb, resource, subresource."""
 
 
 def check(options: KubernetesOptions, clients: Cluster, resources: Resources) -> Sequence[CheckResult]:
@@ -56,8 +48,10 @@ def check(options: KubernetesOptions, clients: Cluster, resources: Resources) ->
 def _rights(clients: Cluster) -> str:
     """Ask the API server what this user may do; every user may ask that."""
     missing = []
-    for verb, resource, sub in RIGHTS:
+    for right in sorted(permissions.rights(permissions.role("submitter")["rules"])):
+        group, (resource, _, sub), verb = right[0], right[1].partition("/"), right[2]
         asked = {"namespace": clients.namespace, "verb": verb, "resource": resource, "subresource": sub}
+        asked |= {"group": group}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
@@ -68,7 +62,7 @@ def _rights(clients: Cluster) -> str:
         except Refusal as refusal:
             raise translated(refusal, "asking for rights") from refusal
         if not found["status"].get("allowed"):
-            missing.append(f"{verb} {resource}{f'/{sub}' if sub else ''}")
+            missing.append(permissions.shown(right))
     if missing:
         raise AuthError(f"this user lacks the right to {', '.join(missing)} in {clients.namespace}")
     return f"all that a driver needs in {clients.namespace}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cloudspot.calls import PreemptRequest, PreemptResult
 from cloudspot.errors import CloudspotError
-from cloudspot.interfaces import PreemptionSource, Provisioner
+from cloudspot.interfaces import AccountSetup, PreemptionSource, Provisioner
 from cloudspot.model import BootProfile, Capability, CheckResult, NodeIdentity, Resources
 from cloudspot.plugin.cloudprovider import CloudProvider
 from cloudspot.plugin.optionchecks import data_cache_variable
@@ -23,7 +23,7 @@ class KubernetesProvider(CloudProvider[KubernetesOptions, "Cluster"]):
 
     name: ClassVar[str] = "kubernetes"
     options_type = KubernetesOptions
-    capabilities = frozenset({Capability.CONSOLE, Capability.PREEMPT})
+    capabilities = frozenset({Capability.CONSOLE, Capability.PREEMPT, Capability.SETUP})
     cut_network_advice: ClassVar[str] = (
         "a NetworkPolicy of the namespace may deny it: allow all TCP ports from and to pods with the label "
         "cloudspot-job"
@@ -55,6 +55,11 @@ class KubernetesProvider(CloudProvider[KubernetesOptions, "Cluster"]):
         """Return the cluster and the namespace, as the submitter's kubeconfig decides them."""
         require_complete(self.options)
         return {"cluster": self.clients.digest, "namespace": self.clients.namespace}
+
+    def account_setup(self) -> AccountSetup:
+        from cloudspot_kubernetes.accountsetup import KubernetesAccountSetup
+
+        return KubernetesAccountSetup(self.options, self.clients)
 
     def preempt(self, request: PreemptRequest) -> PreemptResult:
         """Delete the pod as an eviction does; None: with its own grace period."""

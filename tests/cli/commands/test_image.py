@@ -9,6 +9,7 @@ import pytest
 from support.records.made_records import Records
 
 from cloudspot.calls import InstancesResult
+from cloudspot.cli import config
 from cloudspot.cli.commands import image as image_module
 from cloudspot.cli.preparing.prospects import setup_text
 from cloudspot.errors import AuthError, TransientError
@@ -63,6 +64,7 @@ def host(monkeypatch):
         return provider
 
     monkeypatch.setattr(image_module, "open_configured", opened)
+    monkeypatch.setattr(config, "open_configured", opened)
     return host
 
 

@@ -301,7 +301,9 @@ def test_reading_a_strangers_job_takes_no_option_of_it_and_driving_it_names_the_
     assert "its record names providers.kubernetes.kubeconfig" in said
 
 
-def test_the_config_file_has_such_options_and_no_others(tmp_path, monkeypatch):
+def test_the_config_file_has_such_options_for_any_job_and_others_for_ones_own_job_files(
+    tmp_path, monkeypatch
+):
     path = tmp_path / "config.toml"
     monkeypatch.setenv(config.CONFIG_VARIABLE, str(path))
     path.write_text('[providers.kubernetes]\nkubeconfig = "/mine"\n')
@@ -316,6 +318,12 @@ def test_the_config_file_has_such_options_and_no_others(tmp_path, monkeypatch):
         }
     )
     assert config.open_configured("kubernetes", spec).options.kubeconfig == "/job's"
-    path.write_text('[providers.kubernetes]\nimage = "x"\n')
-    with pytest.raises(SpecError, match="only context, kubeconfig can stand here"):
-        config.configured_options("kubernetes")
+    path.write_text('[providers.kubernetes]\nkubeconfig = "/mine"\nnamespace = "ml"\n')
+    assert config.configured_options("kubernetes") == {"kubeconfig": "/mine"}
+    kept = config.with_configured(spec, "kubernetes").providers["kubernetes"]
+    assert kept == {**POD, "kubeconfig": "/job's", "namespace": "ml"}
+    assert config.with_configured(spec, "local") == spec
+    assert config.open_configured("kubernetes", spec).options.namespace == "ml"
+    path.write_text('[providers.kubernetes]\nimages = "x"\n')
+    with pytest.raises(SpecError, match=r"providers\.kubernetes\.images"):
+        config.open_configured("kubernetes", None)

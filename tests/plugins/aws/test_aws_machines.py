@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import boto3
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.local.machine_records import PlannedReclaim
 from cloudspot.model import EndReason, InstanceState, Market
+from cloudspot_aws import permissions
 from cloudspot_aws_sandbox.cloud import BUCKET, NODE_ROLE, EmulatedAws
 from cloudspot_aws_sandbox.images import BARE_IMAGE_ID, IMAGE_ID
 
@@ -21,7 +21,6 @@ pytestmark = pytest.mark.full
 
 
 enclosed = pytest.mark.enclosed
-DOCS = Path(__file__).parents[3] / "docs" / "aws"
 
 TOKEN = (
     "T=$(curl -sf -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' http://169.254.169.254/latest/api/token)\n"
@@ -171,7 +170,7 @@ def test_a_machine_writes_to_the_log_groups_that_its_roles_policy_has(account):
         logs.create_log_group(logGroupName="/cloudspot/digits")
         with pytest.raises(ClientError, match="not authorized to perform: logs:CreateLogGroup"):
             logs.create_log_group(logGroupName="/teams/vision")
-        policy = json.loads((DOCS / "policy-node.json").read_text())
+        policy = json.loads((permissions.DIRECTORY / "policy-node.json").read_text())
         (statement,) = [one for one in policy["Statement"] if one["Sid"] == "Logs"]
         statement["Resource"] = [statement["Resource"], "arn:*:logs:*:*:log-group:/teams/vision*"]
         iam = boto3.client("iam")

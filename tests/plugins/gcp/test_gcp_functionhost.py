@@ -22,6 +22,7 @@ from cloudspot_gcp import functionrights, functionschedules
 from cloudspot_gcp.functionhost import CloudRunHost
 from cloudspot_gcp.inventory import inventories
 from cloudspot_gcp.options import GcpOptions
+from cloudspot_gcp.permissions import role
 from cloudspot_gcp.provider import GcpProvider
 from cloudspot_gcp_sandbox import strict_functions, strict_iam
 from cloudspot_gcp_sandbox.cloud import BUCKET, NODE, EmulatedGcp
@@ -30,7 +31,6 @@ from cloudspot_gcp_sandbox.taken import rights_of
 
 EMAIL = f"{NAME}@{PROJECT}.iam.gserviceaccount.com"
 MACHINE = f"projects/{PROJECT}/zones/us-central1-a/instances/cs-digits-1-0"
-DOCS = Path(__file__).parents[3] / "docs" / "gcp"
 FUNCTIONS = "cloudfunctions.projects.locations.functions"
 GRANTS = sorted([
     EMAIL, f"{NAME} bucket", f"{NAME} driver",
@@ -213,7 +213,6 @@ def test_its_role_has_what_a_submitters_has_but_drills_and_baking_and_hears_of_a
         "compute.images.setLabels",
         "compute.instances.simulateMaintenanceEvent",
     }
-    assert set(functionrights.BUCKET_PERMISSIONS) == permissions("role-bucket.yaml")
 
 
 def with_retries(host: CloudRunHost) -> CloudRunHost:
@@ -229,17 +228,10 @@ def pause(host: CloudRunHost) -> None:
 
 
 def documented() -> set[str]:
-    """Return the rights that docs/gcp.md has for whoever deploys a driver."""
-    text = (DOCS.parent / "gcp.md").read_text()
-    block = re.search(r"what a project's owner has of\n\n((?:    .+\n)+)", text)
-    found = set()
-    for group in re.split(r"[;\n]", block[1]):
-        first, *others = [one.strip() for one in group.split(",")]
-        found |= {first, *(f"{first.rpartition('.')[0]}.{one}" for one in others)} - {""}
-    return found
+    """Return the rights that whoever deploys a driver is given."""
+    return permissions("role-deployer.yaml")
 
 
 def permissions(name: str) -> set[str]:
-    """Return those of a role in docs."""
-    lines = (DOCS / name).read_text().splitlines()
-    return {line[2:] for line in lines[lines.index("includedPermissions:") :] if line.startswith("- ")}
+    """Return those of a role."""
+    return {*role(name.removeprefix("role-").removesuffix(".yaml")).permissions}

@@ -74,7 +74,7 @@ def test_a_submitter_has_no_right_to_spare(cluster, limited, verb, resource):
     (line,) = [one for one in plaincalls.check(KubernetesProvider(options)) if one.name == "rights"]
     assert not line.ok
     assert f"lacks the right to {verb} {resource} in {cluster.name}" in line.detail
-    assert "role-submitter.yaml" in line.remedy
+    assert line.remedy == "have an administrator run: cloudspot setup kubernetes --grant-to user:YOU"
 
 
 def test_a_submitter_has_what_the_check_tries(cluster):

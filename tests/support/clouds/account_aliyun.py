@@ -6,7 +6,9 @@ import json
 import os
 import re
 
-from support.clouds.sandboxed import DOCS, Seen, check_streams, granted_by, not_granted, rights_taken
+from support.clouds.sandboxed import Seen, check_streams, granted_by, not_granted, rights_taken
+
+from cloudspot_aliyun import permissions
 
 BUCKET = "cloudspot-sandbox"
 SETS = ()
@@ -53,7 +55,7 @@ def check(seen: Seen) -> None:
     ended = [one for one in seen.trail if one["by"] == "machine" and one["action"] == "DeleteInstance"]
     assert [one["error"] for one in ended] == [None] * len(seen.machines)
     for by, policy in (("user", "policy-submitter.json"), ("machine", "policy-node.json")):
-        text = (DOCS / "aliyun" / policy).read_text().replace("BUCKET", BUCKET)
+        text = (permissions.DIRECTORY / policy).read_text().replace("BUCKET", BUCKET)
         taken = rights_taken(seen.trail, by)
         assert not_granted(taken, granted_by(json.loads(text)["Statement"])) == []
         # The comparison can fail: each of these was taken, and is missed when it is taken away.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from support.clouds.sandboxed import DOCS, Seen, check_streams, granted_by, not_granted, rights_taken
+from support.clouds.sandboxed import Seen, check_streams, granted_by, not_granted, rights_taken
+
+from cloudspot_aws import permissions
 
 BUCKET = "cloudspot-sandbox"
 SETS = ()
@@ -61,7 +63,7 @@ def check(seen: Seen) -> None:
     assert sorted(account["streams"]) == seen.machines
     check_streams(account["streams"], seen.show)
     for by, policy in (("user", "policy-submitter.json"), ("machine", "policy-node.json")):
-        text = (DOCS / "aws" / policy).read_text().replace("BUCKET", BUCKET)
+        text = (permissions.DIRECTORY / policy).read_text().replace("BUCKET", BUCKET)
         taken = rights_taken(seen.trail, by)
         assert not_granted(taken, granted_by(json.loads(text)["Statement"])) == []
         # The comparison can fail: each of these was taken, and is missed when it is taken away.
@@ -69,3 +71,53 @@ def check(seen: Seen) -> None:
         assert {"s3:PutObject", "s3:GetObject", "s3:ListBucket", "logs:GetLogEvents"} <= rights
         assert ("ec2:RunInstances" in rights) == (by == "user")
         assert ("logs:PutLogEvents" in rights) == (by == "machine")
+
+
+# --- an account that has only an administrator ------------------------------------------------------
+
+_TOGETHER = ("--set", "nodes=2", "--set", 'providers.aws.placement_group="auto"')
+STEPS = (
+    ("run", "--name", "three", "--detach", "--provider", "aws", *_TOGETHER, "{job}"),
+    ("attach", "three"),
+)
+"""What a submitter does on this cloud besides."""
+
+
+def make_submitter():
+    """Make a user with a key; return the variables that lead to the account as them, and who that is."""
+    import boto3
+
+    iam = boto3.client("iam")
+    iam.create_user(UserName="ada")
+    key = iam.create_access_key(UserName="ada")["AccessKey"]
+    environ = {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
+    return environ, "user/ada"
+
+
+def list_all():
+    """Return the names of all that a setup makes, and of all that jobs and drivers do."""
+    import boto3
+
+    iam, ec2 = boto3.client("iam"), boto3.client("ec2")
+    return {
+        "buckets": [one["Name"] for one in boto3.client("s3").list_buckets()["Buckets"]],
+        "roles": sorted(
+            one["RoleName"] for one in iam.list_roles()["Roles"] if one["Path"] == "/"
+        ),  # those of services stay
+        "profiles": [one["InstanceProfileName"] for one in iam.list_instance_profiles()["InstanceProfiles"]],
+        "policies": sorted(one["PolicyName"] for one in iam.list_policies(Scope="Local")["Policies"]),
+        "granted": iam.list_attached_user_policies(UserName="ada")["AttachedPolicies"],
+        "groups": sorted(one["GroupName"] for one in ec2.describe_security_groups()["SecurityGroups"]),
+        "images": [one["ImageId"] for one in ec2.describe_images(Owners=["self"])["Images"]],
+        "functions": [one["FunctionName"] for one in boto3.client("lambda").list_functions()["Functions"]],
+        "rules": [one["Name"] for one in boto3.client("events").list_rules()["Rules"]],
+        "schedules": [one["Name"] for one in boto3.client("scheduler").list_schedules()["Schedules"]],
+    }
+
+
+def list_images():
+    """Return the ids of the images that jobs' setups are on."""
+    import boto3
+
+    found = boto3.client("ec2").describe_images(Filters=[{"Name": "tag-key", "Values": ["cloudspot-setup"]}])
+    return [one["ImageId"] for one in found["Images"]]

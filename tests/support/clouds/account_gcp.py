@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
+from pathlib import Path
 
-from support.clouds.sandboxed import DOCS, NAME, Seen, check_streams, rights_taken
+from support.clouds.sandboxed import NAME, Seen, check_streams, rights_taken
+
+from cloudspot_gcp import permissions
 
 BUCKET = "cloudspot-sandbox"
 # No notice of two minutes, which would be trained through: a machine of this job is told with half a minute.
@@ -67,8 +71,8 @@ def look():
 
 
 def granted(role: str) -> set[str]:
-    """Return the permissions of a role in the docs."""
-    text = (DOCS / "gcp" / f"role-{role}.yaml").read_text()
+    """Return the permissions of a role."""
+    text = (permissions.DIRECTORY / f"role-{role}.yaml").read_text()
     return set(re.findall(r"^- (\S+)$", text, re.MULTILINE))
 
 
@@ -108,3 +112,72 @@ def check(seen: Seen) -> None:
         assert ("logging.logEntries.create" in rights) == (by == "machine")
     texts = "".join(seen.consoles.values())
     assert set(re.findall(r"shutdown script ended with status (\d+)", texts)) <= {"0"}
+
+
+# --- a project that has only an administrator -------------------------------------------------------
+
+_TOGETHER = (
+    *("--set", "nodes=2", "--set", 'providers.gcp.placement_policy="auto"'),
+    *("--set", 'providers.gcp.machine_types=["c2-standard-4"]'),
+)
+STEPS = (
+    ("run", "--name", "three", "--detach", "--provider", "gcp", *_TOGETHER, "{job}"),
+    ("attach", "three"),
+)
+"""What a submitter does on this cloud besides."""
+
+
+def _ask(method, service, path, **options):
+    from cloudspot_gcp.clients import GcpClients, endpoint
+
+    clients = GcpClients()
+    return clients.ask_json(
+        method, f"{endpoint(service)}/{path.replace('PROJECT', clients.project)}", **options
+    )
+
+
+def make_submitter():
+    """Make a service account with a key; return the variables that lead to the project as it, and its name."""
+    _ask("POST", "serviceusage", "v1/projects/PROJECT/services/iam.googleapis.com:enable", json={})
+    made = _ask("POST", "iam", "v1/projects/PROJECT/serviceAccounts", json={"accountId": "ada-submits"})
+    key = _ask("POST", "iam", f"v1/{made['name']}/keys", json={})
+    path = Path(os.environ["CLOUDSPOT_CONFIG"]).with_name("ada.json")
+    path.write_bytes(base64.b64decode(key["privateKeyData"]))
+    return {"GOOGLE_APPLICATION_CREDENTIALS": str(path)}, f"serviceAccount:{made['email']}"
+
+
+def list_all():
+    """Return the names of all that a setup makes, and of all that jobs and drivers do."""
+    found = {
+        "accounts": [
+            one["email"] for one in _ask("GET", "iam", "v1/projects/PROJECT/serviceAccounts")["accounts"]
+        ],
+        "roles": [one["name"] for one in _ask("GET", "iam", "v1/projects/PROJECT/roles").get("roles", ())],
+    }
+    asked = {"options": {"requestedPolicyVersion": 3}}
+    services = ("cloudresourcemanager", "compute", "storage", "cloudfunctions", "cloudscheduler")
+    url = "v1/projects/PROJECT/services/{}.googleapis.com"
+    states = [_ask("GET", "serviceusage", url.format(one))["state"] for one in services]
+    if states != ["ENABLED"] * len(states):
+        return {**found, "granted": [], "buckets": [], "networks": ["default"], "others": []}
+    here = "projects/PROJECT/locations/us-central1"
+    policy = _ask("POST", "cloudresourcemanager", "v1/projects/PROJECT:getIamPolicy", json=asked)
+    buckets = _ask("GET", "storage", "storage/v1/b?project=PROJECT").get("items", ())
+    networks = _ask("GET", "compute", "compute/v1/projects/PROJECT/global/networks")["items"]
+    return {
+        **found,
+        "granted": [(one["role"], one["members"]) for one in policy.get("bindings", ())],
+        "buckets": [one["name"] for one in buckets],
+        "networks": [one["name"] for one in networks],
+        "others": [
+            *_ask("GET", "compute", "compute/v1/projects/PROJECT/global/firewalls")["items"],
+            *_ask("GET", "cloudfunctions", f"v2/{here}/functions").get("functions", ()),
+            *_ask("GET", "cloudscheduler", f"v1/{here}/jobs").get("jobs", ()),
+        ],
+    }
+
+
+def list_images():
+    """Return the names of the images that jobs' setups are on."""
+    listed = _ask("GET", "compute", "compute/v1/projects/PROJECT/global/images").get("items", ())
+    return [one["name"] for one in listed if "cloudspot-setup" in one.get("labels", {})]

@@ -43,8 +43,8 @@ OBJECT_NAMES = ("Key", "Prefix", "name", "object", "prefix")
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-def rights_named(file: str, service: str) -> frozenset[str]:
-    """Return the rights of a service that a policy or role in the docs grants."""
+def rights_named(file: str | Path, service: str) -> frozenset[str]:
+    """Return the rights of a service that a policy or role grants; its path is below docs/ or absolute."""
     found = re.findall(rf"(?:^- |\")({service}[:.][\w.]+)", (DOCS / file).read_text(), re.MULTILINE)
     assert found, file
     return frozenset(found)

@@ -33,7 +33,7 @@ def _let_aws_nodes_drive() -> None:
 
     iam, bucket = boto3.client("iam"), os.environ["CLOUDSPOT_STORE"][5:]
     plugin = ROOT / "plugins" / "aws" / "cloudspot_aws"
-    for policy in (plugin / "policy-driver.json", ROOT / "docs" / "aws" / "policy-node.json"):
+    for policy in (plugin / "policies" / f"policy-{name}.json" for name in ("driver", "node")):
         text = policy.read_text().replace("BUCKET", bucket)
         iam.put_role_policy(RoleName="cloudspot-node", PolicyName=policy.stem, PolicyDocument=text)
 
@@ -84,8 +84,8 @@ def _gcp_names() -> Iterator[str]:
 
 def _let_aliyun_nodes_drive() -> None:
     bucket = os.environ["CLOUDSPOT_STORE"].removeprefix("oss://").partition("/")[0]
-    plugin = ROOT / "plugins" / "aliyun" / "cloudspot_aliyun"
-    for path in (plugin / "policy-driver.json", ROOT / "docs" / "aliyun" / "policy-node.json"):
+    policies = ROOT / "plugins" / "aliyun" / "cloudspot_aliyun" / "policies"
+    for path in (policies / "policy-driver.json", policies / "policy-node.json"):
         text = path.read_text().replace("BUCKET", bucket)
         _ram("CreatePolicy", PolicyName=path.stem, PolicyDocument=text)
         _ram("AttachPolicyToRole", PolicyName=path.stem, PolicyType="Custom", RoleName="cloudspot-node")

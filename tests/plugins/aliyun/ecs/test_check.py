@@ -5,7 +5,7 @@ from cloudspot.model import Resources
 from cloudspot.testing import plaincalls
 
 TYPE = "ecs.gn7i-c8g1.2xlarge"
-GRANT = "grant it: docs/aliyun/policy-submitter.json has all rights that a submitter needs"
+GRANT = "an administrator runs: cloudspot setup aliyun --grant-to user/sandbox"
 
 
 def lines(provider, **resources):

@@ -1,7 +1,6 @@
-"""The policies in docs/aliyun grant what the plugin asks for, and nothing else."""
+"""The plugin's policies grant what the plugin asks for, and nothing else."""
 
 import json
-from pathlib import Path
 
 import pytest
 from support.worlds.groups import group_of
@@ -9,9 +8,10 @@ from support.worlds.groups import group_of
 from cloudspot.model import Resources
 from cloudspot.testing import plaincalls
 from cloudspot.testing.imagekit import KEY
+from cloudspot_aliyun import permissions
 from cloudspot_aliyun_sandbox.rights import rights_of
 
-POLICIES = Path(__file__).parents[4] / "docs" / "aliyun"
+POLICIES = permissions.DIRECTORY
 ELSEWHERE = "oss:"
 """Compared where whole jobs run."""
 TYPE = "ecs.g7.large"

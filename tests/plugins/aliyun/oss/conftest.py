@@ -12,6 +12,7 @@ from support.clouds.bucketstoretests import BucketCloud, rights_named
 from cloudspot.emulation.api_faults import Faults
 from cloudspot.emulation.role_credentials import Secrets
 from cloudspot.emulation.wsgi_server import Server
+from cloudspot_aliyun import permissions
 from cloudspot_aliyun.oss import OssStore
 from cloudspot_aliyun_sandbox.ossbuckets import HeldBucket, Stored
 from cloudspot_aliyun_sandbox.rights import rights_of
@@ -106,8 +107,8 @@ class OssCloud(BucketCloud):
     how_to_create = "ossutil mb oss://"
     other_wrong_urls = (("oss://bucket/\\x", "no key that begins with a backslash"),)
     large_bytes = 3 * PART_BYTES
-    granted_to_nodes = rights_named("aliyun/policy-node.json", "oss")
-    granted_to_submitters = rights_named("aliyun/policy-submitter.json", "oss")
+    granted_to_nodes = rights_named(permissions.DIRECTORY / "policy-node.json", "oss")
+    granted_to_submitters = rights_named(permissions.DIRECTORY / "policy-submitter.json", "oss")
     needed_by_the_check_alone: ClassVar = frozenset()
     rights_of = staticmethod(rights_of)
 

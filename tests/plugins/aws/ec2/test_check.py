@@ -58,7 +58,7 @@ def test_rights_on_machines_are_tried_where_there_is_one(cloud):
     assert failed(provider) == {
         "ending": (
             "access denied: the credentials lack ec2:TerminateInstances",
-            "grant it: docs/aws/policy-submitter.json has all rights that a submitter needs",
+            "an administrator runs: cloudspot setup aws --grant-to user/moto",
         )
     }
     assert len(cloud.alive) == 1
@@ -67,7 +67,7 @@ def test_rights_on_machines_are_tried_where_there_is_one(cloud):
 @pytest.mark.full
 def test_a_log_group_of_ones_own_is_read_and_said_to_need_a_right_of_the_machines(cloud):
     own = {"instance_types": ("m5.large",), "log_group": "/teams/vision"}
-    doubt = "(not checked: the machines' role; docs/aws/policy-node.json has /cloudspot/* only)"
+    doubt = "(not checked: the machines' role; cloudspot-node has /cloudspot/* only)"
     found = lines(cloud.provider(**own))["logs"]
     assert found.ok
     assert found.detail == f"/teams/vision does not exist yet, and the first node makes it {doubt}"
@@ -81,7 +81,8 @@ def test_a_log_group_of_ones_own_is_read_and_said_to_need_a_right_of_the_machine
     (detail, remedy) = failed(cloud.provider(**own))["logs"]
     assert "logs:DescribeLogStreams" in detail
     assert remedy == (
-        'add "arn:*:logs:*:*:log-group:/teams/vision*" to the statement "Logs" of both policies in docs/aws'
+        'add "arn:*:logs:*:*:log-group:/teams/vision*" to the statement "Logs" of the policy '
+        "cloudspot-submitter and of the role cloudspot-node"
     )
 
 
@@ -116,13 +117,13 @@ def test_each_right_that_is_missing_fails_its_line_with_the_policy(cloud, right,
     found = failed(provider)
     assert line in found
     assert "access denied" in found[line][0]
-    assert "policy-submitter.json" in found[line][1]
+    assert found[line][1] == "an administrator runs: cloudspot setup aws --grant-to user/moto"
 
 
 def test_a_profile_that_is_missing_is_one_line(cloud):
     found = failed(cloud.provider(instance_types=("m5.large",), instance_profile="nobody"))
-    message = 'providers.aws.instance_profile: there is no "nobody"; docs/aws.md tells how to make it'
-    assert found["instance profile"] == (message, "")
+    message = 'providers.aws.instance_profile: there is no "nobody"; cloudspot setup aws makes it'
+    assert found["instance profile"] == (message, "an administrator runs: cloudspot setup aws")
 
 
 def test_how_old_the_image_is_and_that_its_owner_advises_against_it_is_told(cloud):
@@ -143,7 +144,10 @@ def test_a_quota_that_is_too_small_names_its_code(cloud):
     cloud.faults.vcpu_quota["spot"] = 2
     found = failed(cloud.provider(instance_types=("g5.xlarge",)))
     assert found["quota, spot"][0] == (
-        "2 vCPUs, and one g5.xlarge has 4; ask for more of L-3819A6DF in Service Quotas"
+        "2 vCPUs, and one g5.xlarge has 4; ask for more at https://us-east-1.console.aws.amazon.com/servicequotas/"
+        'home/services/ec2/quotas/L-3819A6DF with the words "We train models with PyTorch on 8 vCPUs at a time, on '
+        'spot machines that save their work.", or run: aws service-quotas request-service-quota-increase '
+        "--region us-east-1 --service-code ec2 --quota-code L-3819A6DF --desired-value 8"
     )
     assert "quota, on-demand" not in found
 

@@ -374,7 +374,7 @@ def test_a_right_that_is_missing_is_named(kit):
         plaincalls.create(kit.provisioner, request, token="t")
     assert str(error.value) == (
         "launching 1 spot g5.xlarge in us-east-1a: the credentials lack iam:PassRole; "
-        "docs/aws.md has the policy"
+        "an administrator runs: cloudspot setup aws"
     )
 
 

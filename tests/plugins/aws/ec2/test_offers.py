@@ -392,7 +392,7 @@ def test_a_failure_is_not_kept(cloud):
         ),
         (
             {"instance_profile": "nobody"},
-            'providers.aws.instance_profile: there is no "nobody"; docs/aws.md tells how to make it',
+            'providers.aws.instance_profile: there is no "nobody"; cloudspot setup aws makes it',
         ),
     ],
 )

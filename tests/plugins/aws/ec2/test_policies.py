@@ -1,8 +1,7 @@
-"""The policies in docs/aws grant what the plugin asks for, and nothing else."""
+"""The plugin's policies grant what the plugin asks for, and nothing else."""
 
 import fnmatch
 import json
-from pathlib import Path
 
 import pytest
 from support.worlds.groups import group_of
@@ -12,11 +11,10 @@ from cloudspot.errors import AuthError
 from cloudspot.model import Market, Resources
 from cloudspot.testing import plaincalls
 from cloudspot.testing.imagekit import KEY
+from cloudspot_aws import permissions
 from cloudspot_aws_sandbox.rights import rights_of
 
-ROOT = Path(__file__).parents[4]
-POLICIES = ROOT / "docs" / "aws"
-PLUGIN = ROOT / "plugins" / "aws" / "cloudspot_aws"
+POLICIES = permissions.DIRECTORY
 ROLE = "arn:aws:iam::123456789012:role/cloudspot-limit"
 ELSEWHERE = ("s3:*", "logs:*")
 """Compared where whole jobs run: tests/e2e/test_sandboxes.py."""
@@ -172,8 +170,8 @@ def test_a_submitter_ends_and_tags_cloudspots_machines_only():
 
 def test_every_policy_holds_in_each_of_awss_partitions():
     """China and GovCloud have ARNs of their own."""
-    files = [*POLICIES.glob("policy-*.json"), *PLUGIN.glob("policy-*.json")]
-    assert len(files) == 8
+    files = [*POLICIES.glob("policy-*.json")]
+    assert len(files) == 9
     for file in files:
         for statement in json.loads(file.read_text())["Statement"]:
             resources = statement["Resource"]
@@ -186,7 +184,7 @@ def test_every_policy_holds_in_each_of_awss_partitions():
 def test_a_driver_may_make_the_role_that_an_accounts_first_spot_request_needs_as_a_submitter_may(cloud):
     """EC2 makes it in the name of whoever launches first."""
     right = "iam:CreateServiceLinkedRole"
-    driver = (PLUGIN / "policy-driver.json").read_text()
+    driver = (POLICIES / "policy-driver.json").read_text()
     role = (
         "arn:aws-us-gov:iam::123456789012:role/aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot"
     )

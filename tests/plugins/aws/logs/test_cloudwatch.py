@@ -15,6 +15,7 @@ from support.clouds.logservicetests import LogService, LogServiceTests, line, se
 from cloudspot.errors import AuthError
 from cloudspot.testing.logfaultkit import LogFaultTests
 from cloudspot.testing.logkit import LogSinkTests
+from cloudspot_aws import permissions
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.cloudwatch import CloudWatchLogSink
 from cloudspot_aws_sandbox.rights import rights_of
@@ -272,8 +273,8 @@ def test_a_sink_takes_each_right_on_logs_that_the_policies_grant_and_no_other(aw
 
     for seq in range(2):  # the second by another agent of the machine
         make_sink().write([line(seq)])
-    assert rights_taken() == rights_named("aws/policy-node.json", "logs")
+    assert rights_taken() == rights_named(permissions.DIRECTORY / "policy-node.json", "logs")
     reader = make_sink()
     assert seqs(record for stream in reader.streams() for record in reader.read(stream)) == [0, 1]
     reader.remove(reader.pieces())
-    assert rights_taken() == rights_named("aws/policy-submitter.json", "logs")
+    assert rights_taken() == rights_named(permissions.DIRECTORY / "policy-submitter.json", "logs")

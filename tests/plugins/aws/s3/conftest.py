@@ -13,6 +13,7 @@ from moto.s3.models import s3_backends
 from support.clouds.bucketstoretests import BucketCloud, rights_named
 from support.stores.lossyproxy import LossyProxy
 
+from cloudspot_aws import permissions
 from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.s3 import S3Store
 from cloudspot_aws_sandbox.rights import rights_of
@@ -101,8 +102,8 @@ class S3Cloud(BucketCloud):
         ("s3://fast--use1-az4--x-s3", "a directory bucket lists in no order"),
     )
     large_bytes = 3 * PART_BYTES
-    granted_to_nodes = rights_named("aws/policy-node.json", "s3")
-    granted_to_submitters = rights_named("aws/policy-submitter.json", "s3")
+    granted_to_nodes = rights_named(permissions.DIRECTORY / "policy-node.json", "s3")
+    granted_to_submitters = rights_named(permissions.DIRECTORY / "policy-submitter.json", "s3")
     needed_by_the_check_alone: ClassVar = frozenset()
     rights_of = staticmethod(rights_of)
 

@@ -5,7 +5,10 @@ from cloudspot.testing import plaincalls
 from cloudspot_gcp.check import PERMISSIONS
 from cloudspot_gcp_sandbox.catalogue import IMAGES, Image
 
-ROLE = "grant it: docs/gcp/role-submitter.yaml has all permissions that a submitter needs"
+ROLE = (
+    "an administrator runs: cloudspot setup gcp --grant-to "
+    "serviceAccount:you@my-project-123.iam.gserviceaccount.com"
+)
 
 
 def lines(provider, **resources):

@@ -1,7 +1,6 @@
-"""The roles in docs/gcp grant what the plugin asks for, and nothing else."""
+"""The plugin's roles grant what the plugin asks for, and nothing else."""
 
 import re
-from pathlib import Path
 
 import pytest
 from support.worlds.groups import group_of
@@ -9,12 +8,13 @@ from support.worlds.groups import group_of
 from cloudspot.errors import TransientError
 from cloudspot.model import Market, Resources
 from cloudspot.testing import plaincalls
+from cloudspot_gcp import permissions
 from cloudspot_gcp.attributes import machine_name
 from cloudspot_gcp.check import wanted_permissions
 from cloudspot_gcp_sandbox.catalogue import IMAGES, Image
 from cloudspot_gcp_sandbox.taken import rights_of
 
-ROLES = Path(__file__).parents[4] / "docs" / "gcp"
+ROLES = permissions.DIRECTORY
 OWN_IMAGE = Image("my-project-123", "train-v1", "train", 20)
 ON_THE_ACCOUNT = "iam.serviceAccounts.actAs"
 """Granted on the machines' service account by a role of Google's own, which docs/gcp.md names."""
@@ -141,7 +141,7 @@ def test_a_node_has_no_right_of_compute_engines_but_to_delete_what_is_called_as_
         "&& resource.name.extract('/instances/{name}').startsWith('cs-')"
     )
     assert condition in (ROLES / "condition-self-end.yaml").read_text()
-    assert "--condition-from-file=docs/gcp/condition-self-end.yaml" in (ROLES.parent / "gcp.md").read_text()
+    assert permissions.self_end_condition() == {"title": "machines of cloudspot's", "expression": condition}
     assert machine_name("digits-1", "gs://bucket", 1, 0).startswith("cs-")
     assert {one.partition(".")[0] for one in granted("role-node.yaml")} == {"logging"}
     assert {one.partition(".")[0] for one in granted("role-bucket.yaml")} == {"storage"}

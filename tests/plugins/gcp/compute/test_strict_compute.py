@@ -463,7 +463,7 @@ def test_a_placement_policy_holds_its_machines_and_only_those_that_can_be_placed
         ("GET", "zones/us-central1-a/machineTypes/z9-huge", 404, "notFound"),
         ("GET", "global/networks/gone", 404, "notFound"),
         ("GET", "zones/us-central1-a/colours", 404, "notFound"),
-        ("GET", "global/firewalls", 501, "notImplemented"),
+        ("GET", "global/routes", 501, "notImplemented"),
         ("GET", "zones/us-central1-a/instances?maxResults=501", 400, "badRequest"),
         ("GET", "zones/us-central1-a/instances?colour=red", 400, "badRequest"),
         ("GET", "zones/us-central1-a/instances?filter=name+eq+a+AND+zone+%3D+b", 400, "badRequest"),

@@ -15,6 +15,7 @@ from cloudspot.cli.joblog.logtail import LogTail
 from cloudspot.errors import AuthError, CloudspotError
 from cloudspot.testing.logfaultkit import LogFaultTests
 from cloudspot.testing.logkit import LogSinkTests
+from cloudspot_gcp import permissions
 from cloudspot_gcp.clients import GcpClients
 from cloudspot_gcp.cloudlogging import CloudLoggingSink
 from cloudspot_gcp_sandbox.taken import rights_of
@@ -395,7 +396,7 @@ def test_a_sink_takes_each_right_on_logs_that_the_roles_grant_and_no_other(gcp, 
 
     for seq in range(2):  # the second by another agent of the machine
         make_sink().write([line(seq)])
-    assert rights_taken() == rights_named("gcp/role-node.yaml", "logging")
+    assert rights_taken() == rights_named(permissions.DIRECTORY / "role-node.yaml", "logging")
     reader = make_sink()
     assert seqs(record for stream in reader.streams() for record in reader.read(stream)) == [0, 1]
-    assert rights_taken() == rights_named("gcp/role-submitter.yaml", "logging")
+    assert rights_taken() == rights_named(permissions.DIRECTORY / "role-submitter.yaml", "logging")

@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 from support.clouds.bucketstoretests import BucketCloud, rights_named
 
+from cloudspot_gcp import permissions
 from cloudspot_gcp.gcs import GcsStore
 from cloudspot_gcp_sandbox.taken import rights_of
 
@@ -61,7 +62,9 @@ class GcsCloud(BucketCloud):
         ("gs://bucket..x", "is not a bucket name"),
     )
     large_bytes = 3 * PART_BYTES
-    granted_to_nodes = granted_to_submitters = rights_named("gcp/role-bucket.yaml", "storage")
+    granted_to_nodes = granted_to_submitters = rights_named(
+        permissions.DIRECTORY / "role-bucket.yaml", "storage"
+    )
     needed_by_the_check_alone: ClassVar = frozenset({"storage.buckets.get"})
     rights_of = staticmethod(rights_of)
 

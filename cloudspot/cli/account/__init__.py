@@ -1,0 +1,1 @@
+"""``cloudspot setup``: the record of what it has made, the work on the parts, and the config file."""

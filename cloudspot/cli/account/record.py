@@ -1,0 +1,116 @@
+"""What ``cloudspot setup`` has made in an account, or was about to make: a file of JSON lines.
+
+It is in the state home. A line is on the disk before anything is made, so that a setup that was killed at
+any call knows which parts may be its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from typing import Any, Final
+
+import msgspec
+
+from cloudspot.calls import SetupRequest
+from cloudspot.decoding import convert, decode
+from cloudspot.errors import CloudspotError
+from cloudspot.host.private_directories import make_private
+from cloudspot.interfaces import SetupPart
+from cloudspot.jobstore.jobs.state_home import state_home
+
+INTENDED: Final = "intended"
+"""It was about to be made, when nothing stood in its place."""
+MADE: Final = "made"
+REMOVED: Final = "removed"
+Name = tuple[str, str]
+"""A part's kind and its name."""
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    at: datetime
+    event: str
+    kind: str = ""
+    name: str = ""
+    request: Mapping[str, Any] | None = None
+
+
+class SetupRecord:
+    """The record of one provider's account."""
+
+    def __init__(self, provider: str, account: str) -> None:
+        """Read it, if there is one.
+
+        Raises:
+            CloudspotError: it cannot be read.
+        """
+        file = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{provider}-{account}")
+        self.path = state_home() / "setup" / f"{file}.jsonl"
+        self._parts: dict[Name, str] = {}
+        self._requests: list[SetupRequest] = []
+        try:
+            text = self.path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise CloudspotError(f"{self.path} cannot be read: {error.strerror}") from error
+        for line in filter(None, text.split(b"\n")):
+            # One that a kill has cut short is about something that was not begun.
+            with suppress(msgspec.DecodeError):
+                self._fold(decode(line, _Line))
+
+    @property
+    def parts(self) -> Sequence[Name]:
+        """The parts that were made or begun, and not removed, in the order in which they were."""
+        return [name for name, event in self._parts.items() if event != REMOVED]
+
+    @property
+    def requests(self) -> Sequence[SetupRequest]:
+        """Each request of a setup, the newest last."""
+        return self._requests
+
+    def has(self, part: SetupPart) -> bool:
+        """Return whether this setup has made the part, or begun to."""
+        return self._parts.get((part.kind, part.name), REMOVED) != REMOVED
+
+    def ask(self, request: SetupRequest) -> None:
+        """Keep a request, unless it was kept before."""
+        asked = msgspec.to_builtins(request)
+        del asked["deadline"]
+        if convert(asked, SetupRequest) not in self._requests:
+            self._append(_Line(at=_now(), event="asked", request=asked))
+
+    def note(self, part: SetupPart, event: str) -> None:
+        """Keep what is about to become of the part, or became of it."""
+        self._append(_Line(at=_now(), event=event, kind=part.kind, name=part.name))
+
+    def close(self) -> None:
+        """Delete the record once everything in it was removed."""
+        if not self.parts:
+            self.path.unlink(missing_ok=True)
+
+    def _append(self, line: _Line) -> None:
+        make_private(self.path.parent)
+        handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            size = os.fstat(handle).st_size
+            # A line that a kill has cut short must not run into this one.
+            whole = b"" if size == 0 or os.pread(handle, 1, size - 1) == b"\n" else b"\n"
+            os.write(handle, whole + msgspec.json.encode(line) + b"\n")
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        self._fold(line)
+
+    def _fold(self, line: _Line) -> None:
+        if line.request is not None:
+            self._requests.append(convert(line.request, SetupRequest))
+        else:
+            self._parts[line.kind, line.name] = line.event
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

@@ -1,0 +1,77 @@
+"""Compares policies in the form that AWS and Alibaba Cloud share: statements that allow actions."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+Document = Mapping[str, Any]
+_NEGATIONS: Final = ("NotAction", "NotResource", "NotPrincipal")
+
+
+def excess(found: Iterable[Document], wanted: Iterable[Document]) -> list[str]:
+    """Return what the ``found`` policies allow and the ``wanted`` ones do not, a line each.
+
+    A statement that denies something only narrows. One that allows is within a wanted one if that has its
+    actions, its resources and its principals, and no condition that it lacks. Where this cannot be seen, as
+    with a ``NotAction``, the statement counts as excess.
+    """
+    allowed = [one for document in wanted for one in _statements(document) if one.get("Effect") == "Allow"]
+    lines = []
+    for document in found:
+        for statement in _statements(document):
+            if statement.get("Effect") == "Deny":
+                continue
+            unclear = [name for name in _NEGATIONS if name in statement]
+            if unclear:
+                lines.append(f"it allows all but what {unclear[0]} names")
+                continue
+            lines += [
+                f"it allows {action} on {resource}" + (f" to {principal}" if principal else "")
+                for action in _listed(statement.get("Action", "*"))
+                for resource in _listed(statement.get("Resource", "*"))
+                for principal in _principals(statement)
+                if not any(_covers(one, statement, action, resource, principal) for one in allowed)
+            ]
+    return list(dict.fromkeys(lines))
+
+
+def lacking(found: Sequence[Document], wanted: Sequence[Document]) -> list[str]:
+    """Return what the ``wanted`` policies allow and the ``found`` ones do not, a line each."""
+    return [line.replace("it allows", "it does not allow", 1) for line in excess(wanted, found)]
+
+
+def _covers(
+    wider: Mapping[str, Any], statement: Mapping[str, Any], action: str, resource: str, principal: str
+) -> bool:
+    if any(name in wider for name in _NEGATIONS):
+        return False
+    conditions = statement.get("Condition", {})
+    return (
+        any(_matches(action.lower(), one.lower()) for one in _listed(wider.get("Action", "*")))
+        and any(_matches(resource, one) for one in _listed(wider.get("Resource", "*")))
+        and any(principal == one for one in _principals(wider))
+        and all(conditions.get(name) == value for name, value in wider.get("Condition", {}).items())
+    )
+
+
+def _matches(text: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(text, pattern.replace("[", "[[]"))
+
+
+def _statements(document: Document) -> Sequence[Mapping[str, Any]]:
+    found = document.get("Statement", ())
+    return [found] if isinstance(found, Mapping) else found
+
+
+def _principals(statement: Mapping[str, Any]) -> list[str]:
+    """Return who may use the statement, as ``Service: ec2.amazonaws.com``; one empty text: nobody."""
+    found = statement.get("Principal", "")
+    if not isinstance(found, Mapping):
+        return [str(found)]
+    return [f"{kind} {name}" for kind, names in found.items() for name in _listed(names)]
+
+
+def _listed(value: Any) -> Sequence[str]:
+    return [str(value)] if isinstance(value, str) else [str(one) for one in value]

@@ -1,0 +1,133 @@
+"""``cloudspot setup aliyun``: what an Alibaba Cloud account needs before its first job, in one region."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from cloudspot.calls import SetupRequest
+from cloudspot.errors import SpecError
+from cloudspot.interfaces import AccountSetup, SetupPart
+from cloudspot.model import SetupSettings
+from cloudspot_aliyun import permissions
+from cloudspot_aliyun.api import caller, items, read
+from cloudspot_aliyun.clients import AliyunClients
+from cloudspot_aliyun.errors import ERRORS
+from cloudspot_aliyun.lookups import check_region
+from cloudspot_aliyun.options import DEFAULT_ROLE, AliyunOptions
+from cloudspot_aliyun.setupparts import (
+    AliyunCall,
+    Bucket,
+    DefaultNetwork,
+    Grant,
+    NodeGroup,
+    Policy,
+    Role,
+)
+
+NODE_GROUP: Final = "cloudspot-nodes"
+POLICIES: Final = {
+    "submitter": "submits and drives jobs",
+    "deploy": "makes and removes drivers in the cloud (`cloudspot driver`)",
+    "reap": "finds and ends what jobs have left behind (`cloudspot reap`)",
+}
+"""The policies that a submitter is given, by the name of their file."""
+_PRINCIPAL: Final = re.compile(r"(?:acs:ram::(?P<account>\d+):)?(?P<kind>user|group|role)/(?P<name>[^/]+)")
+
+
+class _Principal(NamedTuple):
+    kind: str
+    """``User``, ``Group`` or ``Role``, as RAM's calls have it."""
+    name: str
+
+
+class AliyunAccountSetup(AccountSetup):
+    """The parts of one account and region; asks for them when it is asked."""
+
+    def __init__(self, options: AliyunOptions, clients: AliyunClients) -> None:
+        """Do no I/O."""
+        self._options = options
+        self._clients = clients
+        self._account: str | None = None
+
+    def account(self) -> str:
+        """Return the account's number and the region."""
+        region = check_region(self._clients)
+        if self._account is None:
+            self._account = caller(self._clients).account
+        return f"{self._account} {region}"
+
+    def parts(self, request: SetupRequest) -> Sequence[SetupPart]:
+        """Return bucket, role, network and policies, and whom they are given to; see AccountSetup."""
+        self.account()
+        if request.monthly_limit is not None:
+            raise SpecError(
+                "--budget: cloudspot makes none on Alibaba Cloud; make an alarm in the console, under "
+                "Expenses, Budgets"
+            )
+        clients, bucket = self._clients, self._bucket(request)
+        node = DEFAULT_ROLE
+        parts: list[SetupPart] = [Bucket(clients, bucket, account=str(self._account))]
+        if self._options.role == node:
+            document = permissions.policy("node", bucket=bucket)
+            parts += [
+                Policy(clients, node, "lets machines use the bucket, and end themselves", document=document),
+                Role(clients, node, "is whom machines are", trust=permissions.trust("node")),
+                Grant(clients, "Role", node, policy=node, purpose="gives machines their rights"),
+            ]
+        if not self._options.vswitches and not self._options.security_groups:
+            parts += [DefaultNetwork(clients, self._zones()), NodeGroup(clients, NODE_GROUP)]
+        for name, purpose in POLICIES.items():
+            document = permissions.policy(name, bucket=bucket)
+            parts.append(Policy(clients, f"cloudspot-{name}", purpose, document=document))
+        for whom in request.grant_to:
+            kind, found = self._principal(whom)
+            parts += [
+                Grant(clients, kind, found, policy=f"cloudspot-{name}", purpose=f"{why}, as you asked")
+                for name, why in POLICIES.items()
+            ]
+        return parts
+
+    def settings(self, request: SetupRequest) -> SetupSettings:
+        """Return the store and the region; the network is found by its tag. See AccountSetup."""
+        self.account()
+        return SetupSettings(
+            store_url=request.store_url or f"oss://{self._bucket(request)}",
+            options={"region": self._clients.region},
+        )
+
+    def _zones(self) -> list[str]:
+        what = f"looking for the zones of {self._clients.region}"
+        asked = {"DestinationResource": "InstanceType"}
+        answer = read(self._clients, what, "DescribeAvailableResource", asked)
+        return sorted(str(one["ZoneId"]) for one in items(answer, "AvailableZones", "AvailableZone"))
+
+    def _bucket(self, request: SetupRequest) -> str:
+        if request.store_url is None:
+            return f"cloudspot-{self._account}-{self._clients.region}"
+        scheme, _, rest = request.store_url.partition("://")
+        if scheme != "oss":
+            raise SpecError(
+                f"--store {request.store_url}: a setup of aliyun makes a bucket; write oss://BUCKET"
+            )
+        return rest.partition("/")[0]
+
+    def _principal(self, whom: str) -> _Principal:
+        """Return who is meant, if that is somebody who can be given a policy."""
+        if whom == "root" or whom.endswith(":root"):
+            raise SpecError(
+                f"--grant-to {whom}: a root account is never given rights; name a user, group or role"
+            )
+        match = _PRINCIPAL.fullmatch(whom)
+        if match is None:
+            raise SpecError(f"--grant-to {whom}: write user/NAME, group/NAME or role/NAME")
+        if match["account"] not in {None, self._account}:
+            raise SpecError(f"--grant-to {whom}: this is account {self._account}")
+        kind, name = match["kind"].capitalize(), match["name"]
+        with ERRORS.translated(f"looking for {whom}"):
+            call = AliyunCall("Ram", f"Get{kind}", {f"{kind}Name": name}, "EntityNotExist")
+            found = call.run(self._clients)
+        if found is None:
+            raise SpecError(f"--grant-to {whom}: account {self._account} has no such {match['kind']}")
+        return _Principal(kind, name)

@@ -1,0 +1,66 @@
+"""The policies of Alibaba Cloud that cloudspot needs, each in a file: the only list of its rights.
+
+``cloudspot setup`` makes these, `cloudspot driver deploy` uses them, and docs/aliyun.md shows them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+Document = Mapping[str, Any]
+"""A policy as RAM has it."""
+
+DIRECTORY: Final = Path(__file__).with_name("policies")
+REASONS: Final[Mapping[str, str]] = {
+    "cr:GetAuthorizationToken": "logs in to the registry of containers",
+    "cr:PullRepository": "pulls a job's image",
+    "ecs:CreateDeploymentSet": "places the nodes of a job apart or together",
+    "ecs:CreateImage": "makes images of cloudspot's machines",
+    "ecs:DeleteDisk": "deletes disks with cloudspot's mark",
+    "ecs:DeleteImage": "deletes cloudspot's images",
+    "ecs:DeleteInstance": "ends machines with cloudspot's mark, and acts on no others",
+    "ecs:DeleteSnapshot": "deletes the snapshots of cloudspot's images",
+    "ecs:DescribeAvailableResource": "finds offers and machines, and checks options",
+    "ecs:DescribeDisks": "finds what is left behind (`cloudspot reap`)",
+    "ecs:RunInstances": "launches machines, and marks them as cloudspot's",
+    "fc:CreateFunction": "makes, tries and removes drivers (`cloudspot driver`)",
+    "fc:GetFunction": "finds drivers that are left behind",
+    "fc:ListFunctions": "finds drivers that are left behind",
+    "oss:AbortMultipartUpload": "reads and writes what jobs keep",
+    "oss:GetBucketInfo": "lists the bucket, and checks its settings",
+    "oss:ListMultipartUploads": "finds unfinished uploads",
+    "ram:AttachPolicyToRole": "gives the roles of drivers their policies",
+    "ram:CreatePolicy": "makes the roles of drivers",
+    "ram:GetRole": "sees that a role exists",
+    "ram:ListRoles": "finds the roles of drivers that are left behind",
+    "ram:PassRole": "gives machines their role, and no other",
+}
+"""Why a statement is there, by its first action."""
+
+
+def policy(name: str, *, bucket: str) -> Document:
+    """Return the policy of that name, such as ``submitter``, for one bucket."""
+    text = (DIRECTORY / f"policy-{name}.json").read_text(encoding="utf-8")
+    found: Document = json.loads(text.replace("BUCKET", bucket))
+    return found
+
+
+def trust(name: str) -> Document:
+    """Return who may assume the role of that name."""
+    found: Document = json.loads((DIRECTORY / f"trust-{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def reasons(document: Document) -> Sequence[str]:
+    """Return each statement's reason and its rights, a line each."""
+    return [
+        f"{REASONS[actions[0]]}: {', '.join(actions)}"
+        for actions in (_listed(one["Action"]) for one in document["Statement"])
+    ]
+
+
+def _listed(value: str | Sequence[str]) -> Sequence[str]:
+    return [value] if isinstance(value, str) else value

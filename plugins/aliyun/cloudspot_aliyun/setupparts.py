@@ -1,0 +1,418 @@
+"""The parts of an Alibaba Cloud account's setup: bucket, role, policies, attachments and network.
+
+Source: API references of OSS, RAM (2015-05-01), VPC (2016-04-28) and ECS (2014-05-26), the operations' pages
+(checked 2026-11).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import oss2
+from oss2.models import (
+    AbortMultipartUpload,
+    BucketLifecycle,
+    LifecycleRule,
+    ServerSideEncryptionRule,
+)
+
+from cloudspot.errors import CloudspotError
+from cloudspot.model import PartState
+from cloudspot.plugin import policydocuments
+from cloudspot.plugin.setupparts import FREE, CloudPart, state_of
+from cloudspot_aliyun import permissions, tags
+from cloudspot_aliyun.api import ask, flatten, items
+from cloudspot_aliyun.clients import AliyunClients
+from cloudspot_aliyun.errors import ERRORS
+from cloudspot_aliyun.ossbucket import bucket_client
+
+ABORT_DAYS: Final = 3
+"""After how many days what is left of an upload is deleted."""
+_ROTATE: Final = {"RotateStrategy": "DeleteOldestNonDefaultVersionWhenLimitExceeded", "SetAsDefault": True}
+
+
+@dataclass(frozen=True)
+class AliyunCall:
+    """One call of the control plane; it is safe to repeat."""
+
+    product: str
+    """As the SDK calls it: ``Ram``."""
+    action: str
+    parameters: Mapping[str, Any]
+    done: str = ""
+    """The error code, or how it begins, that says that it is done already."""
+
+    def run(self, clients: AliyunClients) -> dict[str, Any] | None:
+        """Make the call; return the answer, or None if it is done already."""
+        try:
+            return ERRORS.unless_throttled(
+                lambda: ask(clients, self.action, self.parameters, product=self.product)
+            )
+        except ERRORS.raised as error:
+            code = ERRORS.code_of(error)
+            if self.done and (code == self.done or code.startswith(f"{self.done}.")):
+                return None
+            raise
+
+    def command(self, region: str) -> str:
+        """Return the same call as a shell command."""
+        words = ["aliyun", self.product.lower(), self.action]
+        if self.product != "Ram":
+            words += ["--RegionId", region]
+        for name, value in flatten(self.parameters).items():
+            words += [f"--{name}", value]
+        return shlex.join(words)
+
+
+class AliyunPart(CloudPart):
+    """A part that some calls make and others remove."""
+
+    provider = "aliyun"
+    errors = ERRORS
+    forbids = ("control policy", "ControlPolicy", "resource directory")
+
+    def __init__(
+        self,
+        clients: AliyunClients,
+        kind: str,
+        name: str,
+        purpose: str,
+        *,
+        making: Sequence[AliyunCall] = (),
+        removing: Sequence[AliyunCall] = (),
+        cost: str = FREE,
+        rights: Sequence[str] = (),
+        commands: Sequence[str] = (),
+    ) -> None:
+        """Do no I/O; ``commands`` are in place of the calls'."""
+        lines = commands or [call.command(clients.region) for call in making]
+        super().__init__(kind, name, purpose, cost=cost, rights=rights, commands=lines)
+        self.clients = clients
+        self.making, self.removing = making, removing
+
+    def find(
+        self, action: str, parameters: Mapping[str, Any], *, product: str = "Ram"
+    ) -> dict[str, Any] | None:
+        """Return the answer; None: there is no such thing."""
+        return AliyunCall(product, action, parameters, "EntityNotExist").run(self.clients)
+
+    def create(self) -> None:
+        """Make the calls; see CloudPart."""
+        for call in self.making:
+            call.run(self.clients)
+
+    def delete(self) -> None:
+        """Make the calls that remove it; see CloudPart."""
+        for call in self.removing:
+            call.run(self.clients)
+
+
+class Bucket(AliyunPart):
+    """A bucket that is private, encrypted, without versions, and drops unfinished uploads."""
+
+    is_store = True
+
+    def __init__(self, clients: AliyunClients, name: str, *, account: str) -> None:
+        """Do no I/O but what finds the region."""
+        encryption = "--sse-algorithm AES256"
+        rule = (
+            "<LifecycleConfiguration><Rule><ID>cloudspot-unfinished-uploads</ID><Prefix></Prefix>"
+            f"<Status>Enabled</Status><AbortMultipartUpload><Days>{ABORT_DAYS}</Days></AbortMultipartUpload>"
+            "</Rule></LifecycleConfiguration>"
+        )
+        super().__init__(
+            clients,
+            "bucket",
+            name,
+            "keeps all that jobs need and make; private, encrypted, and without unfinished uploads",
+            cost="about 0.12 CNY for each GB that it keeps, and 0.01 CNY for 10,000 requests",
+            commands=[
+                f"aliyun oss mb oss://{name} --acl private",
+                f"aliyun oss bucket-encryption --method put oss://{name} {encryption}",
+                f"aliyun oss lifecycle --method put oss://{name} /dev/stdin <<< {shlex.quote(rule)}",
+            ],
+        )
+        self._account = account
+
+    def state(self, *, is_own: bool) -> PartState:
+        """Return whose bucket it is, and whether others can read it."""
+        bucket = bucket_client(self.clients, self.name)
+        try:
+            info = bucket.get_bucket_info()
+        except oss2.exceptions.NoSuchBucket:
+            return PartState(exists=False)
+        except oss2.exceptions.AccessDenied as error:
+            elsewhere = (error.details or {}).get("Endpoint")
+            taken = "it belongs to another account, or you may not look at it: choose another with --store"
+            return PartState(exists=True, excess=(f"it is at {elsewhere}" if elsewhere else taken,))
+        if info.owner.id != self._account:
+            return PartState(exists=True, excess=("it belongs to another account",))
+        open_to, lacks = [], []
+        if info.acl.grant != "private":
+            open_to.append(f"its access list is {info.acl.grant}")
+        if info.versioning_status:
+            open_to.append("it has versions: OSS then ignores that a write must only create")
+        if not getattr(info.bucket_encryption_rule, "sse_algorithm", None):
+            lacks.append("it encrypts nothing")
+        if not any(one.abort_multipart_upload for one in self._rules(bucket)):
+            lacks.append("it keeps unfinished uploads")
+        try:
+            policy = json.loads(bucket.get_bucket_policy().policy)
+        except oss2.exceptions.NoSuchBucketPolicy:
+            policy = {}
+        state = state_of(is_own=is_own, differences=open_to, lacks=lacks)
+        beyond = policydocuments.excess([policy], [])
+        return PartState(exists=True, excess=(*state.excess, *beyond), lacks=state.lacks)
+
+    def create(self) -> None:
+        """Make it, and set it up."""
+        bucket = bucket_client(self.clients, self.name)
+        try:
+            bucket.create_bucket(oss2.BUCKET_ACL_PRIVATE)
+        except oss2.exceptions.ServerError as error:
+            if error.code != "BucketAlreadyExists" or self.state(is_own=True).excess:
+                raise CloudspotError(
+                    f"bucket {self.name}: {error.message}: choose another one with --store"
+                ) from error
+        rule = LifecycleRule(
+            "cloudspot-unfinished-uploads",
+            "",
+            status=LifecycleRule.ENABLED,
+            abort_multipart_upload=AbortMultipartUpload(days=ABORT_DAYS),
+        )
+        bucket.put_bucket_encryption(
+            ServerSideEncryptionRule(sse_algorithm=oss2.SERVER_SIDE_ENCRYPTION_AES256)
+        )
+        bucket.put_bucket_lifecycle(BucketLifecycle([rule]))
+
+    def delete(self) -> None:
+        """Delete it."""
+        try:
+            bucket_client(self.clients, self.name).delete_bucket()
+        except oss2.exceptions.NoSuchBucket:
+            return
+
+    def _rules(self, bucket: oss2.Bucket) -> Sequence[Any]:
+        try:
+            found: Sequence[Any] = bucket.get_bucket_lifecycle().rules
+        except oss2.exceptions.NoSuchLifecycle:
+            return ()
+        return found
+
+
+class Role(AliyunPart):
+    """The machines' role; its policies are attached to it."""
+
+    def __init__(
+        self, clients: AliyunClients, name: str, purpose: str, *, trust: permissions.Document
+    ) -> None:
+        """Do no I/O."""
+        text = json.dumps(trust)
+        asked = {
+            "RoleName": name,
+            "AssumeRolePolicyDocument": text,
+            "Description": f"cloudspot: {purpose}",
+        }
+        super().__init__(
+            clients,
+            "role",
+            name,
+            purpose,
+            making=[AliyunCall("Ram", "CreateRole", asked, "EntityAlreadyExists.Role")],
+            removing=[AliyunCall("Ram", "DeleteRole", {"RoleName": name}, "EntityNotExist.Role")],
+        )
+        self._trust = trust
+
+    def state(self, *, is_own: bool) -> PartState:
+        """Return who else may assume it, and what else it may do than its own policy says."""
+        found = self.find("GetRole", {"RoleName": self.name})
+        if found is None:
+            return PartState(exists=False)
+        trust = json.loads(found["Role"]["AssumeRolePolicyDocument"])
+        beyond = policydocuments.excess([trust], [self._trust])
+        listed = items(self.find("ListPoliciesForRole", {"RoleName": self.name}) or {}, "Policies", "Policy")
+        others = [
+            f"it has the policy {one['PolicyName']}" for one in listed if one["PolicyName"] != self.name
+        ]
+        return PartState(exists=True, excess=(*beyond, *others))
+
+
+class Policy(AliyunPart):
+    """A custom policy, which roles and people are given."""
+
+    def __init__(
+        self, clients: AliyunClients, name: str, purpose: str, *, document: permissions.Document
+    ) -> None:
+        """Do no I/O."""
+        text = json.dumps(document, separators=(",", ":"))  # RAM takes at most 6,144 characters
+        asked = {"PolicyName": name, "PolicyDocument": text}
+        super().__init__(
+            clients,
+            "policy",
+            name,
+            purpose,
+            making=[AliyunCall("Ram", "CreatePolicy", asked, "EntityAlreadyExists.Policy")],
+            removing=[
+                AliyunCall(
+                    "Ram",
+                    "DeletePolicy",
+                    {"PolicyName": name, "CascadingDelete": True},
+                    "EntityNotExist.Policy",
+                )
+            ],
+            rights=permissions.reasons(document),
+        )
+        self._document, self._asked = document, asked
+
+    def state(self, *, is_own: bool) -> PartState:
+        """Return how its version in force differs."""
+        found = self._found()
+        if found is None:
+            return PartState(exists=False)
+        return state_of(
+            is_own=is_own,
+            differences=policydocuments.excess([found], [self._document]),
+            lacks=policydocuments.lacking([found], [self._document]),
+        )
+
+    def create(self) -> None:
+        """Make it, or a new version of one that is older."""
+        super().create()
+        if self._found() != self._document:
+            AliyunCall("Ram", "CreatePolicyVersion", {**self._asked, **_ROTATE}).run(self.clients)
+
+    def _found(self) -> permissions.Document | None:
+        answer = self.find("GetPolicy", {"PolicyName": self.name, "PolicyType": "Custom"})
+        if answer is None:
+            return None
+        found: permissions.Document = json.loads(answer["DefaultPolicyVersion"]["PolicyDocument"])
+        return found
+
+
+class Grant(AliyunPart):
+    """A custom policy that is attached to a user, a group or a role."""
+
+    def __init__(self, clients: AliyunClients, kind: str, whom: str, *, policy: str, purpose: str) -> None:
+        """``kind`` is ``User``, ``Group`` or ``Role``."""
+        asked = {"PolicyType": "Custom", "PolicyName": policy, f"{kind}Name": whom}
+        super().__init__(
+            clients,
+            "grant",
+            f"{policy} to {kind.lower()}/{whom}",
+            purpose,
+            making=[AliyunCall("Ram", f"AttachPolicyTo{kind}", asked, f"EntityAlreadyExists.{kind}.Policy")],
+            removing=[AliyunCall("Ram", f"DetachPolicyFrom{kind}", asked, "EntityNotExist")],
+        )
+        self._kind, self._whom, self._policy = kind, whom, policy
+
+    def state(self, *, is_own: bool) -> PartState:
+        """Return whether they have the policy."""
+        asked = {f"{self._kind}Name": self._whom}
+        found = items(self.find(f"ListPoliciesFor{self._kind}", asked) or {}, "Policies", "Policy")
+        return PartState(exists=any(one["PolicyName"] == self._policy for one in found))
+
+
+class DefaultNetwork(AliyunPart):
+    """The region's default VPC with a vSwitch in each zone that has none; they are free, and stay."""
+
+    def __init__(self, clients: AliyunClients, zones: Sequence[str]) -> None:
+        """``zones`` are those of the region."""
+        making = [
+            AliyunCall("Vpc", "CreateDefaultVpc", {}, "OperationDenied.DefaultVpcExist"),
+            *(
+                AliyunCall(
+                    "Vpc",
+                    "CreateDefaultVSwitch",
+                    {"ZoneId": zone},
+                    "OperationDenied.DefaultVSwitchExist",
+                )
+                for zone in zones
+            ),
+        ]
+        super().__init__(
+            clients,
+            "network",
+            f"default VPC in {clients.region}",
+            "is where machines are, with a vSwitch in each zone; it stays after --remove",
+            making=making,
+        )
+
+    def state(self, *, is_own: bool) -> PartState:
+        """Return whether the region has a vSwitch, of whomever's VPC."""
+        return PartState(exists=bool(vswitches(self.clients)))
+
+    def delete(self) -> str:  # type: ignore[override]
+        """Leave it: it is free, and others may use it by now."""
+        return "stays, as something else may use it by now"
+
+
+class NodeGroup(AliyunPart):
+    """A basic security group: its members reach one another, and nobody else reaches them."""
+
+    def __init__(self, clients: AliyunClients, name: str) -> None:
+        """It is found by its tag, which needs no option."""
+        super().__init__(
+            clients,
+            "security group",
+            name,
+            "lets the nodes of a job reach one another, and nobody else reach them",
+            commands=[
+                (
+                    f"aliyun ecs CreateSecurityGroup --RegionId {clients.region} --SecurityGroupName {name} "
+                    f"--Tag.1.Key {tags.FOUND_BY} --Tag.1.Value setup --VpcId VPC  # that of the vSwitches"
+                )
+            ],
+        )
+
+    def state(self, *, is_own: bool) -> PartState:
+        """Return whom its rules let in."""
+        group = self._find()
+        if group is None:
+            return PartState(exists=False)
+        asked = {"SecurityGroupId": group, "Direction": "ingress"}
+        found = ask(self.clients, "DescribeSecurityGroupAttribute", asked)
+        beyond = [
+            f"it lets in {one.get('SourceCidrIp') or one.get('SourceGroupId')} at "
+            f"{one.get('IpProtocol')} {one.get('PortRange')}"
+            for one in items(found, "Permissions", "Permission")
+        ]
+        return PartState(exists=True, excess=tuple(beyond))
+
+    def create(self) -> None:
+        """Make it in the VPC of the vSwitches."""
+        if self._find() is not None:
+            return
+        vpcs = sorted({str(one["VpcId"]) for one in vswitches(self.clients)})
+        if len(vpcs) != 1:
+            raise CloudspotError(
+                f"security group {self.name}: the vSwitches are in {len(vpcs)} VPCs; name those of one in "
+                "providers.aliyun.vswitches, and a group of it in providers.aliyun.security_groups"
+            )
+        asked = {
+            "SecurityGroupName": self.name,
+            "VpcId": vpcs[0],
+            "Tag": [{"Key": tags.FOUND_BY, "Value": "setup"}],
+        }
+        ask(self.clients, "CreateSecurityGroup", asked)
+
+    def delete(self) -> None:
+        """Delete it."""
+        group = self._find()
+        if group is not None:
+            asked = {"SecurityGroupId": group}
+            ask(self.clients, "DeleteSecurityGroup", asked)
+
+    def _find(self) -> str | None:
+        asked = {"Tag": [{"Key": tags.FOUND_BY, "Value": "setup"}]}
+        found = items(ask(self.clients, "DescribeSecurityGroups", asked), "SecurityGroups", "SecurityGroup")
+        return str(found[0]["SecurityGroupId"]) if found else None
+
+
+def vswitches(clients: AliyunClients) -> list[dict[str, Any]]:
+    """Return the region's vSwitches."""
+    answer = ask(clients, "DescribeVSwitches", {"PageSize": 50}, product="Vpc")
+    return items(answer, "VSwitches", "VSwitch")

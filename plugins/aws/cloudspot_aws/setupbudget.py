@@ -1,0 +1,78 @@
+"""The alarm of an AWS account's setup for a month's bill.
+
+Source: AWS Budgets API reference, the operations' pages (checked 2026-11).
+"""
+
+from __future__ import annotations
+
+from cloudspot.model import PartState
+from cloudspot_aws.clients import AwsClients
+from cloudspot_aws.setupcalls import AwsCall
+from cloudspot_aws.setuppart import AwsPart, unless
+
+
+class Budget(AwsPart):
+    """A budget of the account that sends a mail; it ends nothing."""
+
+    def __init__(self, clients: AwsClients, name: str, *, account: str, limit: float, warn: str) -> None:
+        """Warn at the ``limit``, in USD a month."""
+        budget = {
+            "BudgetName": name,
+            "BudgetLimit": {"Amount": f"{limit:g}", "Unit": "USD"},
+            "TimeUnit": "MONTHLY",
+            "BudgetType": "COST",
+        }
+        alarm = {
+            "Notification": {
+                "NotificationType": "ACTUAL",
+                "ComparisonOperator": "GREATER_THAN",
+                "Threshold": 100.0,
+                "ThresholdType": "PERCENTAGE",
+            },
+            "Subscribers": [{"SubscriptionType": "EMAIL", "Address": warn}],
+        }
+        super().__init__(
+            clients,
+            "budget",
+            name,
+            f"sends a mail to {warn} once a month's bill of the account is over {limit:g} USD; it "
+            "ends nothing",
+            making=[
+                AwsCall(
+                    "budgets",
+                    "CreateBudget",
+                    {"AccountId": account, "Budget": budget, "NotificationsWithSubscribers": [alarm]},
+                    ("DuplicateRecordException",),
+                )
+            ],
+            removing=[
+                AwsCall(
+                    "budgets",
+                    "DeleteBudget",
+                    {"AccountId": account, "BudgetName": name},
+                    ("NotFoundException",),
+                )
+            ],
+        )
+        self._account, self._budget = account, budget
+
+    def state(self, *, is_own: bool) -> PartState:
+        """Return whether it is there, and for how much."""
+        client = self.clients.client("budgets")
+        answer = unless(
+            "NotFoundException",
+            lambda: client.describe_budget(AccountId=self._account, BudgetName=self.name),
+        )
+        if answer is None:
+            return PartState(exists=False)
+        found = answer["Budget"].get("BudgetLimit", {})
+        wanted = self._budget["BudgetLimit"]
+        assert isinstance(wanted, dict)
+        is_same = float(found.get("Amount", "nan")) == float(wanted["Amount"])
+        return PartState(exists=True, lacks=() if is_same else (f"it warns at {found.get('Amount')} USD",))
+
+    def create(self) -> None:
+        """Make it; one for another amount is made anew."""
+        if self.state(is_own=True).lacks:
+            self.delete()
+        super().create()

@@ -1,0 +1,65 @@
+"""The rights that cloudspot needs in a cluster, in files for ``kubectl apply``: the only list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import yaml
+
+DIRECTORY: Final = Path(__file__).parent
+REASONS: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
+    {
+        ("submitter", "pods"): "launch, list, mark and end the pods of jobs",
+        ("submitter", "pods/log"): "read what a pod wrote before its agent came up",
+        ("submitter-nodes", "nodes"): "let `providers check` compare types with what nodes can allocate",
+        ("node", "pods"): "let a pod that is ended ask when",
+        ("node-taints", "nodes"): "let a pod see the taints that announce its node's end",
+    }
+)
+"""What the rights on a resource are for, by the role's name and the resource."""
+
+Right = tuple[str, str, str]
+"""API group ("": the core's), resource with its subresource, verb."""
+
+
+def documents(name: str) -> Sequence[Mapping[str, Any]]:
+    """Return what the file of a role, such as ``submitter``, makes."""
+    return [*yaml.safe_load_all((DIRECTORY / f"role-{name}.yaml").read_text(encoding="utf-8"))]
+
+
+def role(name: str) -> Mapping[str, Any]:
+    """Return the Role or ClusterRole in that file."""
+    return next(one for one in documents(name) if one["kind"] in {"Role", "ClusterRole"})
+
+
+def rights(rules: Iterable[Mapping[str, Any]]) -> frozenset[Right]:
+    """Return what RBAC rules allow, each right by itself; one for named objects alone names them."""
+    found = set()
+    for rule in rules:
+        names = f" {', '.join(rule['resourceNames'])}" if rule.get("resourceNames") else ""
+        for verb in rule["verbs"]:
+            found |= {
+                (group, f"{resource}{names}", verb)
+                for group in rule.get("apiGroups", ())
+                for resource in rule.get("resources", ())
+            }
+            found |= {("", url, verb) for url in rule.get("nonResourceURLs", ())}
+    return frozenset(found)
+
+
+def shown(right: Right) -> str:
+    """Return a right as people write it: ``list pods``."""
+    group, resource, verb = right
+    return f"{verb} {resource}.{group}" if group else f"{verb} {resource}"
+
+
+def reasons(name: str) -> tuple[str, ...]:
+    """Return what the rights of a role are for, a line for each resource."""
+    return tuple(
+        f"{REASONS[name, resource]}: {', '.join(f'{verb} {resource}' for verb in rule['verbs'])}"
+        for rule in role(name)["rules"]
+        for resource in rule["resources"]
+    )

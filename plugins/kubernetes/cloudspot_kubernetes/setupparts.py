@@ -1,0 +1,324 @@
+"""The parts of a cluster's setup: each is one object of its API, which is made as it is printed.
+
+Source: Kubernetes API reference, Namespace v1, ServiceAccount v1, rbac.authorization.k8s.io/v1 and
+networking.k8s.io/v1; "Using RBAC authorization", roleRef cannot be changed (checked 2026-11).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any, Final
+
+from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.model import PartState
+from cloudspot.plugin import machinetags
+from cloudspot.plugin.sdkerrors import NO_CODES, Codes, SdkErrors
+from cloudspot.plugin.setupparts import CloudPart, state_of
+from cloudspot_kubernetes import permissions
+from cloudspot_kubernetes.cluster import Cluster, Refusal, translated
+
+MARK: Final[Mapping[str, str]] = MappingProxyType({"app.kubernetes.io/managed-by": "cloudspot-setup"})
+"""Labels of what a setup has made."""
+ENDING_SECONDS: Final = 120.0
+"""How long a namespace may take to go."""
+_COLLECTIONS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "Namespace": "/api/v1/namespaces",
+        "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
+        "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
+        "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
+        "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+        "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+        "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    }
+)
+_OF_EVERY_NAMESPACE: Final = frozenset(
+    {"serviceaccounts default", "configmaps kube-root-ca.crt", "configmaps openshift-service-ca.crt"}
+)
+
+
+class _Refusals(SdkErrors):
+    cloud = "the cluster"
+    raised = (Refusal,)
+    secrets = re.compile(r"(?!)")
+
+    def translation(self, error: BaseException, what: str, codes: Codes = NO_CODES) -> CloudspotError:
+        del codes
+        assert isinstance(error, Refusal)
+        return translated(error, what)
+
+    def code_of(self, error: BaseException) -> str:
+        return error.reason if isinstance(error, Refusal) else ""
+
+    def status_of(self, error: BaseException) -> int:
+        return error.status if isinstance(error, Refusal) else 0
+
+    def message_of(self, error: BaseException) -> str:
+        return str(error)
+
+
+class Made(CloudPart):
+    """An object of the cluster's API that is as its body says."""
+
+    provider = "kubernetes"
+    errors = _Refusals()
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        body: Mapping[str, Any],
+        purpose: str,
+        *,
+        pods_in: str,
+        context: Sequence[str] = (),
+        rights: Sequence[str] = (),
+    ) -> None:
+        """Do no I/O.
+
+        ``pods_in`` is the namespace whose pods it is for, and ``context`` are kubectl's arguments that choose
+        the cluster.
+        """
+        metadata = body["metadata"]
+        self.pods_in = pods_in
+        self.cluster = cluster
+        self.body = {**body, "metadata": {**metadata, "labels": {**metadata.get("labels", {}), **MARK}}}
+        self.namespace = metadata.get("namespace", "")
+        self._collection = _COLLECTIONS[body["kind"]].format(self.namespace)
+        self.path = f"{self._collection}/{metadata['name']}"
+        command = shlex.join(("kubectl", *context, "apply", "-f", "-"))
+        name = f"{self.namespace}/{metadata['name']}" if self.namespace else metadata["name"]
+        super().__init__(
+            body["kind"],
+            name,
+            purpose,
+            rights=rights,
+            commands=[f"echo {shlex.quote(json.dumps(self.body))} | {command}"],
+        )
+
+    def found(self) -> Any:
+        """Return what stands there; None: nothing does, or it is about to go."""
+        found = self._get(self.path)
+        return None if found is None or found["metadata"].get("deletionTimestamp") else found
+
+    def state(self, *, is_own: bool) -> PartState:
+        """Return what stands there, compared with the body."""
+        found = self.found()
+        if found is None:
+            return PartState(exists=False)
+        wider, narrower = self.compared(found)
+        return state_of(is_own=is_own, differences=wider, lacks=narrower)
+
+    def compared(self, found: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
+        """Return what it allows beyond the body, and what it lacks, a line each."""
+        del found
+        return (), ()
+
+    def create(self) -> None:
+        """Make it, or make it anew if it differs."""
+        self._await_end()
+        found = self.found()
+        if found is not None:
+            if not any(self.compared(found)):
+                return
+            self._drop()  # who is bound to what cannot be changed
+            self._await_end()
+        try:
+            self.cluster.request("POST", self._collection, self.body)
+        except Refusal as refusal:
+            if refusal.status != HTTPStatus.CONFLICT:
+                raise
+
+    def delete(self) -> str | None:
+        """Remove it, unless pods of jobs use it."""
+        self._require_idle()
+        self._drop()
+        self._await_end()
+        return None
+
+    def _drop(self) -> None:
+        try:
+            self.cluster.request("DELETE", self.path)
+        except Refusal as refusal:
+            # A namespace that is about to go conflicts with its own deletion.
+            if refusal.status not in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
+                raise
+
+    def _await_end(self) -> None:
+        """Wait while it is about to go."""
+        end = time.monotonic() + ENDING_SECONDS
+        while (found := self._get(self.path)) is not None and found["metadata"].get("deletionTimestamp"):
+            if time.monotonic() >= end:
+                raise TransientError(
+                    f"{self.kind} {self.name} takes longer than {ENDING_SECONDS:.0f} s to go; something in "
+                    "it has a finalizer that nobody carries out, or repeat the command"
+                )
+            time.sleep(0.5)
+
+    def _require_idle(self) -> None:
+        path = f"/api/v1/namespaces/{self.pods_in}/pods"
+        pods = self.cluster.request("GET", path, query={"labelSelector": machinetags.JOB, "limit": "1"})
+        for pod in pods["items"]:
+            raise CloudspotError(
+                f"namespace {self.pods_in} has the pod {pod['metadata']['name']} of the job "
+                f"{pod['metadata']['labels'][machinetags.JOB]}; stop the job first"
+            )
+
+    def _get(self, path: str) -> Any:
+        try:
+            return self.cluster.request("GET", path)
+        except Refusal as refusal:
+            if refusal.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+
+class Namespace(Made):
+    """The namespace of the pods."""
+
+    def delete(self) -> str | None:
+        """Remove it if nothing is left in it."""
+        if (left := self._left()) is not None:
+            return f"stays, as it holds {left}"
+        return super().delete()
+
+    def _left(self) -> str | None:
+        """Return something that is in it and not in every namespace."""
+        for collection, resource in self._collections():
+            answer = self._get(f"{collection}/namespaces/{self.body['metadata']['name']}/{resource}")
+            for one in () if answer is None else answer["items"]:
+                named = f"{resource} {one['metadata']['name']}"
+                is_token = one.get("type") == "kubernetes.io/service-account-token"
+                if named not in _OF_EVERY_NAMESPACE and not is_token:
+                    return named
+        return None
+
+    def _collections(self) -> Sequence[tuple[str, str]]:
+        """Return the path of each API version, with each resource of it that a namespace can hold."""
+        groups = self.cluster.request("GET", "/apis")["groups"]
+        found = []
+        for path in ("/api/v1", *(f"/apis/{one['preferredVersion']['groupVersion']}" for one in groups)):
+            answer = self._get(path)
+            for one in () if answer is None else answer["resources"]:
+                is_kept = one["namespaced"] and {"list", "create", "delete"} <= {*one["verbs"]}
+                if is_kept and one["name"] not in {"events", "leases"}:
+                    found.append((path, one["name"]))
+        return found
+
+
+class Role(Made):
+    """A Role or ClusterRole of one of the plugin's files."""
+
+    def __init__(self, cluster: Cluster, name: str, *, pods_in: str, **options: Any) -> None:
+        """``name``: the file's, such as ``submitter``."""
+        body = permissions.role(name)
+        if body["kind"] == "Role":
+            body = {**body, "metadata": {**body["metadata"], "namespace": pods_in}}
+        purpose = "holds the rights of " + ("pods" if name.startswith("node") else "whoever submits jobs")
+        rights = permissions.reasons(name)
+        super().__init__(cluster, body, purpose, pods_in=pods_in, rights=rights, **options)
+
+    def delete(self) -> str | None:
+        """Remove it, unless other namespaces use a ClusterRole of theirs."""
+        if not self.namespace:
+            for one in self.cluster.list(_COLLECTIONS["ClusterRoleBinding"], selector=""):
+                if one["roleRef"]["name"] == self.name:
+                    return f"stays, as the ClusterRoleBinding {one['metadata']['name']} uses it"
+        return super().delete()
+
+    def compared(self, found: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the rights that it grants beyond the file's, and those that it does not grant."""
+        theirs = permissions.rights(found.get("rules") or ())
+        ours = permissions.rights(self.body["rules"])
+        collects = ["it collects the rights of other roles"] if found.get("aggregationRule") else []
+        return (
+            [*collects, *(f"it grants {permissions.shown(one)}" for one in sorted(theirs - ours))],
+            [f"it does not grant {permissions.shown(one)}" for one in sorted(ours - theirs)],
+        )
+
+
+class Binding(Made):
+    """Who has a role: a RoleBinding for a Role, a ClusterRoleBinding for a ClusterRole."""
+
+    def __init__(
+        self, role: Role, name: str, subject: Mapping[str, str], purpose: str, **options: Any
+    ) -> None:
+        """``subject`` is RBAC's."""
+        kind = role.body["kind"]
+        place = {"namespace": role.namespace} if role.namespace else {}
+        body = {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": f"{kind}Binding",
+            "metadata": {"name": name, **place},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": kind,
+                "name": role.body["metadata"]["name"],
+            },
+            "subjects": [dict(subject)],
+        }
+        super().__init__(role.cluster, body, purpose, pods_in=role.pods_in, **options)
+
+    def compared(self, found: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
+        """Return whom it lets in besides, and whether it lets its own subject in."""
+        other = found["roleRef"]
+        if (other["kind"], other["name"]) != (self.body["roleRef"]["kind"], self.body["roleRef"]["name"]):
+            return [f"it gives the {other['kind']} {other['name']}"], []
+        wanted, theirs = (
+            {(one["kind"], one.get("namespace", ""), one["name"]) for one in body.get("subjects") or ()}
+            for body in (self.body, found)
+        )
+        return (
+            [f"it is for {kind} {name}, too" for kind, _, name in sorted(theirs - wanted)],
+            [f"it is not for {kind} {name}" for kind, _, name in sorted(wanted - theirs)],
+        )
+
+
+class Policy(Made):
+    """The NetworkPolicy that lets pods of jobs be reached by one another alone."""
+
+    def __init__(self, cluster: Cluster, name: str, *, pods_in: str, **options: Any) -> None:
+        """Do no I/O."""
+        pods = {"matchExpressions": [{"key": machinetags.JOB, "operator": "Exists"}]}
+        body = {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": name, "namespace": pods_in},
+            "spec": {
+                "podSelector": pods,
+                "policyTypes": ["Ingress"],
+                "ingress": [{"from": [{"podSelector": pods}]}],
+            },
+        }
+        purpose = (
+            "lets pods of jobs be reached by one another and by nobody else, where the network holds to it"
+        )
+        super().__init__(cluster, body, purpose, pods_in=pods_in, **options)
+
+    def compared(self, found: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
+        """Return whether it is another."""
+        return ([] if found["spec"] == self.body["spec"] else ["its rules are others"]), []
+
+
+def subject_of(whom: str) -> Mapping[str, str] | None:
+    """Return the subject that ``--grant-to`` names; None: it names none."""
+    kind, _, name = whom.partition(":")
+    group = {"apiGroup": "rbac.authorization.k8s.io", "name": name}
+    makers: Mapping[str, Callable[[], Mapping[str, str] | None]] = {
+        "user": lambda: {**group, "kind": "User"},
+        "group": lambda: {**group, "kind": "Group"},
+        "serviceaccount": lambda: _account(name),
+    }
+    return makers[kind]() if kind in makers and name else None
+
+
+def _account(name: str) -> Mapping[str, str] | None:
+    namespace, _, account = name.partition(":")
+    if not account:
+        return None
+    return {"kind": "ServiceAccount", "namespace": namespace, "name": account}
