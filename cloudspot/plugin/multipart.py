@@ -47,13 +47,18 @@ class PartedRequests(ABC):
 
     bucket: Any
     """The plugin's Bucket."""
+    key: str
+    """As the store names the object, below its prefix."""
+    name: str
+    """The object's name in the bucket."""
+    verb: str
+    """``create`` where the upload is create-only, else ``write``."""
 
     def __init__(self, bucket: Any, key: str, *, if_absent: bool) -> None:
         """Do no I/O."""
         self.bucket = bucket
         self.key = key
-        self.name: str = bucket.full(key)
-        """The object's name in the bucket."""
+        self.name = bucket.full(key)
         self.verb = "create" if if_absent else "write"
 
     @abstractmethod
