@@ -1,0 +1,146 @@
+"""Makes the HTML of pages. Every value is escaped; no page loads anything or runs a script of its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from cloudspot import __version__
+from cloudspot.cli.screen.output import duration_text
+from cloudspot.host.size_text import size_text
+from cloudspot.jobfile.amounts import cost_text, money_text
+from cloudspot_ui.page.curves import AXES, COLORS, LOST, Drawn, Measures, Panel, Spending, panel
+from cloudspot_ui.page.lanes import lanes
+from cloudspot_ui.page.store_story import StoreStory
+from cloudspot_ui.page.story import JobStory
+
+MAX_PANELS = 24
+"""How many metrics have pictures."""
+MAX_ROWS = 200
+"""How many rows a table has; the newest ones, and the page says so."""
+MAX_JOBS = 1_000
+"""How many jobs a list has."""
+_FOLDER = Path(__file__).parent
+SECTIONS = ("summary", "curves", "timeline", "bill", "machines", "checkpoints", "log")
+"""The parts of a job's page in order. Each is an element with this id, and has a template of this name."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What surrounds a page."""
+
+    policy: str
+    """The Content-Security-Policy."""
+    index: str | None = None
+    """Where the list of all jobs is; None: nowhere."""
+    script: str | None = None
+    """Where the script of a live page is; None: the page has none."""
+
+
+INERT = Frame(
+    policy="default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+)
+"""A file that loads nothing and runs nothing."""
+
+
+def job_page(story: JobStory, frame: Frame = INERT) -> str:
+    """Return the whole page of a job."""
+    page: str = _html("job.html", frame=frame, sections=job_sections(story), **_head(story))
+    return page
+
+
+def job_sections(story: JobStory, **links: Any) -> dict[str, Markup]:
+    """Return the HTML of each of ``SECTIONS``; ``links`` are what a live page adds to it."""
+    values = {**_head(story), **_values(story), **links}
+    return {name: _html(f"{name}.html", **values) for name in SECTIONS}
+
+
+def index_page(story: StoreStory, frame: Frame = INERT) -> str:
+    """Return the page of a store."""
+    page: str = _html("index.html", frame=frame, story=story, rows=index_rows(story))
+    return page
+
+
+def index_rows(story: StoreStory, **links: Any) -> Markup:
+    """Return the table of a store's jobs; ``links`` are what a live page adds to it."""
+    return _html("rows.html", story=story, max_jobs=MAX_JOBS, **links)
+
+
+def _head(story: JobStory) -> dict[str, Any]:
+    return {"job": story.report, "read_at": story.at}
+
+
+def _values(story: JobStory) -> dict[str, Any]:
+    report = story.report
+    measures = Measures(datetime.fromisoformat(report["created"]), Spending(report, story.at))
+    names = story.series.names()
+    return {
+        "story": story,
+        "panels": [_panel(name, story, measures) for name in names[:MAX_PANELS]],
+        "num_more_metrics": max(0, len(names) - MAX_PANELS),
+        "axes": AXES,
+        "lanes": lanes(story.history, story.times),
+        "max_rows": MAX_ROWS,
+    }
+
+
+def _panel(name: str, story: JobStory, measures: Measures) -> Panel:
+    lost = [Drawn(curve, "made again", LOST, is_lost=True) for curve in story.series.lost(name)]
+    kept = Drawn(story.series.curve(name), story.report["id"], COLORS[0])
+    return panel(name, [(one, measures) for one in (*lost, kept)])
+
+
+@lru_cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {"version": __version__, "style": style(), "cost_text": cost_text}
+    environment.filters |= {
+        "duration": duration_text,
+        "size": size_text,
+        "moment": _moment,
+        "clock": _clock,
+        "money": money_text,
+        "newest": _newest,
+    }
+    return environment
+
+
+def _html(template: str, /, **values: Any) -> Markup:
+    return Markup(_environment().get_template(template).render(values))  # noqa: S704 - jinja has escaped
+
+
+@lru_cache
+def style() -> Markup:
+    """Return the style sheet of all pages."""
+    return Markup((_FOLDER / "style.css").read_text())  # noqa: S704 - our own file
+
+
+def _moment(value: datetime | str) -> Markup:
+    """Return a time of day with its date, in UTC, as an element that programs can read."""
+    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+    text = moment.astimezone(timezone.utc)
+    return Markup('<time datetime="{}">{}</time>').format(
+        f"{text:%Y-%m-%dT%H:%M:%SZ}", f"{text:%Y-%m-%d %H:%M:%S} UTC"
+    )
+
+
+def _clock(value: datetime) -> str:
+    return f"{value.astimezone(timezone.utc):%H:%M:%S}"
+
+
+def _newest(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the newest rows of a table, in their order."""
+    return rows[max(0, len(rows) - MAX_ROWS) :]
