@@ -103,14 +103,17 @@ class Measures:
         return lambda _, time: self.spending.at(time)
 
 
-def panel(name: str, drawn: Sequence[tuple[Drawn, Measures]]) -> Panel:
-    """Return the pictures of one metric; the lines may be of several jobs."""
+def panel(name: str, drawn: Sequence[tuple[Drawn, Measures]], *, axes: Sequence[str] = AXES) -> Panel:
+    """Return the pictures of one metric over some of ``AXES``; the lines may be of several jobs."""
     names = {"steps": "step", "time": "hours since the submission"}
     currencies = {measures.spending.currency for _, measures in drawn}
     if len(currencies) == 1:
         names["money"] = f"{next(iter(currencies))} spent"
     pictures = {}
-    for axis, label in names.items():
+    for axis in axes:
+        label = names.get(axis)
+        if label is None:
+            continue  # amounts of different currencies
         lines = [(one, list(_points(one.curve, measures.along(axis)))) for one, measures in drawn]
         picture = _picture(lines, f"{name} over {label}", label)
         if picture is not None:

@@ -18,6 +18,7 @@ from cloudspot.host.size_text import size_text
 from cloudspot.jobfile.amounts import cost_text, money_text
 from cloudspot_ui.page.curves import AXES, COLORS, LOST, Drawn, Measures, Panel, Spending, panel
 from cloudspot_ui.page.lanes import lanes
+from cloudspot_ui.page.machine_series import FIGURES
 from cloudspot_ui.page.store_story import StoreStory
 from cloudspot_ui.page.story import JobStory
 
@@ -28,7 +29,7 @@ MAX_ROWS = 200
 MAX_JOBS = 1_000
 """How many jobs a list has."""
 _FOLDER = Path(__file__).parent
-SECTIONS = ("summary", "curves", "timeline", "bill", "machines", "checkpoints", "log")
+SECTIONS = ("summary", "curves", "timeline", "utilization", "bill", "machines", "checkpoints", "log")
 """The parts of a job's page in order. Each is an element with this id, and has a template of this name."""
 
 
@@ -84,6 +85,7 @@ def _values(story: JobStory) -> dict[str, Any]:
     return {
         "story": story,
         "panels": [_panel(name, story, measures) for name in names[:MAX_PANELS]],
+        "machines": [one for name in FIGURES if (one := _machines(name, story, measures)) is not None],
         "num_more_metrics": max(0, len(names) - MAX_PANELS),
         "axes": AXES,
         "lanes": lanes(story.history, story.times),
@@ -95,6 +97,15 @@ def _panel(name: str, story: JobStory, measures: Measures) -> Panel:
     lost = [Drawn(curve, "made again", LOST, is_lost=True) for curve in story.series.lost(name)]
     kept = Drawn(story.series.curve(name), story.report["id"], COLORS[0])
     return panel(name, [(one, measures) for one in (*lost, kept)])
+
+
+def _machines(figure: str, story: JobStory, measures: Measures) -> Panel | None:
+    curves = story.machines.curves(figure)
+    drawn = [
+        (Drawn(curve, str(seat), color), measures)
+        for (seat, curve), color in zip(curves, COLORS, strict=False)
+    ]
+    return panel(figure, drawn, axes=("time",)) if drawn else None
 
 
 @lru_cache

@@ -15,11 +15,12 @@ from cloudspot.cli.screen.printable import in_one_line, printable, printable_val
 from cloudspot.jobstore.checkpoints.retention import standing_checkpoints
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout.records import Seat
-from cloudspot.jobstore.logs.log_streams import METRICS, parse_stream
+from cloudspot.jobstore.logs.log_streams import parse_stream
 from cloudspot.jobstore.logs.stored_artifacts import Artifact, list_artifacts
 from cloudspot.model import LogRecord
 from cloudspot.story.series import MetricSeries
 from cloudspot.story.timeline import Timeline, timeline
+from cloudspot_ui.page.machine_series import MachineSeries
 
 MAX_POINTS = 50_000
 """How many points of a metric are kept between two resumes; a picture shows fewer."""
@@ -59,6 +60,7 @@ class JobStory:
     """What ``show --json`` prints."""
     times: Timeline
     series: MetricSeries
+    machines: MachineSeries
     lines: Sequence[Line]
     checkpoints: Sequence[KeptCheckpoint]
     artifacts: Sequence[Artifact]
@@ -76,6 +78,7 @@ class JobReading:
     _history: History | None = None
     _tail: LogTail | None = None
     _series: MetricSeries = field(default_factory=lambda: MetricSeries(max_points=MAX_POINTS))
+    _machines: MachineSeries = field(default_factory=MachineSeries)
     _lines: deque[LogRecord] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
 
     def read(self, now: datetime) -> JobStory:
@@ -96,6 +99,7 @@ class JobReading:
             report=report,
             times=timeline(history, now),
             series=self._series,
+            machines=self._machines,
             lines=[as_line(record) for record in self._lines],
             checkpoints=_checkpoints(job, history),
             artifacts=list_artifacts(job.store, job.id),
@@ -110,7 +114,7 @@ class JobReading:
         if self._tail is None:
             self._tail = LogTail(self.job.log_sink, lives=self._lives)
         for record in self._tail.new_records():
-            if not self._series.add(record) and record.source != METRICS:
+            if not (self._series.add(record) or self._machines.add(record)):
                 self._lines.append(record)
 
 
