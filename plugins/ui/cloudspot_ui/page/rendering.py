@@ -51,27 +51,32 @@ INERT = Frame(
 """A file that loads nothing and runs nothing."""
 
 
-def job_page(story: JobStory, frame: Frame = INERT) -> str:
-    """Return the whole page of a job."""
-    page: str = _html("job.html", frame=frame, sections=job_sections(story), **_head(story))
+def job_page(story: JobStory) -> str:
+    """Return the whole page of a job, as a file that loads and runs nothing."""
+    page: str = render("job.html", **job_page_parts(story, job_sections(story), INERT))
     return page
+
+
+def job_page_parts(story: JobStory, sections: Mapping[str, Markup], frame: Frame) -> Mapping[str, Any]:
+    """Return what the template of a job's page needs."""
+    return {"frame": frame, "sections": sections, **_head(story)}
 
 
 def job_sections(story: JobStory, **links: Any) -> dict[str, Markup]:
     """Return the HTML of each of ``SECTIONS``; ``links`` are what a live page adds to it."""
     values = {**_head(story), **_values(story), **links}
-    return {name: _html(f"{name}.html", **values) for name in SECTIONS}
+    return {name: render(f"{name}.html", **values) for name in SECTIONS}
 
 
-def index_page(story: StoreStory, frame: Frame = INERT) -> str:
-    """Return the page of a store."""
-    page: str = _html("index.html", frame=frame, story=story, rows=index_rows(story))
+def index_page(story: StoreStory) -> str:
+    """Return the page of a store, as a file that loads and runs nothing."""
+    page: str = render("index.html", frame=INERT, story=story, rows=index_rows(story))
     return page
 
 
 def index_rows(story: StoreStory, **links: Any) -> Markup:
     """Return the table of a store's jobs; ``links`` are what a live page adds to it."""
-    return _html("rows.html", story=story, max_jobs=MAX_JOBS, **links)
+    return render("rows.html", story=story, max_jobs=MAX_JOBS, **links)
 
 
 def _head(story: JobStory) -> dict[str, Any]:
@@ -122,14 +127,14 @@ def _environment() -> Environment:
         "duration": duration_text,
         "size": size_text,
         "moment": _moment,
-        "clock": _clock,
         "money": money_text,
         "newest": _newest,
     }
     return environment
 
 
-def _html(template: str, /, **values: Any) -> Markup:
+def render(template: str, /, **values: Any) -> Markup:
+    """Return the HTML of a template with these values, each escaped."""
     return Markup(_environment().get_template(template).render(values))  # noqa: S704 - jinja has escaped
 
 
@@ -146,10 +151,6 @@ def _moment(value: datetime | str) -> Markup:
     return Markup('<time datetime="{}">{}</time>').format(
         f"{text:%Y-%m-%dT%H:%M:%SZ}", f"{text:%Y-%m-%d %H:%M:%S} UTC"
     )
-
-
-def _clock(value: datetime) -> str:
-    return f"{value.astimezone(timezone.utc):%H:%M:%S}"
 
 
 def _newest(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

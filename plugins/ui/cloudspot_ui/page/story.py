@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from cloudspot.cli.joblog.logtail import Life, LogTail, lives_of
@@ -15,7 +17,7 @@ from cloudspot.cli.screen.printable import in_one_line, printable, printable_val
 from cloudspot.jobstore.checkpoints.retention import standing_checkpoints
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout.records import Seat
-from cloudspot.jobstore.logs.log_streams import parse_stream
+from cloudspot.jobstore.logs.log_streams import FOR_PROGRAMS, parse_stream
 from cloudspot.jobstore.logs.stored_artifacts import Artifact, list_artifacts
 from cloudspot.model import LogRecord
 from cloudspot.story.series import MetricSeries
@@ -39,6 +41,11 @@ class Line:
     source: str
     text: str
     """Printable, and cut where it is very long."""
+
+    @property
+    def head(self) -> str:
+        """Return what stands before the text."""
+        return f"{self.at.astimezone(timezone.utc):%H:%M:%S} {self.node} {self.source}"
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,8 @@ class JobStory:
     lines: Sequence[Line]
     checkpoints: Sequence[KeptCheckpoint]
     artifacts: Sequence[Artifact]
+    is_behind: bool
+    """The log was not read to its end yet: ``series`` and ``machines`` lack the newest lines."""
     next_step: str
     """The command that people most often want at this point."""
     at: datetime
@@ -77,12 +86,16 @@ class JobReading:
     job: Job
     _history: History | None = None
     _tail: LogTail | None = None
+    _records: Iterator[LogRecord] | None = None
+    """What is left of the newest look at the log."""
     _series: MetricSeries = field(default_factory=lambda: MetricSeries(max_points=MAX_POINTS))
     _machines: MachineSeries = field(default_factory=MachineSeries)
     _lines: deque[LogRecord] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
 
-    def read(self, now: datetime) -> JobStory:
+    def read(self, now: datetime, *, log_seconds: float = math.inf) -> JobStory:
         """Return the job's story at ``now``.
+
+        Of the log it reads on for ``log_seconds`` at most; the next call goes on there.
 
         Raises:
             CorruptData: a record is malformed.
@@ -92,7 +105,7 @@ class JobReading:
         report: dict[str, Any] = printable_value(_plain(job_json(job, history)))
         self._series.know(history.generations)
         self._history = history
-        self._read_log()
+        is_whole = self._read_log(time.monotonic() + log_seconds)
         next_step = dict(headline_fields(job, report)).get("next", "")
         return JobStory(
             history=history,
@@ -100,9 +113,10 @@ class JobReading:
             times=timeline(history, now),
             series=self._series,
             machines=self._machines,
-            lines=[as_line(record) for record in self._lines],
+            lines=[as_line(record) for record in (self._lines if is_whole else self._last_lines())],
             checkpoints=_checkpoints(job, history),
             artifacts=list_artifacts(job.store, job.id),
+            is_behind=not is_whole,
             next_step=in_one_line(next_step),
             at=now,
         )
@@ -110,12 +124,24 @@ class JobReading:
     def _lives(self) -> Mapping[str, Life]:
         return {} if self._history is None else lives_of(self._history)
 
-    def _read_log(self) -> None:
+    def _read_log(self, until: float) -> bool:
+        """Read on until a monotonic moment; return whether all that was there is read."""
         if self._tail is None:
             self._tail = LogTail(self.job.log_sink, lives=self._lives)
-        for record in self._tail.new_records():
+        if self._records is None:
+            self._records = self._tail.new_records()
+        records, self._records = self._records, None  # if it fails, the next look begins after the last line
+        for number, record in enumerate(records):
             if not (self._series.add(record) or self._machines.add(record)):
                 self._lines.append(record)
+            if number % 100 == 99 and time.monotonic() >= until:
+                self._records = records
+                return False
+        return True
+
+    def _last_lines(self) -> Sequence[LogRecord]:
+        end = LogTail(self.job.log_sink, lives=self._lives)
+        return end.last_records(LOG_LINES, shown=lambda record: record.source not in FOR_PROGRAMS)
 
 
 def as_line(record: LogRecord) -> Line:
