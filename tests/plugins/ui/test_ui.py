@@ -249,6 +249,7 @@ def test_a_job_that_is_not_there_or_cannot_be_read_is_one_line(jobs, site):
 
 
 def test_a_long_log_holds_up_no_page_and_is_read_bit_by_bit(jobs, site, monkeypatch):
+    monkeypatch.setattr("cloudspot_ui.live.watching.FIRST_LOG_SECONDS", 0.0)
     monkeypatch.setattr("cloudspot_ui.live.watching.LOG_SECONDS", 0.0)
     monkeypatch.setattr("cloudspot_ui.live.watching.FRESH_SECONDS", 0.0)
     jobs.running()

@@ -36,6 +36,7 @@ def ui(port: int, may_write: bool, store_url: str | None) -> None:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind(("127.0.0.1", port))
+        listening.listen()  # a browser that comes before the server is ready waits
     except OSError as error:
         raise CloudspotError(f"--port: {port} cannot be used: {error.strerror}") from error
     bound = listening.getsockname()[1]

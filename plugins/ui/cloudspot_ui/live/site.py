@@ -36,6 +36,8 @@ from cloudspot_ui.page.story import Line
 
 FRAME = Frame(policy=POLICY, index="/", script="/live.js")
 MAX_FORM_BYTES = 10_000
+MAX_LISTED = 200
+"""How many jobs a page lists; a filter finds the others."""
 MAX_RUNS = 50
 """How many commands are remembered."""
 
@@ -81,7 +83,7 @@ class Site:
         text = request.query_params.get("filter", "")
         passes, problem = _filter(text)
         story = self._watch.story(passes)
-        rows = index_rows(story, links=_job_url, chooses=True)
+        rows = index_rows(story, max_jobs=MAX_LISTED, links=_job_url, chooses=True)
         events = f"/events?{urlencode({'filter': text})}"
         shown = render(
             "live_index.html",
@@ -93,7 +95,11 @@ class Site:
         passes, _ = _filter(request.query_params.get("filter", ""))
 
         def look() -> Mapping[str, str]:
-            return {"jobs": index_rows(self._watch.story(passes), links=_job_url, chooses=True)}
+            return {
+                "jobs": index_rows(
+                    self._watch.story(passes), max_jobs=MAX_LISTED, links=_job_url, chooses=True
+                )
+            }
 
         return _events(_parts(request, look, LIST_SECONDS))
 

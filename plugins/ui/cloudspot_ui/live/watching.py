@@ -23,8 +23,8 @@ from cloudspot_ui.page.story import JobReading, JobStory
 
 FRESH_SECONDS = 2.0
 """A page that asks again before gets what the last one got."""
-LOG_SECONDS = 0.4
-"""How long a look may read a log: a page comes at once, and the rest of a long log bit by bit."""
+FIRST_LOG_SECONDS, LOG_SECONDS = 0.3, 1.5
+"""How long a look may read a log: the first page comes at once, and the rest of a long log bit by bit."""
 LIST_SECONDS = 5.0
 """The same for the list of jobs, of which each costs a request or some."""
 SUMMARY_SECONDS = 30.0
@@ -49,7 +49,8 @@ class JobWatch:
         """Return the job's story and the sections of its page by name, at most ``FRESH_SECONDS`` old."""
         with self._lock:
             if self._seen is None or time.monotonic() - self._read_at >= FRESH_SECONDS:
-                story = self._reading.read(datetime.now(timezone.utc), log_seconds=LOG_SECONDS)
+                seconds = FIRST_LOG_SECONDS if self._seen is None else LOG_SECONDS
+                story = self._reading.read(datetime.now(timezone.utc), log_seconds=seconds)
                 self._seen = story, job_sections(story, **self._links(self.job.id))
                 self._read_at = time.monotonic()
             return self._seen

@@ -74,9 +74,9 @@ def index_page(story: StoreStory) -> str:
     return page
 
 
-def index_rows(story: StoreStory, **links: Any) -> Markup:
+def index_rows(story: StoreStory, *, max_jobs: int = MAX_JOBS, **links: Any) -> Markup:
     """Return the table of a store's jobs; ``links`` are what a live page adds to it."""
-    return render("rows.html", story=story, max_jobs=MAX_JOBS, **links)
+    return render("rows.html", story=story, max_jobs=max_jobs, **links)
 
 
 def _head(story: JobStory) -> dict[str, Any]:
