@@ -108,11 +108,11 @@ def test_a_person_sees_a_job_live_its_reclaim_and_its_end(user, site, page, tmp_
     until(page, lambda: step(page) > first)
 
     # What the reader has chosen stays when a part of the page is replaced.
-    page.get_by_label("time").check()
+    page.locator("#axis-time").check()
     page.locator("summary", has_text="loss as a table").click()
     now = step(page)
     until(page, lambda: step(page) > now)
-    assert page.get_by_label("time").is_checked()
+    assert page.locator("#axis-time").is_checked()
     assert page.locator(".over-time svg").first.is_visible()
     assert page.locator("details[open] summary", has_text="loss as a table").is_visible()
 
@@ -165,7 +165,7 @@ def test_a_page_in_a_file_is_read_by_everyone_and_runs_nothing(user, page, tmp_p
     page.on("request", lambda request: requests.append(request.url))
     page.goto((tmp_path / "page.html").as_uri())
     look_at(page, "file", None)
-    page.get_by_label("money").check()
+    page.locator("#axis-money").check()
     assert page.locator(".over-money svg").first.is_visible()
     assert not page.locator(".over-steps svg").first.is_visible()
     assert requests == [(tmp_path / "page.html").as_uri()]

@@ -505,7 +505,7 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 
-class Utilization(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Utilization(Dated, frozen=True, kw_only=True, omit_defaults=True):
     """What a machine did over a stretch of time, on average; None: its agent cannot measure that.
 
     All of the machine counts, whatever else runs on it. These are also the lines that the agent adds to the

@@ -59,6 +59,7 @@ _PARAMETERS: Final[Mapping[str, frozenset[str]]] = {
     "GetBucketInfo": frozenset({"bucketInfo"}),
     "GetBucketLifecycle": frozenset({"lifecycle"}),
     "GetBucketVersioning": frozenset({"versioning"}),
+    "GetObject": frozenset({"response-content-type"}),
     "GetObjectMeta": frozenset({"objectMeta"}),
     "InitiateMultipartUpload": frozenset({"uploads", "encoding-type"}),
     "ListBuckets": frozenset({"prefix", "marker", "max-keys"}),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 cloudspot_api_version = 2
 
-COMMANDS = ("report", "top", "ui")
+COMMANDS = ("report", "share", "top", "ui", "unshare")
 
 
 @hookimpl

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlencode
 
+from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -25,16 +26,16 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.layout.records import Summary
 from cloudspot.jobstore.logs.stored_artifacts import Artifact
 from cloudspot_ui.live import downloads
-from cloudspot_ui.live.access import POLICY
 from cloudspot_ui.live.command_runs import ACTIONS, CommandRun
 from cloudspot_ui.live.log_view import SHOWN_LINES, LogView
 from cloudspot_ui.live.watching import FRESH_SECONDS, LIST_SECONDS, StoreWatch
 from cloudspot_ui.page.comparing import LEAST, MOST, compare
 from cloudspot_ui.page.curves import AXES
 from cloudspot_ui.page.rendering import Frame, index_rows, job_page_parts, render
+from cloudspot_ui.page.store_story import StoreStory
 from cloudspot_ui.page.story import Line
 
-FRAME = Frame(policy=POLICY, index="/", script="/live.js")
+FRAME = Frame(index="/", script="/live.js")
 MAX_FORM_BYTES = 10_000
 MAX_LISTED = 200
 """How many jobs a page lists; a filter finds the others."""
@@ -83,7 +84,7 @@ class Site:
         text = request.query_params.get("filter", "")
         passes, problem = _filter(text)
         story = self._watch.story(passes)
-        rows = index_rows(story, max_jobs=MAX_LISTED, links=_job_url, chooses=True)
+        rows = _rows(story)
         events = f"/events?{urlencode({'filter': text})}"
         shown = render(
             "live_index.html",
@@ -213,6 +214,10 @@ class Site:
 
 def _job_url(job_id: str) -> str:
     return f"/jobs/{quote(job_id, safe='')}"
+
+
+def _rows(story: StoreStory) -> Markup:
+    return index_rows(story, max_jobs=MAX_LISTED, links=_job_url, chooses=True)
 
 
 def _job_links(job_id: str) -> Mapping[str, object]:

@@ -37,8 +37,8 @@ SECTIONS = ("summary", "curves", "timeline", "utilization", "bill", "machines", 
 class Frame:
     """What surrounds a page."""
 
-    policy: str
-    """The Content-Security-Policy."""
+    policy: str | None = None
+    """The Content-Security-Policy of a file; a server says it in a header."""
     index: str | None = None
     """Where the list of all jobs is; None: nowhere."""
     script: str | None = None
