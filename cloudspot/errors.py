@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar, Final
 
 MAX_MESSAGE: Final = 4000
@@ -27,9 +28,17 @@ def _shortened(text: str) -> str:
     return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 1005]} ... {text[-1000:]}"
 
 
+_QUERY: Final = re.compile(r"\?[^\s?\"']*=[^\s\"']*")
+_LOGIN: Final = re.compile(r"://[^\s/@\"']+@")
+
+
 def reason_of(error: BaseException) -> str:
-    """Return an error that is not ours on one line."""
-    return _shortened(f"{type(error).__name__}: {' '.join(str(error).split())}")
+    """Return an error that is not ours on one line, without the queries and log-ins of URLs that it quotes.
+
+    A signed URL has its signature in the query.
+    """
+    text = _LOGIN.sub("://...@", _QUERY.sub("?...", " ".join(str(error).split())))
+    return _shortened(f"{type(error).__name__}: {text}")
 
 
 class SpecError(CloudspotError):
@@ -122,7 +131,7 @@ def as_cloudspot_error(error: Exception) -> CloudspotError:
     """Return the error, or one that stands for it: the cause of an UnforeseenError has the traceback."""
     if isinstance(error, CloudspotError):
         return error
-    unforeseen = UnforeseenError(f"a bug of cloudspot: {type(error).__name__}: {error}; --debug shows where")
+    unforeseen = UnforeseenError(f"a bug of cloudspot: {reason_of(error)}; --debug shows where")
     unforeseen.__cause__ = error
     return unforeseen
 

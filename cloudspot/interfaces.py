@@ -140,8 +140,10 @@ class Provisioner(Guarded, ABC):
         """Create the machines of the request: all, or as many as there is room for, or none.
 
         A repeated call with the same token and request creates nothing and returns the same machines, however
-        many they were, for at least ``token_seconds``. Returns as soon as the provider has accepted; the
-        machines may still be pending. Placement (one zone, a cluster group) is arranged here.
+        many they were, for at least ``token_seconds``: also those that have ended since, as far as the
+        provider knows them. If it knows none of them any more, it raises ProvisionError. Returns as soon as
+        the provider has accepted; the machines may still be pending. Placement (one zone, a cluster group) is
+        arranged here.
 
         Raises:
             CapacityError: the offer has no room now for ``min_nodes`` machines; none is left running.
@@ -403,8 +405,13 @@ class Upload(Guarded, ABC):
     ``commit`` raise ValueError.
     """
 
+    _has_ended: bool = False
+
     def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        return name != "abort"
+        return self._has_ended and name != "abort"
+
+    def _note_call(self, name: str) -> None:
+        self._has_ended = self._has_ended or name != "write"
 
     @abstractmethod
     def write(self, data: Data) -> None:
@@ -563,7 +570,9 @@ class ObjectStore(Guarded, ABC):
         """Return up to ``limit`` objects whose keys start with ``prefix`` and come after ``after``.
 
         ``cursor`` is that of the page before, whose ``next_after`` is ``after``; a store that never returns
-        one is never given one.
+        one is never given one. It is for services that go on from a token of theirs and from no name. Such a
+        store still gets ``after`` without a cursor, as from a reader that goes on later: it then lists from
+        the start, and leaves out what does not come after.
 
         Keys are in ascending order of their bytes. ``after`` need not be a key. A page may hold fewer than
         ``limit`` objects although more follow. Names that are not valid keys are skipped, and told as
@@ -587,7 +596,12 @@ class ObjectStore(Guarded, ABC):
 
     @abstractmethod
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
-        """Start a streamed put, for objects too large to hold in memory."""
+        """Start a streamed put, for objects too large to hold in memory.
+
+        Where the service takes an object only at once, the upload may keep what is written in a file, and put
+        that at ``commit``. Nothing of an upload that never ends may be billed for ever: either the service
+        drops it by itself, or ``unfinished_uploads`` yields it.
+        """
 
     @abstractmethod
     def presign_get(self, key: str, *, seconds: float) -> str:

@@ -395,7 +395,10 @@ class PreemptionNotice(msgspec.Struct, frozen=True, kw_only=True):
     deadline: datetime | None
     """When it will be taken (UTC); None if the provider names no time."""
     deadline_monotonic: float | None = None
-    """The same moment by this machine's ``time.monotonic``, if the source knows it; then it counts."""
+    """The same moment by this machine's ``time.monotonic()``, where the source counts from now: "in 30 s" is
+    ``time.monotonic() + 30``. It then counts instead of ``deadline``, and as it is. Of ``deadline`` no more
+    is believed than ``PreemptionSource.notice_seconds``, since this machine's clock may be wrong. None: the
+    source tells only the time of day."""
     action: str = "terminate"
     """``terminate``, ``stop`` or ``hibernate``; each ends the training on this machine."""
     source: str = ""
@@ -473,7 +476,9 @@ class BootProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Ends the machine from the inside."""
     end_code: str = ""
     """For clouds that keep and bill a machine that is only shut down: Python on the standard library alone
-    that asks the cloud, with the machine's own rights, to remove it. Run before ``shutdown_command``."""
+    that asks the cloud, with the machine's own rights, to remove it. Run before ``shutdown_command``, by
+    ``agent_python``. Empty: the launch sets a switch of the cloud's by which a machine that is shut down is
+    removed, or such machines are not billed."""
     has_cloudspot: bool = False
     """The image has this very version: nothing is installed."""
     own_disks: tuple[str, ...] = ()

@@ -258,7 +258,7 @@ COVERED = (
 
 
 def surface() -> Iterator[str]:
-    """Yield all public names of these modules with their signatures, as the source has them."""
+    """Yield all public names of these modules with their signatures and the texts of fields."""
     root = Path(cloudspot.__file__).parent
     yield "# All that plugins build on, written by docs/generate.py. What a plugin would notice raises"
     yield "# cloudspot.hookspecs.API_VERSION: see Compatibility in docs/architecture.md."
@@ -286,11 +286,22 @@ def _shown(node: ast.stmt, owner: str = "") -> Iterator[str]:
     elif isinstance(node, ast.ClassDef) and _is_public(node.name):
         bases = ", ".join(ast.unparse(one) for one in (*node.bases, *node.keywords))
         yield f"class {node.name}({bases})" if bases else f"class {node.name}"
-        yield from (f"    {line}" for one in node.body for line in _shown(one, node.name))
+        for one, after in zip(node.body, (*node.body[1:], None), strict=True):
+            lines = [f"    {line}" for line in _shown(one, node.name)]
+            yield from lines
+            if lines and isinstance(one, ast.Assign | ast.AnnAssign):
+                yield from (f"        # {line}" for line in _text_below(after))
     elif isinstance(node, ast.FunctionDef) and (_is_public(node.name) or (owner and node.name == "__init__")):
         marks = "".join(f"@{ast.unparse(one)} " for one in node.decorator_list)
         returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
         yield f"{marks}def {node.name}({ast.unparse(node.args)}){returns}"
+
+
+def _text_below(node: ast.stmt | None) -> Iterator[str]:
+    """Yield the lines of the text that stands below a field, and says what it holds."""
+    text = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else None
+    if isinstance(text, str):
+        yield from textwrap.wrap(" ".join(text.split()), WIDTH - 12, break_on_hyphens=False)
 
 
 def _is_public(name: str) -> bool:

@@ -35,7 +35,7 @@ WITH_TORCH = "3.11"
 
 SHOWS = {
     "aliyun": "from cloudspot.registry import provider_class; provider_class('aliyun')",
-    "apprise": "from cloudspot.registry import notifier_class; notifier_class('apprise')",
+    "apprise": "from cloudspot.registry import open_notifier; open_notifier('apprise')",
     "aws": "from cloudspot.registry import provider_class; provider_class('aws')",
     "dev": "import mypy, pytest, torch",
     "examples": "import sklearn",

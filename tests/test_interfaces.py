@@ -98,7 +98,7 @@ def test_reap_deletes_nothing_where_listings_ignore_their_prefix(store):
     store.change = ignores_prefix(store)
     before = dict(store._objects)
     inventory = SharedObjectInventory(store, "lying://bucket")
-    reaper = AccountReaper([inventory], [store], now=lambda: NOW, sleep=lambda seconds: None)
+    reaper = AccountReaper([[inventory]], [store], now=lambda: NOW, sleep=lambda seconds: None)
     judged, problems = reaper.find()
     assert judged == ()
     assert "ignores the prefix" in str(problems[0].error)

@@ -206,6 +206,11 @@ def test_each_extra_is_tried_and_shown_to_bring_what_it_should(scripts):
     assert set(scripts["try_wheels"].SHOWS) >= scripts["try_wheels"].NEED_TORCH
 
 
+@pytest.mark.parametrize("extra", ["aliyun", "apprise", "aws", "gcp", "kubernetes"])
+def test_what_shows_that_an_extra_brings_its_plugin_runs_where_it_is(scripts, extra):
+    exec(scripts["try_wheels"].SHOWS[extra], {})
+
+
 def test_the_pythons_are_the_same_everywhere(scripts):
     classifiers = scripts["distributions"].distributions()[0].project()["classifiers"]
     pythons = tuple(re.findall(r"(?m)Python :: (3\.\d+)$", "\n".join(classifiers)))

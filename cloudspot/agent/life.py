@@ -26,6 +26,7 @@ from cloudspot.agent.node import Node, NodeMemory
 from cloudspot.agent.node_context import Job, NodeContext
 from cloudspot.agent.notices.notice_intake import NoticeIntake
 from cloudspot.agent.notices.notice_pipe import NoticePipe
+from cloudspot.agent.remote.remote_commands import RemoteCommands
 from cloudspot.agent.training.generation_run import GenerationRun
 from cloudspot.agent.training.launching.input_staging import InputStaging, data_variables
 from cloudspot.agent.training.launching.kept_setup import bake
@@ -44,6 +45,7 @@ from cloudspot.jobstore.logs.log_streams import stream_name
 from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.nodes import launches
 from cloudspot.model import RegistryLogin
+from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +101,7 @@ class Life:
         self.last_pass = LastPass(context)
         self.notices = NoticeIntake(context, source, pipe, on_recorded=self.last_pass.run)
         self.heartbeat = HeartbeatWriter(context)
+        self.remote = RemoteCommands(context, self.runtime)
 
     def run(self) -> None:
         """Live until the node has nothing more to do; then the machine may be ended.
@@ -127,6 +130,7 @@ class Life:
         # Before it looks for a checkpoint: retention deletes none that a node may be about to choose.
         context.retry_until(self.heartbeat.beat)
         self.heartbeat.start()
+        self.remote.start()
         threading.Thread(target=self.last_pass.run, name="first pass", daemon=True).start()
         try:
             leaving = self._train()
@@ -188,11 +192,15 @@ class Life:
             if context.job.submission.bakes:
                 bake(context, self.runtime)
             environment.update(data_variables(context.job.spec.data, context.node))
+            environment = self.runtime.with_programs(environment)  # anew: the setup may have made the python
+            node = context.node
+            own = {files.JOB_ID: node.job_id, files.ARTIFACTS: str(node.artifacts)}
+            self.remote.serve({**environment, **own})
             generations = GenerationRun(
                 context,
                 Membership(context, early),
                 self.runtime,
-                self.runtime.with_programs(environment),  # anew: the setup may have made the interpreter
+                environment,
                 courier=self.courier,
                 artifacts=self.artifacts,
                 logs=self.logs,
@@ -220,6 +228,7 @@ class Life:
             _log.warning("%s", error)
 
     def _leave(self, leaving: Leaving) -> None:
+        self.remote.end(f"the node is leaving ({leaving.outcome}): the command was ended")
         FinalDelivery(
             self.context,
             courier=self.courier,
@@ -235,6 +244,7 @@ class Life:
         A node that has trained tries to deliver what only it has. Another one just says why.
         """
         context = self.context
+        self.remote.end("the node is leaving: the command was ended")
         has_trained = context.memory.generation > 0
         is_permanent = not has_trained and newest_generation(context.journal.known) is None
         leaving = Leaving("failed", str(error), exit_code=error.exit_code, permanent=is_permanent)

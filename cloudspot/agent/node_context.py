@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -29,6 +30,7 @@ from cloudspot.jobstore.layout.records import (
     StopReason,
     StopRequest,
     Submission,
+    new_nonce,
 )
 from cloudspot.model import NodeIdentity
 
@@ -55,6 +57,10 @@ class NodeContext:
     orders: Orders = field(default_factory=Orders)
     known_parts: dict[str, Part] = field(default_factory=dict)
     """Records of checkpoint parts by key, put or read by this agent: see ``manifests.write_manifest``."""
+    agent: str = field(default_factory=new_nonce)
+    """Tells this agent from earlier and later ones of the machine."""
+    is_called: threading.Event = field(default_factory=threading.Event)
+    """Set when somebody is seen to ask this node to run a command."""
     uploaded_slots: dict[Path, tuple[SaveId, int]] = field(default_factory=dict)
     """Slots of the arena, and the save and the rank of the part that was last uploaded from each."""
 

@@ -71,6 +71,8 @@ class Status:
         """How many members and newcomers live, this node among them, as far as it knows."""
         self.hears_others = False
         """Whether it listens to any: what they hear of, it hears of from them."""
+        self.hears_calls = False
+        """Whether a call for a command here is seen where the others are listed."""
         self.committed: CheckpointId | None = None
         self.stall_seconds: float | None = None
         self.upload_seconds: float | None = None

@@ -42,6 +42,8 @@ class Rule:
     """How long it may take."""
     seconds_per_mib: float = 0.0
     """And for each MiB of its last argument: the data, the buffer, or their length."""
+    is_callers: bool = False
+    """The caller waits for less long than the plugin may take."""
     is_unknown: bool = False
     """Cut off or failed, it may have bought, changed or written something: whoever called calls again."""
 
@@ -173,6 +175,9 @@ class Guard:
             )
         except LeftAloneError:
             unknown = "; its outcome is unknown" if rule.is_unknown else ""
+            if rule.is_callers:
+                text = f"{self._told}: {what} has not ended in {rule.seconds:.3g} s, when its caller left it"
+                raise OverdueError(f"{text}{unknown}") from None
             text = f"{self._told} hangs: {what} has not ended within {rule.seconds:.3g} s{unknown}"
             raise OverdueError(text) from self.broken(f"{what} hangs", PluginFault)
 
@@ -211,24 +216,31 @@ class Guard:
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Call a method of the plugin's object ``one``."""
-        rule, buffer = called.rule, None
+        rule, buffer, request = called.rule, None, args[0] if args else None
         if rule.seconds_per_mib and args:
             seconds = rule.seconds + rule.seconds_per_mib * _num_bytes(args[-1]) / (1 << 20)
             rule = replace(rule, seconds=seconds)
         if self._changes_threads and args:
-            if isinstance(args[0], Call):
-                deadline = min(args[0].deadline, time.monotonic() + rule.seconds)
-                args = (msgspec.structs.replace(args[0], deadline=deadline), *args[1:])
+            if isinstance(request, Call):
+                left = request.seconds_left()
+                if left <= 0:
+                    raise OverdueError(f"{self._told}: {called.told} was not tried: its deadline has passed")
+                rule = rule if rule.seconds <= left else replace(rule, seconds=left, is_callers=True)
+                deadline = min(request.deadline, time.monotonic() + rule.seconds)
+                args = (msgspec.structs.replace(request, deadline=deadline), *args[1:])
             elif isinstance(args[-1], bytearray | memoryview):
                 # A call that is cut off goes on with its buffer, which the caller may use again.
                 buffer = args[-1]
                 args = (*args[:-1], bytearray(buffer) if called.name == "get_range_into" else bytes(buffer))
-        found = self.run(
-            called.told,
-            rule,
-            lambda: self._marked(called.answer(method(one, *args, **kwargs))),
-            lambda error: isinstance(error, ValueError) and one._may_refuse(called.name, args, kwargs),  # noqa: SLF001
-        )
+        try:
+            found = self.run(
+                called.told,
+                rule,
+                lambda: self._marked(called.answer(method(one, *args, **kwargs))),
+                lambda error: isinstance(error, ValueError) and one._may_refuse(called.name, args, kwargs),  # noqa: SLF001
+            )
+        finally:
+            one._note_call(called.name)  # noqa: SLF001
         if get_origin(called.returns) is Iterator:
             return self._iterated(called, found)
         if buffer is not None and called.name == "get_range_into":
@@ -330,6 +342,9 @@ class Guarded:
     def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Return whether a call with these arguments may raise ValueError."""
         return False
+
+    def _note_call(self, name: str) -> None:
+        """Note that a call has been made, however it ended."""
 
 
 def _guarded(class_: type[Guarded], interface: type[Guarded], name: str, method: Any) -> Any:

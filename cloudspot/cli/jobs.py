@@ -210,7 +210,8 @@ class Job:
 
         It asks only when the objects were put, so it can be asked of a job whose records are malformed.
         """
-        reports = [meta.modified_at for meta in self.store.list_objects(keys.nodes_prefix(self.id))]
+        listed = self.store.list_objects(keys.nodes_prefix(self.id))
+        reports = [meta.modified_at for meta in listed if keys.recognize(meta.key, keys.REPORTS) is not None]
         if not reports:
             return
         silent = (store_time(self.store) - max(reports)).total_seconds()

@@ -38,6 +38,10 @@ SHORT_HELPS = {
     "logs": "Print a job's log.",
     "checkpoints": "List, verify and export a job's checkpoints.",
     "artifacts": "List and download a job's artifacts.",
+    "exec": "Run a command on one of a job's nodes.",
+    "shell": "Open a shell on one of a job's nodes.",
+    "cp": "Copy a file to or from one of a job's nodes.",
+    "stacks": "Show what every rank of a job is doing.",
     "stop": "Save a checkpoint and stop a job.",
     "resume": "Resume a job that was stopped, has failed or is suspended.",
     "move": "Move a running job to another zone, machine type or market.",
@@ -59,13 +63,15 @@ commands' own.
 """
 
 OTHER_NAMES = {
-    **dict.fromkeys(("launch", "submit", "start", "train", "exec", "up"), "run"),
+    **dict.fromkeys(("launch", "submit", "start", "train", "up"), "run"),
     **dict.fromkeys(("status", "list", "ls", "jobs", "queue"), "ps"),
     **dict.fromkeys(("describe", "info", "get", "inspect"), "show"),
     **dict.fromkeys(("down", "kill", "cancel", "terminate", "end"), "stop"),
     **dict.fromkeys(("delete", "remove", "destroy"), "rm"),
     **dict.fromkeys(("tail", "log", "output"), "logs"),
     **dict.fromkeys(("new", "create"), "init"),
+    **dict.fromkeys(("ssh", "connect", "login"), "shell"),
+    **dict.fromkeys(("scp", "copy"), "cp"),
     **dict.fromkeys(("follow", "watch"), "attach"),
     **dict.fromkeys(("price", "prices", "gpus"), "offers"),
     **dict.fromkeys(("check", "doctor"), "providers check"),

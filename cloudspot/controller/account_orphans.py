@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from cloudspot.controller.ownership import store_label
 from cloudspot.errors import CloudspotError, CorruptData, JobNotFound, TransientError, as_cloudspot_error
 from cloudspot.interfaces import Inventory, ObjectStore
+from cloudspot.jobstore.access.parallel import map_parallel
 from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.jobs.index_entry import read_entry
 from cloudspot.jobstore.jobs.job_lists import is_marked_live, list_live
@@ -114,7 +115,7 @@ class AccountReaper:
 
     def __init__(
         self,
-        inventories: Sequence[Inventory],
+        accounts: Sequence[Sequence[Inventory]],
         stores: Sequence[ObjectStore],
         *,
         gone: Iterable[str] = (),
@@ -122,29 +123,25 @@ class AccountReaper:
         now: Callable[[], datetime],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Take the inventories in the order in which to end what they list; ``gone`` has labels of stores."""
-        self._inventories = tuple(inventories)
+        """Take each account's inventories in the order in which to end what they list.
+
+        The accounts are looked at and emptied at the same time, so that one that hangs delays no other; an
+        account may be a store, too. ``gone`` has labels of stores.
+        """
+        self._accounts = tuple(map(tuple, accounts))
         self._stores = {store_label(one): with_retries(one, sleep=sleep) for one in stores}
         self._gone = frozenset(gone) - frozenset(self._stores)
         self._older_than = older_than
         self._now = now
         self._sleep = sleep
-        self._inventory_of: dict[int, Inventory] = {}
-        """The inventory of each orphan that was found, by the asset's identity."""
+        self._found_by: dict[int, tuple[int, Inventory]] = {}
+        """Which account and inventory has each asset that was found, by the asset's identity."""
 
     def find(self) -> tuple[tuple[Judged, ...], tuple[Unlisted, ...]]:
         """Return every asset with its fate, in the order in which to end them, and what could not be read."""
-        assets: list[Asset] = []
-        problems = []
-        labels = sorted({*self._stores, *self._gone})
-        for inventory in self._inventories:
-            try:
-                listed = inventory.assets(labels)
-            except Exception as error:  # noqa: BLE001 - one inventory's fault must not hide the others
-                problems.append(Unlisted(inventory.title, as_cloudspot_error(error)))
-                continue
-            assets += listed
-            self._inventory_of.update((id(one), inventory) for one in listed)
+        looked = map_parallel(self._look, range(len(self._accounts)), num_threads=len(self._accounts))
+        assets = [asset for listed, _ in looked for asset in listed]
+        problems = [problem for _, unlisted in looked for problem in unlisted]
         # Only now: a job's mark is there before anything of the job is.
         job_ids = {one.job_id for one in assets if keys.JOB_ID.fullmatch(one.job_id)}
         known = {label: KnownStore(is_gone=True) for label in self._gone}
@@ -164,8 +161,32 @@ class AccountReaper:
         What cannot be ended yet is tried again for three minutes. An asset whose job has come to life
         meanwhile is left alone.
         """
-        left = [one.asset for one in orphans if one.fate is Fate.ORPHAN]
+        assets = [one.asset for one in orphans if one.fate is Fate.ORPHAN]
+        by_account: dict[int, list[Asset]] = {}
+        for asset in assets:
+            by_account.setdefault(self._found_by[id(asset)][0], []).append(asset)
+        ended = map_parallel(self._end_all, list(by_account.values()), num_threads=len(self._accounts))
+        done = {id(one.asset): one for each in ended for one in each}
+        return tuple(done[id(asset)] for asset in assets)
+
+    def _look(self, account: int) -> tuple[list[Asset], list[Unlisted]]:
+        """Return the account's assets, and what of it could not be read."""
+        assets: list[Asset] = []
+        problems = []
+        for inventory in self._accounts[account]:
+            try:
+                listed = inventory.assets(sorted({*self._stores, *self._gone}))
+            except Exception as error:  # noqa: BLE001 - one inventory's fault must not hide the others
+                problems.append(Unlisted(inventory.title, as_cloudspot_error(error)))
+                continue
+            assets += listed
+            self._found_by.update((id(one), (account, inventory)) for one in listed)
+        return assets, problems
+
+    def _end_all(self, assets: Sequence[Asset]) -> list[Ended]:
+        """End an account's assets in their order."""
         done: dict[int, Ended] = {}
+        left = list(assets)
         for wait in (0.0, *WAITS_SECONDS):
             if not left:
                 break
@@ -174,13 +195,13 @@ class AccountReaper:
             for asset in left:
                 done[id(asset)] = Ended(asset, self._end(asset))
             left = [one for one in left if isinstance(done[id(one)].error, TransientError)]
-        return tuple(done[id(one.asset)] for one in orphans if one.fate is Fate.ORPHAN)
+        return [done[id(one)] for one in assets]
 
     def _end(self, asset: Asset) -> CloudspotError | None:
         try:
             if asset.job_id and any(is_marked_live(store, asset.job_id) for store in self._stores.values()):
                 return CloudspotError(f"job {asset.job_id} has come to life meanwhile: it keeps what it has")
-            self._inventory_of[id(asset)].end(asset)
+            self._found_by[id(asset)][1].end(asset)
         except Exception as error:  # noqa: BLE001 - nor one asset's the others
             return as_cloudspot_error(error)
         return None

@@ -56,6 +56,7 @@ from cloudspot.jobstore.layout.records import (
     new_nonce,
 )
 from cloudspot.jobstore.nodes.launches import void_slot
+from cloudspot.jobstore.remote.places import delete_relayed
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.outcomes import void_detail
 
@@ -251,6 +252,7 @@ class Actor:
     def _clean_up(self, history: History) -> None:
         if not self._is_clean:
             delete_secrets(self._store, self._job_id, resumption=history.submission.resumption)
+            delete_relayed(self._store, self._job_id)
             self._is_clean = True
 
     def _release(self, history: History) -> None:

@@ -6,10 +6,12 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -36,7 +38,7 @@ NUM_BEFORE_TURNS = 30
 TURN_SECONDS = 60.0
 """With more live jobs than ``NUM_BEFORE_TURNS``, each pass begins with another one, by the minute."""
 WAIT_SECONDS = 5.0
-"""A pass that others follow waits no longer than this for what comes of the next job."""
+"""A provider of which nothing has come for so long is left to its thread, while the jobs of others go on."""
 READ_AHEAD = 30
 """So many jobs are read before the first of them is driven, to know their providers."""
 NOTE_SECONDS = 60.0
@@ -61,6 +63,16 @@ class Unlisted:
     error: CloudspotError
     options: str = ""
     """The provider's options that its jobs have, such as its region; others of its jobs may have others."""
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """What a provider answered when it was asked for all machines."""
+
+    provider: str
+    machines: tuple[Instance, ...]
+    """Those that have not ended."""
+    problem: Unlisted | None
 
 
 class Reconciler:
@@ -99,10 +111,15 @@ class Reconciler:
         self._providers: dict[tuple[str, bytes], Provider] = {}
         self._read: dict[str, tuple[HistoryReader, Submission, JobSpec]] = {}
         """Jobs that were just read and have no controller yet."""
-        self._busy: set[str] = set()
-        """The providers whose jobs are being driven, each in a thread."""
-        self._done: queue.SimpleQueue[Reconciled | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._busy: dict[str, deque[Callable[[], Reconciled | _Listing]]] = {}
+        """What is left to do by each provider's thread; one that has no more to do has ended."""
+        self._under_way: set[str] = set()
+        """The jobs that were left to these threads: no other may use their controllers."""
+        self._done: queue.SimpleQueue[Reconciled | _Listing | None] = queue.SimpleQueue()
         """What these threads did; None: one has ended."""
+        self._listings: list[_Listing] = []
+        """Those that nobody has looked at yet."""
 
     def run_pass(
         self, *, job_ids: Sequence[str] | None = None, is_last: bool = True
@@ -123,20 +140,17 @@ class Reconciler:
         turn = int(self._clock.now().timestamp() // TURN_SECONDS) % max(1, len(driven))
         if len(driven) > NUM_BEFORE_TURNS:
             driven = driven[turn:] + driven[:turn]
-        passed_over: list[str] = []
-        for at in range(0, len(driven), READ_AHEAD):
-            passed_over += yield from self._drive_some(driven[at : at + READ_AHEAD], WAIT_SECONDS)
-        while is_last and (passed_over or self._busy):
-            yield from self._results(math.inf)
-            passed_over = yield from self._drive_some(passed_over, math.inf)
-        live, problems = self._live_machines()
+        slow: set[str] = set()
+        yield from self._drive_all(driven, slow, is_last=is_last)
+        yield from self._ask_for_machines(math.inf if is_last else WAIT_SECONDS, slow)
+        live, problems = self._take_listings()
         if job_ids is None:
             seen = {
                 one.job_id for one in live if keys.JOB_ID.fullmatch(one.job_id) and not self._is_foreign(one)
             }
-            for job_id in sorted(seen - set(driven)):
-                done = self._drive(job_id)
-                if not isinstance(done.error, JobNotFound):  # `orphans` tells of the others.
+            for done in self._drive_all(sorted(seen - set(driven)), slow, is_last=is_last):
+                # `orphans` tells of the others.
+                if done.job_id in driven or not isinstance(done.error, JobNotFound):
                     yield done
         yield from problems
 
@@ -154,49 +168,79 @@ class Reconciler:
                 every=self._every,
             )
 
-    def _drive_some(
-        self, job_ids: Sequence[str], wait_seconds: float
-    ) -> Generator[Reconciled, None, list[str]]:
-        """Drive those jobs, each provider's in a thread; return those whose provider still has to do."""
+    def _drive_all(self, job_ids: Sequence[str], slow: set[str], *, is_last: bool) -> Iterator[Reconciled]:
+        for at in range(0, len(job_ids), READ_AHEAD):
+            yield from self._drive_some(job_ids[at : at + READ_AHEAD], are_all=len(job_ids) <= READ_AHEAD)
+            yield from self._results(WAIT_SECONDS, slow)
+        if is_last:
+            slow.clear()
+            yield from self._results(math.inf, slow)
+
+    def _drive_some(self, job_ids: Sequence[str], *, are_all: bool) -> Iterator[Reconciled]:
+        """Drive those jobs, or leave each to its provider's thread unless all of the pass are of one."""
         groups: dict[str, list[str]] = {}
         for job_id in job_ids:
-            groups.setdefault(self._provider_name(job_id), []).append(job_id)
-        if len(groups) <= 1 and not self._busy:
-            for job_id in job_ids:
-                yield self._drive(job_id)
-            return []
-        passed_over: list[str] = []
+            # An earlier pass may have left it to a thread, which still has its controller.
+            if job_id not in self._under_way:
+                groups.setdefault(self._provider_name(job_id), []).append(job_id)
+        if are_all and len(groups) <= 1 and not self._busy:
+            for some in groups.values():
+                yield from map(self._drive, some)
+            return
         for name, some in groups.items():
-            if name in self._busy:
-                passed_over += some
-                continue
-            self._busy.add(name)
-            threading.Thread(target=self._drive_group, args=(name, some), daemon=True).start()
-        yield from self._results(wait_seconds)
-        return passed_over
+            self._under_way.update(some)
+            for job_id in some:
+                self._leave_to_thread(name, partial(self._drive, job_id))
 
-    def _results(self, wait_seconds: float) -> Iterator[Reconciled]:
-        """Yield what comes of the jobs that are being driven, until it takes longer than that."""
-        while self._busy or not self._done.empty():
+    def _leave_to_thread(self, name: str, work: Callable[[], Reconciled | _Listing]) -> None:
+        """Let the provider's thread do this after what it has to do already."""
+        with self._lock:
+            if name in self._busy:
+                self._busy[name].append(work)
+                return
+            self._busy[name] = deque([work])
+        threading.Thread(target=self._work, args=(name,), daemon=True).start()
+
+    def _work(self, name: str) -> None:
+        """Do what there is to do of a provider's."""
+        while True:
+            with self._lock:
+                if not self._busy[name]:
+                    del self._busy[name]
+                    break
+                work = self._busy[name].popleft()
+            done = work()
+            if isinstance(done, Reconciled):
+                self._under_way.discard(done.job_id)
+            self._done.put(done)
+        self._done.put(None)
+
+    def _results(self, wait_seconds: float, slow: set[str]) -> Iterator[Reconciled]:
+        """Yield what comes of the jobs that are being driven, and keep listings.
+
+        Providers are added to ``slow``, and not waited for, once nothing has come for ``wait_seconds``.
+        """
+        while self._is_any_busy_but(slow) or not self._done.empty():
             try:
                 done = self._done.get(timeout=None if math.isinf(wait_seconds) else wait_seconds)
             except queue.Empty:
+                with self._lock:
+                    slow |= self._busy.keys()
                 return
-            if done is not None:
+            if isinstance(done, _Listing):
+                self._listings.append(done)
+            elif done is not None:
                 yield done
 
-    def _drive_group(self, name: str, job_ids: Sequence[str]) -> None:
-        try:
-            for job_id in job_ids:
-                self._done.put(self._drive(job_id))
-        finally:
-            self._busy.discard(name)
-            self._done.put(None)
+    def _is_any_busy_but(self, slow: set[str]) -> bool:
+        with self._lock:
+            return not self._busy.keys() <= slow
 
     def _provider_name(self, job_id: str) -> str:
         """Return the name of the job's provider; empty if that cannot be told, as ``_drive`` will say."""
         if job_id in self._controllers:
             return self._controllers[job_id].provider_name
+        self._read.pop(job_id, None)
         try:
             reader = HistoryReader(self._store, job_id)
             self._read[job_id] = (reader, *reader.read_job())
@@ -210,6 +254,7 @@ class Reconciler:
                 tick = self._controller(job_id).run_pass()
             except JobResumed:
                 del self._controllers[job_id]
+                self._read.pop(job_id, None)
                 tick = self._controller(job_id).run_pass()
         except JobNotFound as error:
             self._controllers.pop(job_id, None)
@@ -228,7 +273,9 @@ class Reconciler:
         They are for the user to look at, and never ended from here: another store may own them.
         Only the providers of the jobs that this reconciler has driven are asked. Raises as ``run_pass`` does.
         """
-        live, problems = self._live_machines()
+        for _ in self._ask_for_machines(math.inf, set()):
+            pass  # Jobs that were under way, which a pass that was not the last has left.
+        live, problems = self._take_listings()
         job_ids = {one.job_id for one in live if keys.JOB_ID.fullmatch(one.job_id)}
         known = {one for one in sorted(job_ids) if find_meta(self._store, keys.index(one)) is not None}
         lost = (one for one in live if one.job_id not in known or self._is_foreign(one))
@@ -237,20 +284,28 @@ class Reconciler:
     def _is_foreign(self, machine: Instance) -> bool:
         return is_of_another_store(machine, store_label(self._store))
 
-    def _live_machines(self) -> tuple[tuple[Instance, ...], tuple[Unlisted, ...]]:
-        """Return the machines of all providers that answer, each once, and why the others do not."""
-        live: dict[tuple[str, str], Instance] = {}
-        problems = []
-        for (name, options), provider in list(self._providers.items()):
-            if name in self._busy:
-                continue  # What it is asked for now will be told with its jobs.
-            try:
-                listed = provider.provisioner().instances(InstancesRequest()).instances
-            except Exception as error:  # noqa: BLE001 - nor one provider's the others
-                problems.append(Unlisted(name, as_cloudspot_error(error), _options_text(options)))
-                continue
-            live.update({(name, one.id): one for one in listed if one.state is not InstanceState.ENDED})
-        return tuple(live.values()), tuple(problems)
+    def _ask_for_machines(self, wait_seconds: float, slow: set[str]) -> Iterator[Reconciled]:
+        """Ask all providers at the same time, but for those whose jobs are still being driven."""
+        asked = {key: one for key, one in list(self._providers.items()) if key[0] not in self._busy}
+        if len({name for name, _ in asked}) <= 1 and not self._busy:
+            self._listings += [self._list(*key, provider) for key, provider in asked.items()]
+            return
+        for key, provider in asked.items():
+            self._leave_to_thread(key[0], partial(self._list, *key, provider))
+        yield from self._results(wait_seconds, slow)
+
+    def _take_listings(self) -> tuple[tuple[Instance, ...], tuple[Unlisted, ...]]:
+        """Return the machines of all providers that have answered, each once, and why others could not."""
+        listings, self._listings = self._listings, []
+        live = {(one.provider, machine.id): machine for one in listings for machine in one.machines}
+        return tuple(live.values()), tuple(one.problem for one in listings if one.problem is not None)
+
+    def _list(self, name: str, options: bytes, provider: Provider) -> _Listing:
+        try:
+            listed = provider.provisioner().instances(InstancesRequest()).instances
+        except Exception as error:  # noqa: BLE001 - one provider's fault must not hold up the others
+            return _Listing(name, (), Unlisted(name, as_cloudspot_error(error), _options_text(options)))
+        return _Listing(name, tuple(one for one in listed if one.state is not InstanceState.ENDED), None)
 
     def _controller(self, job_id: str) -> Controller:
         if job_id not in self._controllers:

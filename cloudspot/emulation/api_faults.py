@@ -4,11 +4,31 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from cloudspot.emulation.spot_plan import SpotPlan
+
+
+class Counted(Protocol):
+    """A machine of the account's that has not ended."""
+
+    @property
+    def zone(self) -> str:
+        """Return where it is."""
+
+    @property
+    def instance_type(self) -> str:
+        """Return the name of its type."""
+
+    @property
+    def market(self) -> str:
+        """Return ``spot`` or ``on-demand``."""
+
+    @property
+    def num_vcpus(self) -> int:
+        """Return how much of a quota it uses."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +56,29 @@ class Injected:
     times: int
     happens: bool
     """The call has its effect; only its answer is lost."""
+
+
+class LateChanges:
+    """Changes of what an API shows that are due some time later. The caller holds a lock."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._waiting: list[tuple[float, Callable[[], None]]] = []
+
+    def make(self, change: Callable[[], None], *, after_seconds: float) -> None:
+        """Make the change at once, or, if it is to wait, in a ``catch_up`` then."""
+        if after_seconds > 0:
+            self._waiting.append((self._clock() + after_seconds, change))
+        else:
+            change()
+
+    def catch_up(self) -> None:
+        """Make the changes that are due, in the order in which they came."""
+        now = self._clock()
+        due = [change for at, change in self._waiting if at <= now]
+        self._waiting = [one for one in self._waiting if one[0] > now]
+        for change in due:
+            change()
 
 
 @dataclass
@@ -125,6 +168,25 @@ class Faults:
                 limits = [one for one in (self.capacity[key], planned) if one is not None]
                 return min(limits, default=None)
         return planned
+
+    def num_in_quota(self, wanted: int, alive: Iterable[Counted], *, market: str, vcpus: int) -> int:
+        """Return how many of the wanted machines, with so many vCPUs each, the quota leaves room for."""
+        quota = self.vcpu_quota.get(market)
+        if quota is None:
+            return wanted
+        used = sum(one.num_vcpus for one in alive if one.market == market)
+        return min(wanted, max(0, quota - used) // vcpus)
+
+    def num_in_stock(
+        self, wanted: int, alive: Iterable[Counted], *, zone: str, instance_type: str, market: str
+    ) -> int:
+        """Return how many of the wanted machines there is capacity for beside those that are alive."""
+        capacity = self.capacity_of(zone, instance_type, market)
+        if capacity is None:
+            return wanted
+        kind = (zone, instance_type, market)
+        used = sum((one.zone, one.instance_type, one.market) == kind for one in alive)
+        return min(wanted, max(0, capacity - used))
 
     def record(self, call: Call) -> None:
         """Keep a call."""

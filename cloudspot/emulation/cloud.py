@@ -20,11 +20,13 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
+from cloudspot.decoding import whole_number
 from cloudspot.emulation.spot_plan import SpotPlan
 from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.local.machine_records import MachineState
 from cloudspot.local.metadataservice import Answer, MachineView, MetadataService, Request, StandingNotice
 from cloudspot.model import Market
+from cloudspot.plugin import machinetags
 
 __all__ = [
     "TRAINING_PACKAGES",
@@ -60,6 +62,15 @@ class JobHint(msgspec.Struct, frozen=True, kw_only=True):
     """The machine's index within the launch, from 0."""
     num_nodes: int = 1
     """The number of the launch's nodes."""
+
+    @classmethod
+    def of_tags(cls, tags: Mapping[str, str], *, rank: int) -> JobHint | None:
+        """Return what cloudspot's own tags tell of a machine; None: it has none."""
+        launch = whole_number(tags.get(machinetags.LAUNCH, ""))
+        if machinetags.JOB not in tags or launch is None:
+            return None
+        num_nodes = whole_number(tags.get(machinetags.NUM_NODES, "1")) or 1
+        return cls(job_id=tags[machinetags.JOB], launch=launch, rank=rank, num_nodes=num_nodes)
 
 
 class EmulatedMachine(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import logging
 import os
 import re
 import signal
@@ -24,6 +25,18 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 Process = TypeVar("Process", bound="FunctionProcess")
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of an invocation."""
+
+    payload: bytes
+    is_error: bool
+    log: str
 
 
 class FunctionProcess:
@@ -151,6 +164,25 @@ class FunctionProcesses(Generic[Process]):
             self._idle.clear()
         for one in ended:
             one.close()
+
+
+def run_apart(name: str, invoke: Callable[[], Result], *, log: Path, refusal: type[Exception]) -> None:
+    """Run a function for an event in a thread of its own: a late pass does not delay the next one.
+
+    ``invoke`` may raise ``refusal``, which is logged. What the function has printed and answered is appended
+    to ``log``.
+    """
+
+    def run() -> None:
+        try:
+            result = invoke()
+        except refusal as error:
+            _log.warning("function %s: %s", name, error)
+            return
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"{result.log}{result.payload.decode('utf-8', 'replace')}\n")
+
+    threading.Thread(target=run, name="function", daemon=True).start()
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ import secrets
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any, ClassVar, Final
 
+from cloudspot.emulation.role_credentials import RoleKeys, ShownCredentials
 from cloudspot.local.machines import now_utc
 from cloudspot.local.metadataservice import Answer, MachineView, MetadataService, Request
 
@@ -138,6 +139,33 @@ class TokenedMetadata(MetadataService):
     def refuse(self, status: int) -> Answer:
         """Return an error page."""
         return Answer(status, _PAGE.format(status, self.titles[status]).encode(), "text/html")
+
+
+class RoleMetadata(TokenedMetadata):
+    """A service that shows the credentials of its machine's role, too.
+
+    Of the machine's facts it reads ``http-tokens`` (``required`` or ``optional``),
+    ``http-put-response-hop-limit``, and those of :class:`ShownCredentials`.
+    """
+
+    role_keys: ClassVar[type[RoleKeys]]
+    renewed_before: ClassVar[timedelta]
+    """How long before the old credentials expire new ones appear."""
+
+    def __init__(self, view: MachineView, *, now: Callable[[], datetime] = now_utc) -> None:
+        super().__init__(view, now=now)
+        self.credentials = ShownCredentials(self.role_keys, view.facts, lead=self.renewed_before, now=now)
+
+    def needs_token(self) -> bool:
+        return bool(self.view.facts.get("http-tokens", "optional") == "required")
+
+    def token_hops(self) -> int:
+        return int(self.view.facts.get("http-put-response-hop-limit", 1))
+
+
+def shown_time(moment: datetime) -> str:
+    """Return a moment as these services write it, such as ``2026-11-30T08:00:00Z``."""
+    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _text(text: str) -> Answer:

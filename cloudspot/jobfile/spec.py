@@ -219,6 +219,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     to 1 GiB, but for checkpoints, inputs, caches and [some more](outputs.md#what-is-not-kept). They are among
     the job's [artifacts](cli.md#cloudspot-artifacts), and the next machine gets them back."""
 
+    exec: bool = True
+    """Whether whoever may write to the store may [run commands](remote.md) on the job's nodes while it runs.
+    They can run code on its next machine in any case."""
+
     rules: ClassVar[tuple[TableRule, ...]] = (
         OneOf(("entrypoint", "command"), "needs entrypoint, a script, or command, a list; {} there"),
         Needs("preload", "entrypoint", called=_TORCHRUN),

@@ -138,6 +138,18 @@ class Bucket(ABC):
 
     A plugin brings the requests. Each is made once, by the client that it is given, and raises the SDK's
     errors: they become cloudspot's here. Names are those in the bucket, with the store's prefix.
+
+    ``BucketStore`` makes one as ``bucket_type(url, clients, sleep)``. So a subclass has such a constructor of
+    its own, which hands ``url`` and ``sleep`` on and keeps ``clients``, as the store was given them (None:
+    those of the environment)::
+
+        def __init__(self, url: str, clients: MyClients | None, sleep: Callable[[float], None]) -> None:
+            super().__init__(url, sleep)
+            self._clients = clients or MyClients()
+
+    Each request has a verb, which messages and ``rights`` name: ``list``, ``read`` (``head`` and
+    ``download``), ``write``, ``create`` (a write with the condition that nothing is there), ``delete``,
+    ``sign for``, ``list uploads of``, and others of the plugin's own.
     """
 
     scheme: ClassVar[str]
@@ -148,10 +160,11 @@ class Bucket(ABC):
     kinds: ClassVar[Mapping[str, type[CloudspotError]]]
     """What the service's codes mean to a store, besides those that throttle or deny; see ``kind_of``."""
     rights: ClassVar[Mapping[str, str]]
-    """The right that a request takes, by verb: list, read, write, create (a write with the condition that
-    nothing is there), delete, sign for, and the plugin's own."""
+    """The right that a request takes, by its verb; messages name it where it is missing."""
     deletes_many: ClassVar[bool] = False
     """Whether ``delete_names`` removes many objects with one request."""
+    lists_by_token: ClassVar[bool] = False
+    """The service goes on only from a token of its own: ``list_names`` need not heed ``after``."""
     how_to_create: ClassVar[str]
     """The shell command that creates a bucket, up to the bucket's name."""
 
@@ -212,7 +225,7 @@ class Bucket(ABC):
         """Return a page of names after ``after``, in the order of their bytes, and the next page's token.
 
         The token is None with the last page; a page may be empty without being the last. ``token`` is that
-        of an empty page with the same arguments.
+        of an empty page with the same arguments, or, with ``lists_by_token``, that of the page before.
         """
 
     @abstractmethod

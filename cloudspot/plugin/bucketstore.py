@@ -46,7 +46,8 @@ class BucketStore(ObjectStore):
     bucket_type: ClassVar[Callable[..., Bucket]]
     """Called with the URL, ``clients`` and ``sleep``."""
     upload_type: ClassVar[Callable[..., PartedRequests]]
-    """Called with the bucket, a key and ``if_absent``; returns the requests of one upload."""
+    """Called as ``upload_type(bucket, key, if_absent=...)``; returns the requests of one put or one stream:
+    a subclass of PartedRequests, whose constructor takes these."""
     num_threads: ClassVar[int] = NUM_THREADS
     """How many parts of a stream go up at once."""
 
@@ -146,7 +147,7 @@ class BucketStore(ObjectStore):
             raise ValueError(f"limit must be >= 1: got {limit}")
         ours = self.bucket.prefix
         start = None if after is None else ours + after
-        listed, token = self._names(prefix, start, None, limit=limit)
+        listed, token = self._names(prefix, start, cursor or None, limit=limit)
         seen: set[str] = set()
         while not listed and token is not None:
             if token in seen or len(seen) == MAX_EMPTY_PAGES:
@@ -167,6 +168,7 @@ class BucketStore(ObjectStore):
                 if is_key(key)
             ),
             next_after=None if token is None else keys[-1],
+            cursor=token if token is not None and self.bucket.lists_by_token else "",
             # Services' consoles make empty objects that stand for directories.
             skipped=tuple(
                 key
@@ -266,11 +268,14 @@ class BucketStore(ObjectStore):
     ) -> tuple[Sequence[Listed], str | None]:
         """Return a page of names in the bucket, and the next page's token; see Bucket.list_names."""
         whole, most = self.bucket.prefix + prefix, min(limit, MAX_PAGE)
-        return self.bucket.ask(
+        listed, following = self.bucket.ask(
             "list",
             prefix,
             lambda client: self.bucket.list_names(client, whole, after=start, token=token, limit=most),
         )
+        if self.bucket.lists_by_token and start is not None:
+            listed = [one for one in listed if one.name > start]
+        return listed, following
 
     def _stuck(self, prefix: str) -> StoreRefused:
         return StoreRefused(

@@ -20,7 +20,15 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 def decode_request(request: LaunchRequest, type_: type[Body]) -> Body:
-    """Return the body of a stored request; raise ProvisionError if another provider or version made it."""
+    """Return the body of a stored request as the struct whose fields it has.
+
+    ``Provisioner.render`` makes the body of a struct of the plugin's own (``msgspec.to_builtins``), and
+    ``create`` reads it back by this, perhaps in a later version of the plugin. So a field that is added has
+    a default: requests that were stored without it can then still be sent.
+
+    Raises:
+        ProvisionError: another provider or version made it.
+    """
     try:
         body: Body = convert(request.body, type_)
         return body

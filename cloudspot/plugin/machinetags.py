@@ -27,7 +27,12 @@ MASTER_PORT: Final = "MASTER_PORT"
 
 
 def tags_of(group: InstanceGroup) -> dict[str, str]:
-    """Return the tags of a launch's machines."""
+    """Return the tags that all machines of a launch have, for a cloud that takes such names and values.
+
+    ``instances`` finds the machines by them. The rank is not among them: it is each machine's own, as a
+    number in its name or a tag of the plugin's. Where a value may not hold a URL's characters, put
+    ``store_digest(group.store_url)`` in place of the store's URL, and compare with that.
+    """
     tags = {
         JOB: group.job_id,
         LAUNCH: str(group.launch),

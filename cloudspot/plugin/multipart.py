@@ -35,17 +35,35 @@ class UploadGone(CloudspotError):
 class PartedRequests(ABC):
     """The requests of one upload to one key; a plugin brings them. Thread-safe.
 
-    Each is made once. ``writer`` is stored with the object as metadata, so that an upload whose answer was
-    lost recognizes its own object. All raise what ObjectStore's methods do, and:
+    Each is made once, within ``self.bucket.asking(verb, self.key)``, which lends the client and translates
+    errors. The verb is ``self.verb`` where the object appears (``complete`` and ``put``), else ``write``.
+    ``writer`` is stored with the object as metadata, so that an upload whose answer was lost recognizes its
+    own object. All raise what ObjectStore's methods do, and:
 
     Raises:
         Passing: nothing was done.
         UploadGone: the upload that ``begin`` began no longer exists.
     """
 
+    bucket: Any
+    """The plugin's Bucket."""
+
+    def __init__(self, bucket: Any, key: str, *, if_absent: bool) -> None:
+        """Do no I/O."""
+        self.bucket = bucket
+        self.key = key
+        self.name: str = bucket.full(key)
+        """The object's name in the bucket."""
+        self.verb = "create" if if_absent else "write"
+
     @abstractmethod
     def begin(self, writer: str) -> str:
-        """Begin an upload in parts; return its id."""
+        """Begin an upload in parts; return its id.
+
+        Where the service has no such request and parts are simply sent, return an id that no other upload of
+        the key has, such as ``secrets.token_hex(8)``, tell the parts apart by it, and keep ``writer`` for
+        ``complete``.
+        """
 
     @abstractmethod
     def send(self, upload_id: str, number: int, part: memoryview) -> Any:
@@ -61,7 +79,10 @@ class PartedRequests(ABC):
 
     @abstractmethod
     def drop(self, upload_id: str) -> None:
-        """Let the store forget the parts."""
+        """Let the store forget the parts; do nothing where it has no such request and forgets by itself.
+
+        Where parts stay and are billed, ``Bucket.list_uploads`` lists them.
+        """
 
 
 class PartedUpload(Upload):

@@ -66,7 +66,13 @@ class SdkErrors(ABC):
 
     @abstractmethod
     def translation(self, error: BaseException, what: str, codes: Codes = NO_CODES) -> CloudspotError:
-        """Return the error that ``translated`` raises for the SDK's."""
+        """Return the error that ``translated`` raises for one of the SDK's; the message begins with ``what``.
+
+        A subclass tells three cases apart. An answer that is an error: return ``self.refusal(error, what,
+        codes)``, which asks ``code_of``, ``status_of`` and ``message_of``. No credentials, or some that the
+        SDK itself finds to be bad: an AuthError that says where they come from. No answer (no connection, a
+        time limit, a body that breaks off): a TransientError with ``self.innermost(error)``.
+        """
 
     @abstractmethod
     def code_of(self, error: BaseException) -> str:

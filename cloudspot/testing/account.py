@@ -39,10 +39,11 @@ class Call(str, enum.Enum):
 
 
 class Fault(str, enum.Enum):
-    """How the cloud's API misbehaves."""
+    """How the cloud's API misbehaves: LOST_ANSWER at the next call alone, each other until ``heal``."""
 
     LOST_ANSWER = "lost answer"
-    """The next call has its effect, and its answer is lost: a status of 500, or a connection that breaks."""
+    """The next call has its effect, and its answer is lost: a status of 500, or a connection that breaks. The
+    calls after it are answered as usual, also those of the SDK's own retries."""
     UNWELL = "unwell"
     """It answers with an error of its own, or not at all."""
     THROTTLED = "throttled"
@@ -64,7 +65,7 @@ class Service(ABC):  # noqa: B024 (its subclasses say how a test gets at it)
     """
 
     def inject(self, call: Call, fault: Fault) -> None:
-        """Let the cloud misbehave from now on, or for the next call only where the fault says so."""
+        """Let the cloud misbehave at such calls until ``heal``; with LOST_ANSWER, at the next one alone."""
         raise NotImplementedError
 
     def heal(self) -> None:
@@ -142,7 +143,7 @@ class Account(Service):
         raise NotImplementedError
 
     def reclaim(self, instance_id: str) -> None:
-        """Take a spot machine back without notice."""
+        """Take a spot machine back without notice; by default, by ``Provider.preempt``."""
         plaincalls.preempt(self.provider(), instance_id, notice_seconds=0)
 
     def sold(self) -> Sequence[Sold]:

@@ -48,6 +48,7 @@ _ONLY_FOR = {
 }
 """The kits of what not every provider can do."""
 NOT_RUN = "not run: it was deselected, or the run ended before"
+ENDED_EARLY = "the run ended here: it was interrupted, or this test ended the process, as a time limit may"
 _PROPERTY = "cloudspot_promise"
 _LISTS = ("passed", "skipped", "deviations", "failures")
 """The outcomes of a promise, the gravest last: it counts if several tests are of one promise."""
@@ -62,14 +63,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Begin a report."""
-    config.pluginmanager.register(_Reporter(config.option.promises_of, Path(config.option.promises_to)))
+    config.pluginmanager.register(
+        _Reporter(
+            config.option.promises_of,
+            Path(config.option.promises_to),
+            is_worker=hasattr(config, "workerinput"),
+        )
+    )
 
 
 class _Reporter:
-    """Collects what becomes of each promise, also where tests run in several processes."""
+    """Collects what becomes of each promise, also where tests run in several processes.
 
-    def __init__(self, name: str, path: Path) -> None:
-        self._name, self._path = name, path
+    It writes the report before each test: one that takes the process with it leaves what came before.
+    """
+
+    def __init__(self, name: str, path: Path, *, is_worker: bool) -> None:
+        self._name, self._path, self._is_worker = name, path, is_worker
+        self._running = ""
         self._found: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
         """By class and kit, then by promise: the outcome and what is told of it."""
         self._errors: dict[str, str] = {}
@@ -93,6 +104,10 @@ class _Reporter:
         if report.failed:
             self._errors[report.nodeid or "collection"] = _last_line(report)
 
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._running = nodeid
+        self._write(is_over=False)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         place, kit, promise = _marked(report)
         reason = ""
@@ -107,11 +122,19 @@ class _Reporter:
         known = self._found.setdefault((place, kit), {})
         known[promise] = max(known.get(promise, (outcome, reason)), (outcome, reason), key=_gravity)
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if not hasattr(session.config, "workerinput"):
-            self._path.write_text(json.dumps(self._report()), encoding="utf-8")
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        # What cannot be collected interrupts the run, too.
+        self._write(is_over=exitstatus != pytest.ExitCode.INTERRUPTED or bool(self._errors))
 
-    def _report(self) -> dict[str, Any]:
+    def _write(self, *, is_over: bool) -> None:
+        if self._is_worker:
+            return
+        errors = {} if is_over else {self._running or "collection": ENDED_EARLY}
+        draft = self._path.with_suffix(".new")
+        draft.write_text(json.dumps(self._report({**self._errors, **errors})), encoding="utf-8")
+        draft.replace(self._path)
+
+    def _report(self, errors: dict[str, str]) -> dict[str, Any]:
         tested = {kit for _, kit in self._found}
         able = provider_class(self._name).capabilities
         names = [kit.__name__ for kit in KITS]
@@ -124,7 +147,7 @@ class _Reporter:
                 for kit in KITS
                 if kit.__name__ not in tested and _ONLY_FOR.get(kit.__name__) in {None, *able}
             ],
-            "errors": self._errors,
+            "errors": errors,
         }
 
 

@@ -13,6 +13,7 @@ The plugin has to be installed: the kit finds it as ``cloudspot run --provider m
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import subprocess
@@ -102,6 +103,19 @@ class ProviderTests(Kit):
         compile(profile.fetch_code, "fetch_code", "exec")
         assert not profile.fetch_code or "def fetch(" in profile.fetch_code
 
+    def test_its_boot_code_runs_where_nothing_is_installed(self, provider: Provider) -> None:
+        profile = provider.boot_profile()
+        for name in ("end_code", "fetch_code"):
+            imported = _imported_by(getattr(profile, name))
+            assert imported <= sys.stdlib_module_names, f"{name} imports what an image may lack"
+        if profile.fetch_code:
+            # The boot script has it in a file of its own, and calls the function with these three.
+            program = f"{profile.fetch_code}\n\nimport inspect\ninspect.signature(fetch).bind('', '', '')\n"
+            done = subprocess.run(
+                [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+
     def test_each_check_is_one_line_and_says_what_to_do(self, provider: Provider) -> None:
         for result in plaincalls.check(provider):
             assert result.name
@@ -152,3 +166,14 @@ class ProviderTests(Kit):
 
     def _open(self) -> Provider:
         return registry.open_provider(self.name, spec_from_json(self._job()))
+
+
+def _imported_by(code: str) -> set[str]:
+    """Return the top-level packages that the code imports anywhere."""
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            found |= {one.name.partition(".")[0] for one in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or ".").partition(".")[0])
+    return found

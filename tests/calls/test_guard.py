@@ -8,6 +8,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from support.stores.memorystore import InMemoryStore
 from support.worlds.memorycloud import MemoryProvider, MemoryProvisioner
@@ -234,6 +235,36 @@ def test_a_wrong_argument_is_not_the_plugins_fault_and_any_other_value_error_is(
         store().list_page("jobs/", limit=0)
 
 
+def test_an_upload_refuses_what_comes_after_its_end_and_any_other_value_error_is_its_plugins_fault():
+    """Any ValueError of a plugin's upload used to count as a mistake of cloudspot's own."""
+    refuse = answer(ValueError("I/O operation on closed file"))
+    made = store(open_upload=answer(upload(write=refuse))).open_upload("a")
+    with pytest.raises(PluginError, match=r"Upload.write\(\) raised ValueError: I/O operation"):
+        made.write(b"x")
+    made.abort()
+    with pytest.raises(ValueError, match="closed file") as caught:
+        made.write(b"x")
+    assert not isinstance(caught.value, CloudspotError)
+    made = store(open_upload=answer(upload(commit=refuse))).open_upload("a")
+    with pytest.raises(
+        TransientError, match=r"Upload.commit\(\) raised ValueError: .*; its outcome is unknown"
+    ):
+        made.commit()
+    with pytest.raises(ValueError, match="closed file"):
+        made.commit()
+
+
+def test_a_fault_tells_no_signature_and_no_log_in():
+    url = "https://ada:hunter2@acme.example/b/k?X-Sig=hunter2&X-Expires=60"
+    text = f"GET {url} failed (path '/b/k?sig=hunter2'), is it there? a=b"
+    with pytest.raises(PluginError) as caught:
+        provisioner(console=answer(KeyError(text))).console(None)
+    assert "hunter2" not in str(caught.value)
+    assert "GET https://...@acme.example/b/k?... failed (path '/b/k?...'), is it there? a=b" in str(
+        caught.value
+    )
+
+
 def test_data_may_be_passed_by_name():
     found = store()
     found.put("a", data=b"x")
@@ -366,6 +397,39 @@ def test_a_request_says_how_long_its_answer_is_waited_for(enforced):
     assert heard[1] == pytest.approx(5.0, abs=2.0)
     with pytest.raises(TypeError):
         InstancesRequest(math.inf)
+
+
+def test_a_caller_that_waits_for_less_long_than_the_plugin_may_take_is_left_in_time(enforced):
+    """Requests said their callers' deadlines, and nobody kept them."""
+    released = threading.Event()
+
+    def late(self, request):
+        released.wait()
+        return InstancesResult(instances=())
+
+    def created(self, request):
+        released.wait()
+        return CreateResult(instances=())
+
+    found = provisioner(instances=late, create=created)
+    try:
+        with pytest.raises(
+            OverdueError, match=r"instances\(\) has not ended in \S+ s, when its caller left it$"
+        ):
+            found.instances(InstancesRequest(deadline=time.monotonic() + 0.2))
+        soon = msgspec.structs.replace(CREATE, deadline=time.monotonic() + 0.2)
+        with pytest.raises(OverdueError, match=r"when its caller left it; its outcome is unknown$"):
+            found.create(soon)
+    finally:
+        released.set()
+
+
+def test_a_call_whose_deadline_has_passed_is_not_made(enforced):
+    calls = []
+    found = provisioner(create=lambda self, request: calls.append(request) or CreateResult(instances=()))
+    with pytest.raises(OverdueError, match=r"create\(\) was not tried: its deadline has passed"):
+        found.create(msgspec.structs.replace(CREATE, deadline=time.monotonic()))
+    assert calls == []
 
 
 @pytest.mark.parametrize("size", [0, 1 << 20])

@@ -1,5 +1,6 @@
 """Which things of an account are orphans, and that nothing else is ended, whatever happens meanwhile."""
 
+import threading
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -125,7 +126,7 @@ def store(tmp_path):
 
 def reaper(store, *inventories, **options):
     slept = []
-    made = AccountReaper(inventories, [store], now=lambda: NOW, sleep=slept.append, **options)
+    made = AccountReaper([inventories], [store], now=lambda: NOW, sleep=slept.append, **options)
     made.slept = slept
     return made
 
@@ -187,7 +188,7 @@ def test_a_job_that_comes_to_life_in_any_of_the_stores_keeps_its_thing(store, tm
     """Whatever store the thing names: a store may have a second name."""
     second = InMemoryStore("memory://second")
     listed = Listed(*of(store, OVER))
-    found = AccountReaper([listed], [store, second], now=lambda: NOW, sleep=lambda _: None)
+    found = AccountReaper([[listed]], [store, second], now=lambda: NOW, sleep=lambda _: None)
     judged, _ = found.find()
     assert judged[0].fate is Fate.ORPHAN
     mark_live(second, OVER, "writer")
@@ -283,3 +284,42 @@ def raising(error):
         raise error
 
     return call
+
+
+def test_an_account_that_hangs_holds_up_no_other(store):
+    """Providers were looked at in turn, and what was theirs was ended in turn."""
+    released, ready = threading.Event(), threading.Event()
+
+    class Slow(Listed):
+        title = "slow"
+
+        def assets(self, store_urls):
+            assert released.wait(60), "nothing else goes on beside"
+            return super().assets(store_urls)
+
+        def end(self, asset):
+            released.clear()
+            ready.set()
+            assert released.wait(60), "nothing else goes on beside"
+            super().end(asset)
+
+    class Quick(Listed):
+        def assets(self, store_urls):
+            released.set()
+            return super().assets(store_urls)
+
+        def end(self, asset):
+            assert ready.wait(60)
+            super().end(asset)
+            if len(self.ended) == 2:
+                released.set()
+
+    slow, quick = Slow(*of(store, OVER)), Quick(*of(store, REMOVED, OVER))
+    found = AccountReaper([[slow], [quick]], [store], now=lambda: NOW, sleep=lambda _: None)
+    judged, problems = found.find()
+    assert problems == ()
+    assert [one.asset.job_id for one in judged] == [OVER, REMOVED, OVER], "in the order of the accounts"
+    assert [(one.asset.job_id, one.error) for one in found.end(judged)] == [
+        (OVER, None), (REMOVED, None), (OVER, None),
+    ]  # fmt: skip
+    assert (slow.ended, quick.ended) == ([OVER], [REMOVED, OVER])

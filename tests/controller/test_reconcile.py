@@ -698,6 +698,17 @@ def test_jobs_behind_those_of_a_provider_that_hangs_are_driven_before_these_end(
     assert [one.job_id for one in done] == ["before", "bereft"]
 
 
+def test_a_provider_whose_jobs_alone_are_read_first_delays_no_job_that_is_read_later(stuck, monkeypatch):
+    """The first thirty jobs of a pass, if they were of one provider, were driven before any other was read."""
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(module, "READ_AHEAD", 2)
+    stuck.submit("bereft", provider="stuck")
+    done = stuck.reconciler().run_pass(job_ids=["before", "bereft", "any", "zealous"])
+    assert [next(done).job_id for _ in range(2)] == ["any", "zealous"]
+    stuck.release()
+    assert [one.job_id for one in done] == ["before", "bereft"]
+
+
 def test_passes_that_others_follow_do_not_wait_for_a_provider_that_hangs(stuck, monkeypatch):
     monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
     reconciler = stuck.reconciler()
@@ -752,3 +763,95 @@ def test_a_create_that_fails_as_none_should_leaves_one_machine_of_one_launch(tow
     assert (len(town.cloud.machines), len(set(tokens))) == (1, 1)
     assert has_bought or len(tokens) > 1
     assert len(HistoryReader(town.store, "one").read().launches) == 1
+
+
+def test_jobs_that_a_provider_has_made_wait_are_driven_by_later_passes(stuck, monkeypatch):
+    """A pass used to leave out those of all blocks but the first while their provider was busy."""
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(module, "READ_AHEAD", 2)
+    for number in range(5):
+        stuck.submit(f"late{number}", provider="stuck")
+    reconciler = stuck.reconciler()
+    assert {one.job_id for one in reconciler.run_pass(is_last=False)} == {"any", "zealous"}
+    stuck.release()
+    done = [one.job_id for one in reconciler.run_pass(job_ids=["any"])]
+    assert sorted(done) == ["any", "before", "late0", "late1", "late2", "late3", "late4"]
+
+
+def test_one_controller_is_used_by_one_thread_at_a_time(town, monkeypatch):
+    """A job whose provider could not be told at first was driven in two threads in the next pass."""
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
+    released, entered = threading.Event(), []
+    town.submit("any")
+    town.submit("blurred", provider="other")
+    real = module.HistoryReader
+    failures = [TransientError("the store does not answer")]
+
+    def reader(store, job_id):
+        if job_id == "blurred" and failures:
+            raise failures.pop()
+        return real(store, job_id)
+
+    def run_pass(self):
+        if self._job_id == "blurred":
+            entered.append(threading.get_ident())
+            released.wait()
+        return real_pass(self)
+
+    real_pass = Controller.run_pass
+    monkeypatch.setattr(module, "HistoryReader", reader)
+    monkeypatch.setattr(Controller, "run_pass", run_pass)
+    town.open_provider = lambda _submission, _spec: SimProvider(town.cloud)
+    reconciler = town.reconciler()
+    try:
+        for _ in range(3):
+            assert [one.job_id for one in reconciler.run_pass(is_last=False)] == ["any"]
+        assert len(entered) == 1
+    finally:
+        released.set()
+    assert {one.job_id for one in reconciler.run_pass()} == {"any", "blurred"}
+
+
+def test_a_listing_that_hangs_delays_neither_other_providers_nor_later_passes(town, monkeypatch):
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
+    released = threading.Event()
+    town.submit("any")
+    town.submit("other", provider="mute")
+    listed = []
+
+    class Mute(SimCloud):
+        """Its listing of all machines hangs."""
+
+        def instances(self, request):
+            if request.job_id is None:
+                listed.append(request)
+                released.wait()
+            return super().instances(request)
+
+    class MuteProvider(SimProvider):
+        name = "mute"
+
+        def provisioner(self):
+            return mute
+
+    mute = copy.copy(town.cloud)
+    mute.__class__ = Mute
+
+    def open_provider(submission, _spec):
+        return (MuteProvider if submission.provider == "mute" else SimProvider)(town.cloud)
+
+    town.open_provider = open_provider
+    reconciler = town.reconciler()
+    try:
+        assert {one.job_id for one in reconciler.run_pass(is_last=False)} == {"any", "other"}
+        stray = town.stray("straying")
+        town.submit("straying")
+        town.store.delete(
+            next(meta.key for meta in town.store.list_objects("live/") if "straying" in meta.key)
+        )
+        told = {one.job_id for one in reconciler.run_pass(is_last=False)}
+        assert told == {"any", "straying"}, stray.id
+        assert len(listed) == 1
+    finally:
+        released.set()
+    assert {one.job_id for one in reconciler.run_pass()} >= {"any", "other", "straying"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -23,16 +24,17 @@ def user(local_home: Path) -> Iterator[User]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
-    """``undisturbed(name, sets)``: what ``show`` tells of the tiny job that nothing disturbs.
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], dict[str, Any]]:
+    """``undisturbed(sets)``: what ``show`` tells of the tiny job with these overrides when nothing disturbs it.
 
-    It is run once for each name, whichever of a run's workers asks first.
+    It is run once for the same overrides, whichever of a run's workers asks first.
     """
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
 
-    def run(name: str, sets: tuple[str, ...]) -> dict[str, Any]:
+    def run(sets: tuple[str, ...]) -> dict[str, Any]:
+        name = hashlib.sha256(json.dumps(sets).encode()).hexdigest()[:16]
         found = shared / f"undisturbed-{name}.json"
         with lock(shared / f"undisturbed-{name}.lock"):
             if not found.exists():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from support.jobs.acting_user import JOBS, User, kill, send, supervisors_processes, wait_for
+from support.jobs.acting_user import COMMAND, JOBS, User, kill, send, supervisors_processes, wait_for
 from support.jobs.real_registry import PASSWORD, USER, pushed, real_registry, registries_conf
 from support.jobs.small_image import containers, kill_container, small_image, why_no_containers
 
@@ -119,6 +120,19 @@ def test_a_private_image_is_looked_up_and_pulled_with_the_jobs_log_in(
         assert [path for path in files if PASSWORD.encode() in path.read_bytes()] == []
 
 
+def test_what_a_person_runs_on_a_node_runs_in_the_container(user: User, image: str) -> None:
+    start(user, image)
+    wait_for("a checkpoint", lambda: commits(user))
+    script = "[ -e /run/.containerenv ] && echo inside; read line; echo $line; pwd; exit 5"
+    done = subprocess.run(
+        [*COMMAND, "exec", "boxed", "--", "sh", "-c", script],
+        env=user.environ, input="hello\n", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    work = user.machines()[0] / "node" / "work"
+    assert (done.returncode, done.stdout) == (5, f"inside\nhello\n{work}\n"), done.stderr
+    user.cloudspot("stop", "boxed", status=None)
+
+
 def test_a_container_that_ends_costs_the_machine_and_no_checkpoint(user: User, image: str) -> None:
     """What the setup has changed in it is gone, and nobody knows what of it the training needs."""
     run = start(user, image)
@@ -153,7 +167,7 @@ def test_two_nodes_with_torch_in_containers_make_the_weights_that_they_make_with
     if why := why_no_containers():
         pytest.skip(why)
     sets = ("nodes=2", 'run.env.TINY_EPOCHS="20"', 'run.env.TINY_STEP_SECONDS="0.05"')
-    calm = undisturbed("two-boxed", sets)
+    calm = undisturbed(sets)
     reclaim = 'providers.local.reclaims=[{launch=1, rank=1, after_steps=100, notice="8s"}]'
     with small_image(tmp_path_factory.mktemp("image"), packages=TORCH) as image:
         user.run_tiny("boxed", sets=(*sets, reclaim, f"run.image={image}"))

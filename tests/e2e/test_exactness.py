@@ -22,7 +22,7 @@ def planned(after_steps: int, notice: str) -> str:
 @pytest.fixture
 def weights(undisturbed) -> str:
     """The weights' hash of the job that nothing disturbs."""
-    shown = undisturbed("two-processes", SETS)
+    shown = undisturbed(SETS)
     assert shown["steps_total"] == NUM_STEPS
     return shown["final"]["weights_sha256"]
 
@@ -48,7 +48,7 @@ def check_reclaim(user: User, weights: str, step: int, notice: str, *sets: str) 
 @pytest.mark.full
 def test_two_nodes_of_which_one_has_a_notice_change_no_bit(user: User, undisturbed) -> None:
     sets = ("nodes=2", 'run.env.TINY_EPOCHS="6"')
-    calm = undisturbed("two-nodes", sets)
+    calm = undisturbed(sets)
     user.run_tiny("hit", sets=(*sets, planned(20, "8s")))
     shown = user.show("hit", "--verify")
     assert shown["state"] == "succeeded"

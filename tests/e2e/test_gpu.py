@@ -45,7 +45,7 @@ def succeeded(user: User, job_id: str) -> dict[str, Any]:
 
 
 def test_a_notice_costs_no_step_and_no_bit(user: User, undisturbed) -> None:
-    calm = undisturbed("gpu", ON_GPU)
+    calm = undisturbed(ON_GPU)
     user.run_tiny("hit", sets=(*ON_GPU, reclaim(0, 40)))
     hit = succeeded(user, "hit")
     assert (len(hit["nodes"]), len(hit["notices"]), hit["steps_lost"]) == (2, 1, 0)
@@ -56,7 +56,7 @@ def test_a_notice_costs_no_step_and_no_bit(user: User, undisturbed) -> None:
 
 @pytest.mark.parametrize("has_fork_server", [True, False])
 def test_a_killed_trainer_goes_on_with_the_same_bits(user: User, undisturbed, has_fork_server: bool) -> None:
-    calm = undisturbed("gpu", ON_GPU)
+    calm = undisturbed(ON_GPU)
     user.start_tiny("hit", sets=(*ON_GPU, f"run.fork_server={str(has_fork_server).lower()}"))
     wait_for("a commit", lambda: list(user.home.glob("store/jobs/hit/manifests/*")))
     (worker,) = user.home.glob("machines/*/node/generations/000001/worker-0.pid")

@@ -133,7 +133,7 @@ SLOW = 'run.env.TINY_STEP_SECONDS="0.15"'
 
 @pytest.mark.full
 def test_a_drained_node_hands_its_training_on_and_no_step_is_lost(tmp_path, undisturbed):
-    calm = undisturbed("two", ("nodes=2",))
+    calm = undisturbed(("nodes=2",))
     with cluster_in(tmp_path) as cluster:
         job = cluster.run("tiny", "nodes=2", SLOW)
         cluster.wait_for_step(job, "tiny", 8)
@@ -151,8 +151,21 @@ def test_a_drained_node_hands_its_training_on_and_no_step_is_lost(tmp_path, undi
 
 
 @pytest.mark.full
+def test_a_person_runs_a_command_on_a_pod(tmp_path):
+    with cluster_in(tmp_path) as cluster:
+        job = cluster.run("tiny", SLOW)
+        cluster.wait_for_step(job, "tiny", 3)
+        words = words_of(["exec", "tiny", "--", "sh", "-c", "read line; echo $line; exit 4"])
+        done = subprocess.run(
+            words, env=cluster.environ, input="hello\n", capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (4, "hello\n"), done.stderr
+        cluster.finish(job)
+
+
+@pytest.mark.full
 def test_a_pod_that_is_evicted_without_grace_costs_no_more_than_what_was_not_committed(tmp_path, undisturbed):
-    calm = undisturbed("calm", ())
+    calm = undisturbed(())
     with cluster_in(tmp_path) as cluster:
         job = cluster.run("tiny", SLOW)
         cluster.wait_for_step(job, "tiny", 20)
@@ -174,7 +187,7 @@ def test_a_pod_that_is_evicted_without_grace_costs_no_more_than_what_was_not_com
 
 @pytest.mark.full
 def test_a_job_trains_through_an_outage_of_the_api_server_and_ends_after_it(tmp_path, undisturbed):
-    calm = undisturbed("calm", ())
+    calm = undisturbed(())
     with cluster_in(tmp_path) as cluster:
         job = cluster.run("tiny", SLOW)
         cluster.wait_for_step(job, "tiny", 5)
@@ -191,7 +204,7 @@ def test_a_job_trains_through_an_outage_of_the_api_server_and_ends_after_it(tmp_
 
 @pytest.mark.full
 def test_two_stores_in_one_namespace_have_jobs_of_one_name(tmp_path, undisturbed):
-    calm = undisturbed("calm", ())
+    calm = undisturbed(())
     with cluster_in(tmp_path) as cluster:
         stores = [f"{cluster.cloud.environment()['CLOUDSPOT_STORE']}/{name}" for name in ("a", "b")]
         jobs = [cluster.run("tiny", SLOW, store=store) for store in stores]
@@ -209,7 +222,7 @@ def test_two_stores_in_one_namespace_have_jobs_of_one_name(tmp_path, undisturbed
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_node_that_is_gone_with_its_pod_is_replaced_once_nobody_can_doubt_it(tmp_path, undisturbed):
-    calm = undisturbed("calm", ())
+    calm = undisturbed(())
     with cluster_in(tmp_path) as cluster:
         job = cluster.run("tiny", SLOW)
         cluster.wait_for_step(job, "tiny", 10)
@@ -229,7 +242,7 @@ def test_a_node_that_is_gone_with_its_pod_is_replaced_once_nobody_can_doubt_it(t
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(3))
 def test_two_nodes_train_through_evictions_at_random_moments(tmp_path, undisturbed, seed):
-    calm = undisturbed("two", ("nodes=2",))
+    calm = undisturbed(("nodes=2",))
     chance = random.Random(seed)
     with cluster_in(tmp_path) as cluster:
         job = cluster.run("tiny", "nodes=2", SLOW)

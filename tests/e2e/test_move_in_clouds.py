@@ -88,7 +88,7 @@ def test_a_job_moves_from_on_demand_to_spot_though_its_drivers_are_killed_at_eac
     user, undisturbed, cloud
 ):
     seen = run(user, cloud, "killed")
-    check_end(seen, undisturbed("move-1", TO_SPOT[:1]), cloud)
+    check_end(seen, undisturbed(TO_SPOT[:1]), cloud)
     show = seen["show"]
     assert show["steps_lost"] == 0
     assert [(one["why"], one["market"]) for one in show["launches"]] == [
@@ -106,7 +106,7 @@ def test_a_job_moves_to_another_zone_though_a_new_machine_is_reclaimed(user, und
     # Alibaba's listing takes five minutes to prove that a machine has gone: the job may end before, and the
     # machine have said nothing.
     is_unproven = (cloud, scenario, seen["status"]) == ("aliyun", "before", 1)
-    check_end(seen, undisturbed("move-2", BETWEEN_ZONES), cloud, num_unproven=int(is_unproven))
+    check_end(seen, undisturbed(BETWEEN_ZONES), cloud, num_unproven=int(is_unproven))
     show = seen["show"]
     print([(one["nodes"], one["why"]) for one in show["generations"]])
     print([(one["why"], one["outcome"], one["zone"]) for one in show["launches"]])

@@ -100,7 +100,7 @@ def test_of_four_nodes_one_is_taken_with_a_notice_and_three_stay(user: User) -> 
 @pytest.fixture
 def weights(undisturbed) -> str:
     """The weights' hash of four nodes that nothing disturbs."""
-    shown = undisturbed("four-nodes", settings("4", epochs=40, step_seconds=0.0))
+    shown = undisturbed(settings("4", epochs=40, step_seconds=0.0))
     return str(shown["final"]["weights_sha256"])
 
 

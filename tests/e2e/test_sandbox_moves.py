@@ -46,7 +46,7 @@ def test_a_job_that_moves_through_three_clouds_ends_like_one_that_nothing_distur
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
     seen = json.loads(done.stdout)
     show, shows = seen["shows"]["aliyun"], seen["shows"]
-    calm = undisturbed("moves", (SETS[1], 'run.env.TINY_STEP_SECONDS="0"'))
+    calm = undisturbed((SETS[1], 'run.env.TINY_STEP_SECONDS="0"'))
     assert weights_of(show) == weights_of(calm)
     assert (show["state"], show["steps_lost"], show["warnings"]) == ("succeeded", 0, [])
     check_story(show)

@@ -30,7 +30,8 @@ SETS = ('run.env.TINY_STEP_SECONDS="0.1"', 'run.env.TINY_EPOCHS="10"')
 @pytest.mark.parametrize(
     ("cloud", "num_nodes", "reclaimed"),
     [
-        *(pytest.param(cloud, 1, 0, marks=pytest.mark.costly) for cloud in CLOUDS),
+        pytest.param("aws", 1, 0, marks=pytest.mark.costly),
+        *(pytest.param(cloud, 1, 0, marks=pytest.mark.full) for cloud in ("gcp", "aliyun")),
         pytest.param("aws", 2, 0, marks=pytest.mark.full),
         *(pytest.param(cloud, 2, 1, marks=pytest.mark.soak) for cloud in CLOUDS),
         *(pytest.param(cloud, 2, 0, marks=pytest.mark.soak) for cloud in ("gcp", "aliyun")),
@@ -50,7 +51,7 @@ def test_a_job_survives_a_reclaim_and_makes_the_weights_that_it_makes_locally(
     trained = [one["nodes"] for one in seen.show["generations"] if not one["is_holding"]]
     assert trained == [[f"1.{rank}" for rank in range(num_nodes)], [*kept, "2.0"]]
     assert len(seen.show["notices"]) == 1
-    assert weights_of(seen.show) == weights_of(undisturbed(f"sandboxes-{num_nodes}", sets))
+    assert weights_of(seen.show) == weights_of(undisturbed(sets))
     assert len(seen.log) > seen.show["steps_total"]  # the first rank prints a line a step
     account.check(seen)
 

@@ -34,7 +34,7 @@ def reclaims(ranks: tuple[int, ...], after_steps: int, notice: str) -> str:
 @pytest.fixture
 def weights(undisturbed) -> str:
     """The weights' hash of two nodes that nothing disturbs."""
-    shown = undisturbed("two-nodes", SETS)
+    shown = undisturbed(SETS)
     assert shown["steps_total"] == NUM_STEPS
     assert [one["name"] for one in shown["nodes"]] == ["1.0", "1.1"]
     return shown["final"]["weights_sha256"]

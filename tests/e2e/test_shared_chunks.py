@@ -27,7 +27,7 @@ NUM_COMMITS = 200
 @pytest.mark.full
 def test_what_is_frozen_is_sent_once_for_all_machines(user: User, undisturbed: Callable[..., Any]) -> None:
     sets = (FROZEN, 'run.env.TINY_STEP_SECONDS="0.03"')
-    calm = undisturbed("frozen", (FROZEN, 'run.env.TINY_STEP_SECONDS="0.0"'))
+    calm = undisturbed((FROZEN, 'run.env.TINY_STEP_SECONDS="0.0"'))
     reclaim = 'providers.local.reclaims=[{launch=1, rank=0, after_steps=60, notice="5s"}]'
     user.run_tiny(JOB, sets=(*sets, 'checkpoint.interval="500ms"', reclaim))
     shown = user.show(JOB, "--verify")

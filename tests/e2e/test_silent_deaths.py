@@ -1,6 +1,6 @@
 """Machines and processes that die without a word: the others save what they hold, and no step is made again.
 
-``CLOUDSPOT_SOAK_DEATHS`` says how many seeds the soak runs.
+``CLOUDSPOT_SOAK_DEATHS`` says how many seeds the soak runs, and ``CLOUDSPOT_SOAK_PAUSES`` how often pauses are timed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from support.jobs.deadly_training import Training, rescue_of
 from cloudspot.local.machines import MachineDirectory
 
 NUM_SEEDS = int(os.environ.get("CLOUDSPOT_SOAK_DEATHS", "1000"))
+NUM_PAUSES = int(os.environ.get("CLOUDSPOT_SOAK_PAUSES", "5"))
 STEPS = 96
 """Of two ranks; three epochs of 512 samples in batches of 8 each."""
 
@@ -291,3 +292,27 @@ def test_a_death_at_a_random_moment_costs_no_step(
 @pytest.mark.parametrize("seed", range(100, 100 + NUM_SEEDS))
 def test_soak_of_silent_deaths(user: User, undisturbed: Callable[..., str], seed: int) -> None:
     run_with_death(user, undisturbed, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rescue", ["true", "false"])
+@pytest.mark.parametrize("how", ["process", "machine", "frozen"])
+@pytest.mark.parametrize("number", range(NUM_PAUSES))
+def test_how_long_a_training_pauses_with_and_without_a_rescue(
+    user: User, number: int, how: str, rescue: str
+) -> None:
+    """Prints the table of ``docs/failure-modes.md``: two machines of one rank each, a checkpoint a minute."""
+    sets = ("nodes=2", 'checkpoint.interval="1m"', f"checkpoint.rescue={rescue}")
+    hit = Training(user, "hit", sets=sets)
+    hit.await_step(20)
+    if how == "process":
+        kill(hit.pid_of(1))
+    elif how == "machine":
+        hit.kill_machine(1)
+    else:
+        for pid in supervisors_processes(hit.machine(1)):
+            send(pid, signal.SIGSTOP)
+    shown = hit.end()
+    if rescue == "true":
+        hit.check_no_step_twice()
+    print(f"{how}, rescue = {rescue}: paused {hit.pause():.1f} s, {shown['steps_lost']} steps begun again")

@@ -115,33 +115,30 @@ class DictBucket(Bucket):
 
 
 class DictUpload(PartedRequests):
-    def __init__(self, bucket, key, *, if_absent):
-        self._bucket, self._key, self._name, self._if_absent = bucket, key, bucket.full(key), if_absent
-
     def begin(self, writer):
         upload_id = secrets.token_hex(8)
-        self._bucket.uploads[upload_id] = (writer, {})
+        self.bucket.uploads[upload_id] = (writer, {})
         return upload_id
 
     def send(self, upload_id, number, part):
-        self._bucket.uploads[upload_id][1][number] = bytes(part)
+        self.bucket.uploads[upload_id][1][number] = bytes(part)
 
     def complete(self, upload_id, parts):
-        writer, held = self._bucket.uploads[upload_id]
+        writer, held = self.bucket.uploads[upload_id]
         self.put(writer, b"".join(held[number] for number in sorted(held)))
-        del self._bucket.uploads[upload_id]
+        del self.bucket.uploads[upload_id]
 
     def put(self, writer, data):
-        with self._bucket.asking("create" if self._if_absent else "write", self._key) as client:
+        with self.bucket.asking(self.verb, self.key) as client:
             made = (bytes(data), writer)
-            if self._if_absent:
-                if client.setdefault(self._name, made) is not made:
+            if self.verb == "create":
+                if client.setdefault(self.name, made) is not made:
                     raise Refused("exists")
             else:
-                client[self._name] = made
+                client[self.name] = made
 
     def drop(self, upload_id):
-        self._bucket.uploads.pop(upload_id, None)
+        self.bucket.uploads.pop(upload_id, None)
 
 
 class DictStore(BucketStore):
@@ -449,3 +446,54 @@ def test_a_download_may_come_as_an_iterator_of_pieces(store, bucket, pieces):
     bucket.change = lambda download: replace(download, body=Chunks([b"01"]), num_bytes=10)
     with pytest.raises(TransientError, match="the connection broke after 2 of 10 bytes"):
         store.get("k")
+
+
+class TokenBucket(DictBucket):
+    """As Azure's containers: a listing goes on from a token that only the service can read."""
+
+    lists_by_token = True
+
+    def __init__(self, url, clients, sleep):
+        super().__init__(url, clients, sleep)
+        self.asked = []
+
+    def list_names(self, client, prefix, *, after, token, limit):
+        self.asked.append(token)
+        names = sorted(name for name in client if name.startswith(prefix))
+        at = int(token or "0", 16)
+        found = [Listed(name, len(client[name][0]), NOW) for name in names[at : at + limit]]
+        return found, f"{at + limit:x}" if len(names) > at + limit else None
+
+
+class TokenStore(DictStore):
+    bucket_type = TokenBucket
+
+
+class TestPromisesByToken(ObjectStoreTests):
+    deviations = NOT_SHARED
+    can_presign = False
+    stream_bytes = 1 << 20
+
+    @pytest.fixture
+    def store(self):
+        return TokenStore("dict://bucket/some/prefix", part_bytes=300_000)
+
+
+def test_a_listing_by_token_goes_on_from_it_and_without_one_from_the_start():
+    store = TokenStore("dict://bucket/p")
+    for number in range(7):
+        store.put(f"jobs/{number}", b"x")
+    store.bucket.asked.clear()
+    pages, after, cursor = [], None, ""
+    while True:
+        page = store.list_page("jobs/", after=after, cursor=cursor, limit=3)
+        pages.append([one.key for one in page.objects])
+        if page.next_after is None:
+            break
+        after, cursor = page.next_after, page.cursor
+    assert pages == [["jobs/0", "jobs/1", "jobs/2"], ["jobs/3", "jobs/4", "jobs/5"], ["jobs/6"]]
+    assert store.bucket.asked == [None, "3", "6"], "each name is listed once"
+    late = store.list_page("jobs/", after="jobs/4", limit=3)
+    assert [one.key for one in late.objects] == ["jobs/5"], "of the page on which it is"
+    assert [one.key for one in store.list_objects("jobs/", after="jobs/4")] == ["jobs/5", "jobs/6"]
+    assert store.list_page("jobs/", after="jobs/9", limit=3).objects == ()

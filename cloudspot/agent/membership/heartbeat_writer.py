@@ -116,6 +116,7 @@ class HeartbeatWriter(Worker):
             failed=status.failed,
             survivors=status.survivors,
             likeness=status.likeness,
+            agent=context.agent if context.job.spec.run.exec else "",
             at=context.now(),
         )
         told = beat.state, beat.generation, beat.failed, beat.survivors, beat.likeness, beat.idle is None

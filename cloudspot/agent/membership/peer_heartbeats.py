@@ -261,7 +261,7 @@ class PeerHeartbeats(Worker):
                 _log.warning("the other nodes are not heard: %s", error)
             self._listening.wait(self._pause_seconds)
             self._listening.clear()
-        self._context.status.hears_others = False
+        self._context.status.hears_others = self._context.status.hears_calls = False
 
     @property
     def _pause_seconds(self) -> float:
@@ -333,16 +333,21 @@ class PeerHeartbeats(Worker):
         others = roster.candidates - self.open_seats.void - {context.seat}
         may_live = others - self._exits.keys()
         context.status.hears_others = bool(may_live)
+        context.status.hears_calls = False
         if not may_live:
             return found, False, frozenset()  # such as a job of one node, which has nobody to listen to
         is_stopped, strangers = False, set[Seat]()
         stop = keys.stop(context.job_id, context.job.submission.resumption)
+        call = keys.remote_call(context.job_id, *context.seat)
         first = min(seat.launch for seat in may_live)
+        context.status.hears_calls = context.seat.launch >= first
         after = keys.launch_nodes_prefix(context.job_id, first)
         for meta in context.store.list_objects(keys.nodes_prefix(context.job_id), after=after):
             report = keys.recognize(meta.key, keys.REPORTS)
             if report is None:
                 is_stopped = is_stopped or meta.key == stop
+                if meta.key == call:
+                    context.is_called.set()
             elif (seat := Seat(*report[1][1:])) in others:
                 found[report[0]][seat] = meta.modified_at, meta.size
             elif seat != context.seat:

@@ -31,7 +31,8 @@ _STANDARD_ERROR = 2
 def report_on(name: str, tests: Path) -> Mapping[str, Any]:
     """Run the kits that the tests wire to the plugin, and return the report as JSON values.
 
-    pytest's own output goes to standard error.
+    pytest's own output goes to standard error. A run that ends early, as by Ctrl-C or by a test that ends the
+    process, is reported as far as it came.
 
     Raises:
         PluginError: the plugin is not installed, or is broken.
@@ -43,14 +44,14 @@ def report_on(name: str, tests: Path) -> Mapping[str, Any]:
         raise CloudspotError(f"the kits need {' and '.join(missing)}; run: pip install {' '.join(missing)}")
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "report.json"
-        status = subprocess.run(
-            [
-                *(sys.executable, "-c", _RUN, "-q", "-p", "cloudspot.testing.promises", str(tests)),
-                *(f"--promises-of={name}", f"--promises-to={path}"),
-            ],
-            stdout=_STANDARD_ERROR,
-            check=False,
-        ).returncode
+        words = ["-q", "-p", "cloudspot.testing.promises", str(tests)]
+        options = [f"--promises-of={name}", f"--promises-to={path}"]
+        command = [sys.executable, "-c", _RUN, *words, *options]
+        with subprocess.Popen(command, stdout=_STANDARD_ERROR) as process:
+            try:
+                status = process.wait()
+            except KeyboardInterrupt:
+                status = process.wait()  # It was interrupted, too, and writes what there is.
         if not path.exists():
             raise CloudspotError(f"pytest ended with status {status} and no report; see its output above")
         told = decode(path.read_bytes(), dict[str, Any])

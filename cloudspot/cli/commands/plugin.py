@@ -65,7 +65,8 @@ def check(ctx: click.Context, name: str, tests: Path, json_file: Path | None) ->
     """Show which promises the installed plugin NAME keeps.
 
     Runs the kits in its tests, and no other test, and names each promise that is broken, left out or declared
-    as a deviation. Exits with 1 if one is broken or was not run.
+    as a deviation. Exits with 1 if one is broken or was not run. After Ctrl-C, or where a test has ended the
+    process, the report says how far the run came.
     """
     from cloudspot.cli.authoring.kitrun import report_on
 

@@ -26,6 +26,7 @@ from cloudspot.errors import CloudspotError, SpecError, StoreMissing
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.quantities import parse_duration
+from cloudspot.jobstore.access.parallel import map_parallel
 from cloudspot.jobstore.access.store_clock import store_time, utc_now
 from cloudspot.jobstore.jobs.job_lists import list_live
 from cloudspot.jobstore.jobs.store_inventory import SharedObjectInventory, UploadInventory
@@ -110,14 +111,14 @@ def reap(
     stores = [open_job_store(url) for url in dict.fromkeys(store_urls or [unnamed_store().url])]
     gone = [_gone_label(url) for url in gone_urls]
     providers = [open_configured(name, None) for name in dict.fromkeys(provider_names)]
-    inventories = [one for provider in providers for one in provider.inventories(all_regions=all_regions)]
+    accounts = map_parallel(
+        lambda provider: provider.inventories(all_regions=all_regions), providers, num_threads=len(providers)
+    )
     for store in stores:
-        inventories += [
-            UploadInventory(store, store_label(store)),
-            SharedObjectInventory(store, store_label(store)),
-        ]
+        label = store_label(store)
+        accounts.append([UploadInventory(store, label), SharedObjectInventory(store, label)])
     reaper = AccountReaper(
-        inventories,
+        accounts,
         stores,
         gone=gone,
         older_than=timedelta(seconds=older_than),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,10 +24,13 @@ from cloudspot.cli.screen.jobsummary import (
 from cloudspot.cli.sharedoptions import job_argument, json_option, plot_option, store_option
 from cloudspot.cli.stored.storedjobs import StoredJobs, driven_json
 from cloudspot.errors import CorruptData
+from cloudspot.jobstore.layout.records import RemoteCommand, Seat
+from cloudspot.jobstore.remote.places import read_commands
 from cloudspot.story.states import TERMINAL_STATES
 
 UNDRIVEN_SECONDS = 900.0
 """A job that no driver has looked at for so long is said to have none; a cron may come every ten minutes."""
+MAX_COMMANDS = 3
 MAX_WARNINGS = 8
 """Many nodes may report the same thing, each with its own figures."""
 
@@ -60,6 +64,7 @@ def show(
     report = job_json(job, job.first_history, verify_chunks=verify_chunks)
     summary = StoredJobs(job.store).find_summary(job.id)
     report["driven"] = None if summary is None else driven_json(summary)
+    report["commands"] = [_command_json(one) for one in read_commands(job.store, job.id)]
     if as_json:
         output.echo_json(report)
     else:
@@ -75,6 +80,7 @@ def show(
                 ("stop", _stop(report)),
                 ("driver", _driver_text(report)),
                 *summary_fields(job, report),
+                ("commands", _commands(report["commands"])),
                 ("warnings", _warnings(report["warnings"])),
             ]
         )
@@ -117,6 +123,29 @@ def _resumptions(turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if turn["what"] == "resumed":
             yield f"{output.moment_text(turn['at'])} ({before})"
         before = f"moved to {turn['detail']}" if turn["what"] == "moved" else turn["what"]
+
+
+def _command_json(one: RemoteCommand) -> dict[str, Any]:
+    return {
+        "node": str(Seat(one.launch, one.rank)),
+        "user": one.user,
+        "words": list(one.words),
+        "has_terminal": one.has_terminal,
+        "started": one.at.isoformat(),
+        "ended": None if one.ended is None else one.ended.isoformat(),
+        "status": one.status,
+        "cut_off": one.why,
+    }
+
+
+def _commands(commands: Sequence[Mapping[str, Any]]) -> str:
+    """Return the newest commands that people have run, a line each."""
+    lines = []
+    for one in commands[-MAX_COMMANDS:]:
+        ended = "runs" if one["ended"] is None else one["cut_off"] or f"ended with {one['status']}"
+        lines.append(f"{one['user']} on {one['node']}: {shlex.join(one['words'])} ({ended})")
+    left = len(commands) - MAX_COMMANDS
+    return "\n".join([*([f"{left} older; see them all with --json"] if left > 0 else []), *lines])
 
 
 def _warnings(warnings: Sequence[str]) -> str:

@@ -284,6 +284,8 @@ exit_record = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/exit.json")
 stop = Key[[str, int]]("jobs/{job}/nodes/stop{resumption}")
 """The request to stop; create-only. Each resumption (0: none yet) has its own. It is among what the nodes
 report, so that whoever lists that sees it without a request of its own."""
+remote_call = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/call")
+"""Asks a node to run a command; overwritten by the next one who asks. It is here for the same reason."""
 REPORTS: tuple[Key[[str, int, int]], ...] = (heartbeat, notice, exit_record)
 """The forms of a node's reports."""
 logs_prefix = Key[[str]]("jobs/{job}/logs/")
@@ -292,6 +294,21 @@ log_stream_prefix = Key[[str, str]]("jobs/{job}/logs/{stream}/")
 log_day_prefix = Key[[str, str, str]]("jobs/{job}/logs/{stream}/{date}/")
 log_segment = Key[[str, str, str, int]]("jobs/{job}/logs/{stream}/{date}/{line}")
 """A segment of a log: its stream, UTC date ``YYYY-MM-DD``, and the number of its first line."""
+
+# --- commands that people run on its nodes --------------------------------------------------------
+
+remote_prefix = Key[[str]]("jobs/{job}/remote/")
+"""What is relayed; all of it is deleted."""
+remote_node_prefix = Key[[str, int, int]]("jobs/{job}/remote/{launch}/{rank}/")
+remote_command_prefix = Key[[str, int, int, str]]("jobs/{job}/remote/{launch}/{rank}/{nonce}/")
+remote_answer = Key[[str, int, int, str]]("jobs/{job}/remote/{launch}/{rank}/{nonce}/answer")
+"""The node's answer to a call, by the call's nonce; create-only."""
+remote_input = Key[[str, int, int, str, int]]("jobs/{job}/remote/{launch}/{rank}/{nonce}/in/{record}")
+remote_output = Key[[str, int, int, str, int]]("jobs/{job}/remote/{launch}/{rank}/{nonce}/out/{record}")
+"""A piece of what is relayed to, or from, a command, counted from 0; create-only."""
+remote_commands_prefix = Key[[str]]("jobs/{job}/commands/")
+remote_command = Key[[str, int, int, str]]("jobs/{job}/commands/{launch}-{rank}-{nonce}")
+"""Who has run a command on a node, and how it ended; overwritten once by the node, at the end."""
 
 # --- its checkpoints ------------------------------------------------------------------------------
 

@@ -616,6 +616,8 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     """The state that the ranks here hold after others were lost, once they were asked."""
     likeness: tuple[RankLikeness, ...] = ()
     """Of the ranks here that have told it."""
+    agent: str = ""
+    """A nonce of the agent's process; who asks it to run a command names it. Empty: it runs none."""
     at: datetime
 
 
@@ -640,6 +642,46 @@ class Notice(_Written, frozen=True, kw_only=True):
     source: str
     step: Tally
     """The newest step begun by then."""
+
+
+class RemoteCall(_Written, frozen=True, kw_only=True):
+    """``nodes/<launch>/<rank>/call``: somebody asks the node to run a command."""
+
+    launch: Ordinal
+    rank: Rank
+    instance_id: InstanceId
+    agent: str
+    """As the node's heartbeat says it: another agent does not answer."""
+    user: str
+    """Who asks, by their own word."""
+    words: tuple[str, ...]
+    """The program and its arguments."""
+    rows: Tally = 0
+    """Of the terminal that it gets; 0: it gets none."""
+    columns: Tally = 0
+
+
+class RemoteAnswer(_Written, frozen=True, kw_only=True):
+    """``remote/<launch>/<rank>/<nonce>/answer``: what the node says to a call."""
+
+    refused: str = ""
+    """Why it does not run the command; empty: it does."""
+
+
+class RemoteCommand(_Written, frozen=True, kw_only=True):
+    """``commands/<launch>-<rank>-<nonce>``: a command that a node has run, or still runs."""
+
+    launch: Ordinal
+    rank: Rank
+    user: str
+    """Who has asked for it, by their own word."""
+    words: tuple[str, ...]
+    has_terminal: bool
+    ended: datetime | None = None
+    status: ExitStatus | None = None
+    """As a shell tells it; None: it was cut off."""
+    why: str = ""
+    """Why it was cut off."""
 
 
 class Final(msgspec.Struct, frozen=True, kw_only=True):

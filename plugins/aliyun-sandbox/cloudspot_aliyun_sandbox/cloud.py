@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import sys
-import threading
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -12,18 +11,14 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
-from cloudspot.emulation.api_faults import Faults
-from cloudspot.emulation.audit_trail import Trail
-from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
-from cloudspot.emulation.function_front import FunctionFront
+from cloudspot.emulation.cloud import EmulatedMachine, MachineHost
+from cloudspot.emulation.emulated_account import EmulatedAccount
+from cloudspot.emulation.policies import is_allowed
 from cloudspot.emulation.role_credentials import Credentials, Secrets
-from cloudspot.emulation.spot_plan import SpotPlan
-from cloudspot.emulation.wsgi_server import Server
 from cloudspot_aliyun.clients import ECS_ENDPOINT, OSS_DOMAINS, OSS_ENDPOINT
 from cloudspot_aliyun.clients import REGION as REGION_VARIABLE
 from cloudspot_aliyun.credentials import KEY_ID, KEY_SECRET
 from cloudspot_aliyun.metadata import DISABLED, ENDPOINT, SPOT_NOTICE_SECONDS
-from cloudspot_aliyun_sandbox.ram import is_allowed
 from cloudspot_aliyun_sandbox.rights import NODE_POLICY, resource_of, rights_of
 from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
 
@@ -40,7 +35,7 @@ TRAIN_PYTHON: Final = "/opt/pytorch/bin/python"
 """A Python with torch, on each image, the bare one too."""
 
 
-class EmulatedAliyun(EmulatedCloud):
+class EmulatedAliyun(EmulatedAccount):
     """One account with a bucket, a network with a vSwitch in each zone, and a RAM role for nodes.
 
     OSS, ECS, Function Compute, and what a job asks VPC, RAM and STS are served at one address.
@@ -68,31 +63,18 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
 """
 
     def __init__(self) -> None:
-        self.faults = Faults()
-        """What goes wrong, and every call that came; see :class:`Faults`."""
+        super().__init__()
         self.credential_seconds: float | None = None
         """How long the keys of machines started from now on are valid; None: as long as ECS's."""
         self._key_id = f"LTAI5t{secrets.token_hex(9)}"
         self._key_secret = secrets.token_hex(15)
         self._keys = RoleKeys(secrets.token_hex(16))
         self.faults.is_machine = self._keys.is_role_key
-        self._server: Server | None = None
-        self.front: FunctionFront | None = None
-        """Where functions reach the account."""
-        self._trail: Trail | None = None
         self._host: MachineHost | None = None
         self._ecs: StrictEcs | None = None
         self._functions: StrictFunctions | None = None
         self._roles: dict[str, str] = {}
         """The role of each key that was given to a function; all others are the machines'."""
-        self._told: set[str] = set()
-        """The machines whose notice was announced to the account."""
-        self._ticker: threading.Thread | None = None
-        self._is_over = threading.Event()
-
-    def follow(self, plan: SpotPlan) -> None:
-        """Follow the plan; see EmulatedCloud."""
-        self.faults.spot_plan = plan
 
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
         """Serve the account, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
@@ -108,7 +90,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
             host, secrets=known, roles=keys, inner=oss, faults=self.faults, is_granted=self._may
         )
         endpoints: dict[str, str] = {}
-        self._functions = functions = StrictFunctions(
+        self._functions = StrictFunctions(
             self._ecs,
             account=self._ecs.account,
             faults=self.faults,
@@ -119,16 +101,10 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
             environment=endpoints,
             directory=directory,
         )
-        self._server = Server(functions, host=address)
-        self.front = FunctionFront(functions, host=address)
-        endpoints.update({OSS_ENDPOINT: self.front.url, ECS_ENDPOINT: self.front.url})
+        self.serve(self._functions, address=address)
+        endpoints.update({OSS_ENDPOINT: self.functions_url, ECS_ENDPOINT: self.functions_url})
         self._make_bucket()
-        self._trail = Trail(
-            directory / "requests.jsonl", is_machine=keys.is_role_key, rights=rights_of, resource=resource_of
-        )
-        self.faults.on_call = self._trail
-        self._ticker = threading.Thread(target=self._tick, name="timers", daemon=True)
-        self._ticker.start()
+        self.begin(directory, rights=rights_of, resource=resource_of)
 
     def environment(self) -> Mapping[str, str]:
         """Return the variables that lead to the account, as its owner; see EmulatedCloud."""
@@ -147,8 +123,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
 
     def machine_environment(self) -> Mapping[str, str]:
         """Return the endpoints, which every image holds; see EmulatedCloud."""
-        assert self._server is not None
-        return {OSS_ENDPOINT: self._server.url, ECS_ENDPOINT: self._server.url}
+        return {OSS_ENDPOINT: self.url, ECS_ENDPOINT: self.url}
 
     def metadata_environment(self, url: str) -> Mapping[str, str]:
         """Return the variable that tells our own client where the metadata service is.
@@ -157,22 +132,10 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         """
         return {ENDPOINT: url}
 
-    def stop(self) -> None:
-        """End the server; see EmulatedCloud."""
-        self._is_over.set()
-        if self._ticker is not None:
-            self._ticker.join()
-            self._ticker = None
-        if self._functions is not None:
-            self._functions.close()
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        if self.front is not None:
-            self.front.close()
-            self.front = None
-        if self._trail is not None:
-            self._trail.close()
+    def close_functions(self) -> None:
+        """End all functions; see EmulatedAccount."""
+        assert self._functions is not None
+        self._functions.close()
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
         """Add the seed of the roles' keys, and what ECS's images have installed; see EmulatedCloud."""
@@ -181,16 +144,13 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
             facts["credential-seconds"] = self.credential_seconds
         return msgspec.structs.replace(machine, metadata=facts, programs={TRAIN_PYTHON: sys.executable})
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
         """Run what timers and notices run; Function Compute's timers are precise to a second or so."""
         assert self._functions is not None
         assert self._host is not None
-        while not self._is_over.wait(1.0):
-            self._functions.run_due()
-            for machine_id, state in self._host.states().items():
-                if state.notice_deadline is not None and machine_id not in self._told:
-                    self._told.add(machine_id)
-                    self._functions.tell(INTERRUPTION, {"instanceId": machine_id, "action": "delete"})
+        self._functions.run_due()
+        for machine_id in self.newly_noticed(self._host):
+            self._functions.tell(INTERRUPTION, {"instanceId": machine_id, "action": "delete"})
 
     def _function_key(self, role: str) -> Credentials:
         """Return a new key of a function's role."""
@@ -213,7 +173,5 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         """Make the bucket through the API, as a user would; those calls do not count as a job's."""
         import oss2
 
-        assert self._server is not None
         auth = oss2.AuthV4(self._key_id, self._key_secret)
-        oss2.Bucket(auth, self._server.url, BUCKET, region=REGION).create_bucket()
-        self.faults.calls.clear()
+        oss2.Bucket(auth, self.url, BUCKET, region=REGION).create_bucket()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cloudspot.emulation.function_process import FunctionProcess, free_port
+from cloudspot.emulation.function_process import FunctionProcess, Result, free_port
 from cloudspot.emulation.role_credentials import Credentials
 
 START_SECONDS: Final = 30.0
@@ -34,15 +34,6 @@ class Code:
     account: str
     environment: Mapping[str, str]
     """All of its process's variables but those that the runtime itself sets."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came of an invocation."""
-
-    payload: bytes
-    is_error: bool
-    log: str
 
 
 class CustomRuntime(FunctionProcess):

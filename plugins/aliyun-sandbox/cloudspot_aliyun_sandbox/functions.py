@@ -9,7 +9,6 @@ deleted, and that a role takes a while to be known.
 from __future__ import annotations
 
 import json
-import logging
 import re
 import secrets as randomness
 import threading
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastcrc import crc64
 
 from cloudspot.emulation.api_faults import Call, Faults
-from cloudspot.emulation.function_process import FunctionProcesses
+from cloudspot.emulation.function_process import FunctionProcesses, Result, run_apart
 from cloudspot.emulation.role_credentials import Credentials, RoleKeys
 from cloudspot_aliyun_sandbox.account import ACCOUNT_ID, Account
 from cloudspot_aliyun_sandbox.fc_requests import (
@@ -37,7 +36,7 @@ from cloudspot_aliyun_sandbox.fc_requests import (
     read_fields,
     route,
 )
-from cloudspot_aliyun_sandbox.fc_runtime import Code, CustomRuntime, Result
+from cloudspot_aliyun_sandbox.fc_runtime import Code, CustomRuntime
 from cloudspot_aliyun_sandbox.rpc import ApiError, Gate, error_body, read_parameters
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ NEW_SECONDS: Final = 5.0
 PENDING_SECONDS: Final = 1.0
 """How long a new or changed function is not yet ready."""
 _ROLE: Final = re.compile(rf"acs:ram::{ACCOUNT_ID}:role/([\w.-]+)")
-_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -347,17 +345,8 @@ class StrictFunctions:
         self._processes.close()
 
     def _start(self, function: str, event: bytes) -> None:
-        arguments = (function, event)
-        threading.Thread(target=self._run, args=arguments, name="function", daemon=True).start()
-
-    def _run(self, function: str, event: bytes) -> None:
-        try:
-            result = self.invoke(function, event)
-        except ApiError as error:
-            _log.warning("function %s: %s", function, error)
-            return
-        with (self._directory / "functions.log").open("a", encoding="utf-8") as log:
-            log.write(f"{result.log}{result.payload.decode('utf-8', 'replace')}\n")
+        log = self._directory / "functions.log"
+        run_apart(function, lambda: self.invoke(function, event), log=log, refusal=ApiError)
 
     def _code(self, function: Function) -> Code:
         settings = function.settings

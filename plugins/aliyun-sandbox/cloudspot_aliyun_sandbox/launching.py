@@ -178,27 +178,21 @@ def grant(
                 status=403,
             )
     alive = machines.alive()
-    quota = faults.vcpu_quota.get(market)
-    if quota is not None:
-        used = sum(one.num_vcpus for one in alive if one.market == market)
-        if used + wanted * kind.cpus > quota:
-            raise ApiError("QuotaExceed.AfterpayInstance", "Living afterpay instances quota exceeded.")
+    if faults.num_in_quota(wanted, alive, market=market, vcpus=kind.cpus) < wanted:
+        raise ApiError("QuotaExceed.AfterpayInstance", "Living afterpay instances quota exceeded.")
     in_set = parameters.get("DeploymentSetId")
     others = sum(one.deployment_set == in_set and one.zone == zone for one in alive)
     if in_set is not None and others + wanted > MAX_IN_SET:
         message = "Instance quota in one deployment set exceeded."
         raise ApiError("QuotaExceed.DeploymentSetInstanceQuotaFull", message, status=403)
-    capacity = faults.capacity_of(zone, kind.name, market)
-    if capacity is not None:
-        used = sum((one.zone, one.instance_type, one.market) == (zone, kind.name, market) for one in alive)
-        wanted = min(wanted, max(0, capacity - used))
-        if wanted < least:
-            raise ApiError(
-                "OperationDenied.NoStock",
-                "The requested resource is sold out in the specified zone; try other types of resources or "
-                "other regions and zones.",
-                status=403,
-            )
+    wanted = faults.num_in_stock(wanted, alive, zone=zone, instance_type=kind.name, market=market)
+    if wanted < least:
+        raise ApiError(
+            "OperationDenied.NoStock",
+            "The requested resource is sold out in the specified zone; try other types of resources or "
+            "other regions and zones.",
+            status=403,
+        )
     return wanted
 
 

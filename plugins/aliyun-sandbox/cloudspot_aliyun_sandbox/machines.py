@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, Final
 
-from cloudspot.emulation.api_faults import Faults
+from cloudspot.emulation.api_faults import Faults, LateChanges
 from cloudspot.emulation.cloud import EmulatedMachine, JobHint, MachineHost, MachineStatus
 from cloudspot.model import EndReason, InstanceState, Market
-from cloudspot.plugin import machinetags
 from cloudspot_aliyun_sandbox.account import ACCOUNT_ID
 from cloudspot_aliyun_sandbox.market import KINDS
 
@@ -121,7 +121,7 @@ class Machines:
         self._host = host
         self._faults = faults
         self._clock = clock
-        self._late_tags: list[tuple[float, str, dict[str, str]]] = []
+        self._late_tags = LateChanges(clock)
 
     def console(self, machine: Machine) -> str:
         """Return what the machine has printed so far."""
@@ -183,10 +183,7 @@ class Machines:
         for machine in self.alive():
             if machine.id in statuses:
                 self._follow(machine, statuses[machine.id])
-        due = [one for one in self._late_tags if one[0] <= self._clock()]
-        self._late_tags = [one for one in self._late_tags if one[0] > self._clock()]
-        for _, instance_id, values in due:
-            self._tag(instance_id, values)
+        self._late_tags.catch_up()
 
     def is_known(self, instance_id: str, region: str) -> bool:
         """Return whether the API knows the instance now, in a region."""
@@ -217,12 +214,9 @@ class Machines:
 
     def tag(self, instance_ids: Iterable[str], values: Mapping[str, str]) -> None:
         """Set tags, which show at once or after the lag."""
-        due = self._clock() + self._faults.tag_lag_seconds
         for instance_id in instance_ids:
-            if due > self._clock():
-                self._late_tags.append((due, instance_id, dict(values)))
-            else:
-                self._tag(instance_id, values)
+            change = partial(self._tag, instance_id, dict(values))
+            self._late_tags.make(change, after_seconds=self._faults.tag_lag_seconds)
 
     def show_tags(self, machine: Machine) -> None:
         """Let the machine's metadata show its current tags, if that is enabled."""
@@ -260,15 +254,6 @@ def written_time(seconds: float) -> str:
 
 
 def _emulated(machine: Machine, parameters: Mapping[str, str], *, rank: int, network: str) -> EmulatedMachine:
-    tags = machine.tags
-    job = None
-    if machinetags.JOB in tags and tags.get(machinetags.LAUNCH, "").isdigit():
-        job = JobHint(
-            job_id=tags[machinetags.JOB],
-            launch=int(tags[machinetags.LAUNCH]),
-            rank=rank,
-            num_nodes=int(tags.get(machinetags.NUM_NODES, "1")),
-        )
     facts = {
         "hostname": machine.host_name,
         "http-endpoint": machine.metadata["HttpEndpoint"],
@@ -302,5 +287,5 @@ def _emulated(machine: Machine, parameters: Mapping[str, str], *, rank: int, net
         is_bare=machine.boot_disk.is_bare,
         packages=machine.boot_disk.packages,
         disk=machine.boot_disk.copied,
-        job=job,
+        job=JobHint.of_tags(machine.tags, rank=rank),
     )

@@ -8,20 +8,16 @@ identities", "Preemptible instances"; API reference of RunInstances and ModifyIn
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta, timezone
-from typing import Any, ClassVar, Final
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, ClassVar
 
-from cloudspot.emulation.cloud import Answer, MachineView, Request
-from cloudspot.emulation.role_credentials import ShownCredentials
-from cloudspot.emulation.token_metadata import TokenedMetadata, Tree
+from cloudspot.emulation.cloud import Answer, Request
+from cloudspot.emulation.token_metadata import RoleMetadata, Tree, shown_time
 from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
 
-RENEWED_BEFORE: Final = timedelta(minutes=30)
-"""How long before the old credentials expire new ones appear."""
 
-
-class EcsMetadataService(TokenedMetadata):
+class EcsMetadataService(RoleMetadata):
     """One machine's service.
 
     Its facts are ``instance-id``, ``instance-name``, ``instance-type``, ``hostname``, ``image-id``, ``mac``,
@@ -36,32 +32,17 @@ class EcsMetadataService(TokenedMetadata):
     pass_header: ClassVar[str] = "x-aliyun-ecs-metadata-token"  # noqa: S105 # the name of a header
     bare_status: ClassVar[int] = 403
     titles: ClassVar[Mapping[int, str]] = {
-        **TokenedMetadata.titles,
+        **RoleMetadata.titles,
         400: "Missing or Invalid Parameters",
     }
-
-    def __init__(
-        self,
-        view: MachineView,
-        *,
-        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
-    ) -> None:
-        super().__init__(view, now=now)
-        self._credentials = ShownCredentials(RoleKeys, view.facts, lead=RENEWED_BEFORE, now=now)
+    role_keys = RoleKeys
+    renewed_before: ClassVar[timedelta] = timedelta(minutes=30)
 
     def answer(self, request: Request) -> Answer:
         """Answer one request; refuse all while the endpoint is disabled."""
         if self.view.facts.get("http-endpoint", "enabled") == "disabled":
             return self.refuse(403)
         return super().answer(request)
-
-    def needs_token(self) -> bool:
-        """Return whether this instance is in security hardening mode."""
-        return bool(self.view.facts.get("http-tokens", "optional") == "required")
-
-    def token_hops(self) -> int:
-        """Return the instance's hop limit."""
-        return int(self.view.facts.get("http-put-response-hop-limit", 1))
 
     def tree(self) -> Tree:
         """Return what the instance can read."""
@@ -98,7 +79,7 @@ class EcsMetadataService(TokenedMetadata):
             instance["instance-name"] = str(facts["instance-name"])
         notice = self.view.notice
         if notice is not None and facts.get("market") == "spot":
-            instance["spot"] = {"termination-time": _time(notice.deadline)}
+            instance["spot"] = {"termination-time": shown_time(notice.deadline)}
         tree["instance"] = instance
         card = {
             "network-interface-id": f"eni-{str(facts['instance-id']).partition('-')[2]}",
@@ -115,14 +96,14 @@ class EcsMetadataService(TokenedMetadata):
         return tree
 
     def _role_credentials(self) -> str:
-        held = self._credentials.current()
+        held = self.credentials.current()
         return json.dumps(
             {
                 "AccessKeyId": held.access_key,
                 "AccessKeySecret": held.secret_key,
-                "Expiration": _time(held.expires_at),
+                "Expiration": shown_time(held.expires_at),
                 "SecurityToken": held.token,
-                "LastUpdated": _time(self._credentials.updated_at),
+                "LastUpdated": shown_time(self.credentials.updated_at),
                 "Code": "Success",
             },
             indent=2,
@@ -143,7 +124,3 @@ class EcsMetadataService(TokenedMetadata):
         )
         document = {name: str(facts[name]) for name in names if name in facts}
         return {"instance-identity": {"document": json.dumps(document)}}
-
-
-def _time(moment: datetime) -> str:
-    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

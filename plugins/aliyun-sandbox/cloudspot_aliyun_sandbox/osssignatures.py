@@ -16,6 +16,7 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 from urllib.parse import quote
 
+from cloudspot.emulation.signatures import signature_of
 from cloudspot_aliyun_sandbox.osserrors import OssRefusal
 from cloudspot_aliyun_sandbox.ossrequests import OssRequest
 
@@ -186,11 +187,7 @@ def _sign_v4(request: OssRequest, signature: Signature, secret: str) -> str:
     )
     at = signature.at.strftime("%Y%m%dT%H%M%SZ")
     scope = f"{at[:8]}/{signature.region}/oss/aliyun_v4_request"
-    text = "\n".join((ALGORITHM, at, scope, hashlib.sha256(canonical.encode()).hexdigest()))
-    key = f"aliyun_v4{secret}".encode()
-    for part in (*scope.split("/"), text):
-        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-    return key.hex()
+    return signature_of(canonical, algorithm=ALGORITHM, at=at, scope=scope, secret=f"aliyun_v4{secret}")
 
 
 def _scope(credential: str, at: str) -> tuple[str, str, datetime]:

@@ -6,9 +6,8 @@ attachments cannot be deleted, and the codes that say so.
 
 from __future__ import annotations
 
-import fnmatch
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Final
@@ -173,23 +172,6 @@ class Ram:
         if name not in self.policies:
             raise ApiError("EntityNotExist.Policy", f"The policy not exists: {name}.", status=404)
         return self.policies[name]
-
-
-def is_allowed(policies: Sequence[str], right: str, resource: str) -> bool:
-    """Return whether one of the policies (JSON) grants a right on a resource.
-
-    Conditions and denials are not understood.
-    """
-    statements = [one for policy in policies for one in json.loads(policy)["Statement"]]
-    return any(
-        one["Effect"] == "Allow" and _matches(one["Action"], right) and _matches(one["Resource"], resource)
-        for one in statements
-    )
-
-
-def _matches(patterns: str | Sequence[str], text: str) -> bool:
-    listed = [patterns] if isinstance(patterns, str) else patterns
-    return any(fnmatch.fnmatchcase(text, one) for one in listed)
 
 
 def _document(parameters: Parameters) -> str:

@@ -12,7 +12,6 @@ Source: Function Compute 3.0, "Limits" (code, memory, time), "Custom runtimes" (
 from __future__ import annotations
 
 import json
-import platform
 import sys
 import time
 from base64 import b64encode
@@ -23,11 +22,19 @@ from fastcrc import crc64
 
 import cloudspot
 from cloudspot.decoding import whole_number
-from cloudspot.errors import AuthError, CloudspotError, SpecError
+from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import FunctionHost
 from cloudspot.model import REAP_EVENT, DriverFunction, FunctionStatus
 from cloudspot.plugin.answers import UNREADABLE, moment, readable
-from cloudspot.plugin.functionchecks import PASS_SECONDS, bucket_of, passes_a_month, whole_minutes
+from cloudspot.plugin.functionchecks import (
+    LACKS_RIGHTS,
+    PASS_SECONDS,
+    FunctionLimits,
+    bucket_of,
+    once_effective,
+    passes_a_month,
+    whole_minutes,
+)
 from cloudspot_aliyun import functionserver
 from cloudspot_aliyun.clients import REGION, AliyunClients
 from cloudspot_aliyun.driverrole import DriverRole, driver_policy
@@ -38,12 +45,15 @@ MEMORY_MIB: Final = 512
 VCPUS: Final = 0.5
 TIMEOUT_SECONDS: Final = 300
 RUNTIME: Final = "custom.debian12"
-GLIBC: Final = (2, 36)
-PYTHONS: Final = ((3, 11), (3, 12))
-"""What the runtime has, in /usr/bin and in /opt/python3.12/bin."""
-MAX_PACKED_BYTES: Final = 75_000_000
-"""100 MB in base64, which is what a request may have; MAX_UNPACKED_BYTES is the disk that costs nothing."""
-MAX_UNPACKED_BYTES: Final = 512_000_000
+LIMITS: Final = FunctionLimits(
+    host="Function Compute",
+    runtime=f"Function Compute's {RUNTIME}",
+    machines={"x86_64": "x86-64"},
+    # What the runtime has in /usr/bin and in /opt/python3.12/bin.
+    glibc={(3, 11): (2, 36), (3, 12): (2, 36)},
+    max_packed_bytes=75_000_000,  # 100 MB in base64, which is what a request may have
+    max_unpacked_bytes=512_000_000,  # the disk that costs nothing
+)
 CNY_A_CU: Final = 0.00012
 CU_A_VCPU_SECOND: Final = 1.0
 CU_A_GB_SECOND: Final = 0.15
@@ -55,8 +65,6 @@ SCHEDULE: Final = "schedule"
 NOTICES: Final = "notices"
 REAP: Final = "reap"
 _DAILY: Final = "@every 1440m"
-LACKS_RIGHTS: Final = f"status {AuthError.exit_code}"
-"""In what ``cloudspot.cli.function`` raises when a right is missing."""
 _VERSION: Final = "CLOUDSPOT_DRIVER_VERSION"
 _DEPLOYING: Final = "deploying the driver"
 _REMOVING: Final = "removing the driver"
@@ -77,19 +85,17 @@ class FunctionComputeHost(FunctionHost):
     def plan(self, function: DriverFunction) -> Sequence[str]:
         """Return what is made and what it costs; see FunctionHost."""
         minutes = whole_minutes(function, scheduler="Function Compute's timer")
-        _check_fits(function)
+        bucket = _checked_bucket(function)
         cu = CU_A_CALL + PASS_SECONDS * (VCPUS * CU_A_VCPU_SECOND + MEMORY_MIB / 1024 * CU_A_GB_SECOND)
         cny = passes_a_month(minutes) * cu * CNY_A_CU
-        packed, unpacked = len(function.archive) / 1e6, function.unpacked_bytes / 1e6
         size = f"{VCPUS:g} vCPU, {MEMORY_MIB} MiB"
-        most = f"{MAX_PACKED_BYTES / 1e6:.0f} and {MAX_UNPACKED_BYTES / 1e6:.0f}"
         role = self._role_name(function.name)
         every = "minute" if minutes == 1 else f"{minutes} minutes"
         return (
             f"Function Compute function {function.name} in {self._clients.region}: {_python()}, {size}",
-            f"its code: {packed:.1f} MB packed, {unpacked:.0f} MB unpacked; Function Compute takes {most}",
+            LIMITS.size_of(function),
             f"triggers: every {every}, and, by EventBridge, when ECS is about to take a spot machine",
-            f"role {role} with the plugin's policy-driver.json for {_bucket(function)}",
+            f"role {role} with the plugin's policy-driver.json for {bucket}",
             *(("once a day `cloudspot reap`, with the plugin's policy-reap.json",) if function.reaps else ()),
             f"about {cny:.2f} CNY a month at {PASS_SECONDS:g} s a pass, and the store's requests",
         )
@@ -97,8 +103,8 @@ class FunctionComputeHost(FunctionHost):
     def deploy(self, function: DriverFunction) -> None:
         """Make it, or bring it up to date, and run it once; see FunctionHost."""
         minutes = whole_minutes(function, scheduler="Function Compute's timer")
-        _check_fits(function)
-        role = self.role(function.name).make(driver_policy(_bucket(function), reaps=function.reaps))
+        bucket = _checked_bucket(function)
+        role = self.role(function.name).make(driver_policy(bucket, reaps=function.reaps))
         self._make_function(function, role)
         self._schedule(function.name, SCHEDULE, f"@every {minutes}m", {})
         if function.reaps:
@@ -218,14 +224,12 @@ class FunctionComputeHost(FunctionHost):
 
     def _once_known(self, call: Callable[[], Result]) -> Result:
         """Return what ``call`` returns, as soon as Function Compute knows the new role."""
-        end = time.monotonic() + ROLE_SECONDS
-        while True:
-            try:
-                return call()
-            except CloudspotError as error:
-                if "assume" not in str(error) or time.monotonic() >= end:
-                    raise
-            self._sleep(2.0)
+        return self._once_effective(call, is_new=lambda error: "assume" in str(error))
+
+    def _once_effective(self, call: Callable[[], Result], **waits: Any) -> Result:
+        return once_effective(
+            call, kind=CloudspotError, within_seconds=ROLE_SECONDS, sleep=self._sleep, **waits
+        )
 
     def _schedule(self, function: str, name: str, rate: str, event: Mapping[str, Any]) -> None:
         """Run the function at a rate such as ``@every 2m``, each time with this event."""
@@ -245,20 +249,15 @@ class FunctionComputeHost(FunctionHost):
             self._ask(_DEPLOYING, "PUT UpdateTrigger", f"{path}/{name}", changed)
 
     def _try(self, name: str) -> None:
-        """Run the function once, and raise CloudspotError with the end of its log if it fails.
-
-        The rights of a role that was just made may take a while to hold.
-        """
-        end = time.monotonic() + ROLE_SECONDS
+        """Run the function once, and raise CloudspotError with the end of its log if it fails."""
         seconds = TIMEOUT_SECONDS + 10.0
-        while True:
+
+        def run() -> None:
             done = self._once_known(lambda: self._functions.invoke(_DEPLOYING, name, b"{}", seconds=seconds))
-            if not done.has_failed:
-                return
-            said = _said(done.payload)
-            if LACKS_RIGHTS not in said or time.monotonic() >= end:
-                raise CloudspotError(f"the driver {name} does not run: {said}")
-            self._sleep(5.0)
+            if done.has_failed:
+                raise CloudspotError(f"the driver {name} does not run: {_said(done.payload)}")
+
+        self._once_effective(run, is_new=lambda error: LACKS_RIGHTS in str(error), wait_seconds=5.0)
 
 
 def _said(payload: bytes) -> str:
@@ -282,27 +281,7 @@ def _python() -> str:
     return f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
 
-def _bucket(function: DriverFunction) -> str:
+def _checked_bucket(function: DriverFunction) -> str:
+    """Return the store's bucket; raise SpecError if it is not in OSS, or the code cannot run there."""
+    LIMITS.require_fit(function)
     return bucket_of(function, scheme="oss", needs="a driver on Function Compute needs a store in OSS")
-
-
-def _check_fits(function: DriverFunction) -> None:
-    """Raise SpecError if Function Compute cannot run what is installed here, or not with this store."""
-    _bucket(function)
-    if sys.platform != "linux" or platform.machine() != "x86_64" or sys.version_info[:2] not in PYTHONS:
-        raise SpecError(
-            "a driver on Function Compute is made of what is installed here, so deploy it from Linux on "
-            f"x86-64 with Python 3.11 or 3.12; here is {_python()} on {sys.platform}, {platform.machine()}"
-        )
-    if function.needs_glibc > GLIBC:
-        needed, has = (".".join(map(str, one)) for one in (function.needs_glibc, GLIBC))
-        raise SpecError(
-            f"a package that is installed here is compiled for glibc {needed} or newer, and Function "
-            f"Compute's {RUNTIME} has {has}: install an older one"
-        )
-    if len(function.archive) > MAX_PACKED_BYTES or function.unpacked_bytes > MAX_UNPACKED_BYTES:
-        raise SpecError(
-            f"the driver's code has {len(function.archive) / 1e6:.0f} MB packed and "
-            f"{function.unpacked_bytes / 1e6:.0f} MB unpacked; Function Compute takes "
-            f"{MAX_PACKED_BYTES / 1e6:.0f} and {MAX_UNPACKED_BYTES / 1e6:.0f}"
-        )

@@ -23,50 +23,49 @@ BINARY = "application/octet-stream"
 class OssUploadRequests(PartedRequests):
     """The requests of one upload to OSS, which takes parts of 100 KiB to 5 GiB; the last may be smaller."""
 
+    bucket: OssBucket
+
     def __init__(self, bucket: OssBucket, key: str, *, if_absent: bool) -> None:
-        self._bucket = bucket
-        self._key = key
-        self._full = bucket.full(key)
+        super().__init__(bucket, key, if_absent=if_absent)
         self._condition = {FORBID_OVERWRITE: "true"} if if_absent else {}
-        self._verb = "create" if if_absent else "write"
 
     def begin(self, writer: str) -> str:
-        with self._bucket.asking("write", self._key) as client:
+        with self.bucket.asking("write", self.key) as client:
             headers = {WRITER: writer, "Content-Type": BINARY}
-            return str(client.init_multipart_upload(self._full, headers=headers).upload_id)
+            return str(client.init_multipart_upload(self.name, headers=headers).upload_id)
 
     def send(self, upload_id: str, number: int, part: memoryview) -> oss2.models.PartInfo:
-        what = f"{self._bucket.url}: part {number} of {self._key}"
+        what = f"{self.bucket.url}: part {number} of {self.key}"
         with (
-            self._bucket.asking("write", self._key) as client,
+            self.bucket.asking("write", self.key) as client,
             payload(part, what) as (body, headers, check),
         ):
-            answer = client.upload_part(self._full, upload_id, number, body, headers=headers)
+            answer = client.upload_part(self.name, upload_id, number, body, headers=headers)
             check(answer.headers)
             return oss2.models.PartInfo(number, told(answer.etag, "an ETag"))
 
     def complete(self, upload_id: str, parts: Sequence[oss2.models.PartInfo]) -> None:
-        with self._bucket.asking(self._verb, self._key) as client:
+        with self.bucket.asking(self.verb, self.key) as client:
             answer = client.complete_multipart_upload(
-                self._full, upload_id, list(parts), headers=self._condition
+                self.name, upload_id, list(parts), headers=self._condition
             )
             told(b"<ETag>" in answer.resp.read() or None, "an ETag")
-        self._bucket.check_create(answer.headers)
+        self.bucket.check_create(answer.headers)
 
     def put(self, writer: str, data: memoryview) -> None:
         with (
-            self._bucket.asking(self._verb, self._key) as client,
-            payload(data, f"{self._bucket.url}: {self._key}") as (body, headers, check),
+            self.bucket.asking(self.verb, self.key) as client,
+            payload(data, f"{self.bucket.url}: {self.key}") as (body, headers, check),
         ):
             more = {WRITER: writer, "Content-Type": BINARY, **self._condition}
-            answer = client.put_object(self._full, body, headers={**headers, **more})
+            answer = client.put_object(self.name, body, headers={**headers, **more})
             check(answer.headers)
             told(answer.etag, "an ETag")
-        self._bucket.check_create(answer.headers)
+        self.bucket.check_create(answer.headers)
 
     def drop(self, upload_id: str) -> None:
-        with self._bucket.asking("write", self._key) as client:
-            client.abort_multipart_upload(self._full, upload_id)
+        with self.bucket.asking("write", self.key) as client:
+            client.abort_multipart_upload(self.name, upload_id)
 
 
 class OssStore(BucketStore):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import threading
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from functools import partial, wraps
@@ -14,16 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
-from cloudspot.emulation.api_faults import Faults
-from cloudspot.emulation.audit_trail import Trail
-from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
-from cloudspot.emulation.function_front import FunctionFront
+from cloudspot.emulation.cloud import EmulatedMachine, MachineHost
+from cloudspot.emulation.emulated_account import EmulatedAccount
+from cloudspot.emulation.policies import is_allowed
 from cloudspot.emulation.role_credentials import Secrets
-from cloudspot.emulation.spot_plan import SpotPlan
-from cloudspot.emulation.wsgi_server import Server
 from cloudspot_aws.drill import ROLE as DRILL_ROLE
 from cloudspot_aws.options import DEFAULT_INSTANCE_PROFILE, DEFAULT_TRAIN_PYTHON
-from cloudspot_aws_sandbox.rights import NODE_LOGS, is_allowed, resource_of, rights_of
+from cloudspot_aws_sandbox.rights import NODE_LOGS, resource_of, rights_of
 from cloudspot_aws_sandbox.rolecheck import RoleCheck
 from cloudspot_aws_sandbox.rolekeys import RoleKeys
 
@@ -44,7 +40,7 @@ _TRUST: Final = (
 )
 
 
-class EmulatedAws(EmulatedCloud):
+class EmulatedAws(EmulatedAccount):
     """One account with a bucket, an instance profile for nodes, and every service that a job uses.
 
     S3, EC2 and CloudWatch Logs are stricter than moto's; the other services are moto's own. All are served
@@ -63,29 +59,16 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
 """
 
     def __init__(self) -> None:
-        self.faults = Faults()
-        """What goes wrong, and every call that came; see :class:`Faults`."""
+        super().__init__()
         self._access_key = "AKIA" + secrets.token_hex(8).upper()
         self._secret_key = secrets.token_urlsafe(30)
         self._keys = RoleKeys(secrets.token_hex(16))
         self.faults.is_machine = self._keys.is_role_key
-        self._server: Server | None = None
-        self.front: FunctionFront | None = None
-        """Where functions reach the account."""
         self._host: MachineHost | None = None
-        self._trail: Trail | None = None
         self._ec2: StrictEc2 | None = None
         self._functions: StrictFunctions | None = None
         self._roles: dict[str, str] = {}
         """The role of each key that was given to a function; all others are the machines'."""
-        self._told: set[str] = set()
-        """The machines whose notice was announced to the account."""
-        self._ticker: threading.Thread | None = None
-        self._is_over = threading.Event()
-
-    def follow(self, plan: SpotPlan) -> None:
-        """Follow the plan; see EmulatedCloud."""
-        self.faults.spot_plan = plan
 
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
         """Serve the account, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
@@ -130,19 +113,9 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         logs = StrictLogs(functions, faults=self.faults, secrets=known, is_granted=self._may_log)
         s3 = StrictS3(logs, faults=self.faults, secrets=known)
         self._ec2 = StrictEc2(s3, host, secrets=known, faults=self.faults, is_granted=self._may)
-        app = RoleCheck(self._ec2, keys, now=_now)
-        self._server = Server(app, host=address)
-        self.front = FunctionFront(app, host=address)
+        self.serve(RoleCheck(self._ec2, keys, now=_now), address=address)
         self._make_resources()
-        self._trail = Trail(
-            directory / "requests.jsonl",
-            is_machine=keys.is_role_key,
-            rights=rights_of,
-            resource=partial(resource_of, account=DEFAULT_ACCOUNT_ID),
-        )
-        self.faults.on_call = self._trail
-        self._ticker = threading.Thread(target=self._tick, name="scheduler", daemon=True)
-        self._ticker.start()
+        self.begin(directory, rights=rights_of, resource=partial(resource_of, account=DEFAULT_ACCOUNT_ID))
 
     def environment(self) -> Mapping[str, str]:
         """Return the variables that lead to the account, as its owner; see EmulatedCloud."""
@@ -161,56 +134,34 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
 
     def machine_environment(self) -> Mapping[str, str]:
         """Return the endpoint, which every image holds; see EmulatedCloud."""
-        assert self._server is not None
-        return {"AWS_ENDPOINT_URL": self._server.url}
+        return {"AWS_ENDPOINT_URL": self.url}
 
     def metadata_environment(self, url: str) -> Mapping[str, str]:
         """Return the variable that tells AWS's SDKs where the metadata service is."""
         return {"AWS_EC2_METADATA_SERVICE_ENDPOINT": url}
 
-    def stop(self) -> None:
-        """End the server; see EmulatedCloud."""
-        self._is_over.set()
-        if self._functions is not None:
-            self._functions.close()
-        if self._ticker is not None:
-            self._ticker.join()
-            self._ticker = None
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        if self.front is not None:
-            self.front.close()
-            self.front = None
-        if self._trail is not None:
-            self._trail.close()
+    def close_functions(self) -> None:
+        """End all functions; see EmulatedAccount."""
+        assert self._functions is not None
+        self._functions.close()
 
-    def _tick(self) -> None:
-        """Carry out schedules while no request comes; AWS's are precise to a minute."""
+    def tick(self) -> None:
+        """Carry out schedules, and announce which spot machines will be taken; see EmulatedAccount."""
         assert self._ec2 is not None
         assert self._functions is not None
-        while not self._is_over.wait(1.0):
-            self._ec2.run_schedules()
-            self._functions.run_due(REGION)
-            self._tell_of_notices()
-
-    def _tell_of_notices(self) -> None:
-        """Announce, as EC2 does, which spot machines will be taken."""
         assert self._host is not None
-        assert self._functions is not None
-        for machine_id, state in self._host.states().items():
-            if state.notice_deadline is not None and machine_id not in self._told:
-                self._told.add(machine_id)
-                detail = {"instance-id": machine_id, "instance-action": "terminate"}
-                self._functions.tell("EC2 Spot Instance Interruption Warning", detail, REGION)
+        self._ec2.run_schedules()
+        self._functions.run_due(REGION)
+        for machine_id in self.newly_noticed(self._host):
+            detail = {"instance-id": machine_id, "instance-action": "terminate"}
+            self._functions.tell("EC2 Spot Instance Interruption Warning", detail, REGION)
 
     def _function_environment(self, role: str) -> Mapping[str, str]:
         """Return the credentials of a function's role, and where the services are."""
         issued = self._keys.issue(f"function/{role}", expires_at=_now() + timedelta(hours=6))
         self._roles[issued.access_key] = role
-        assert self.front is not None
         return {
-            "AWS_ENDPOINT_URL": self.front.url,
+            "AWS_ENDPOINT_URL": self.functions_url,
             "AWS_ACCESS_KEY_ID": issued.access_key,
             "AWS_SECRET_ACCESS_KEY": issued.secret_key,
             "AWS_SESSION_TOKEN": issued.token,
@@ -267,7 +218,6 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         iam.create_role(RoleName=LIMIT_ROLE, AssumeRolePolicyDocument=_TRUST.replace("SERVICE", "scheduler"))
         iam.create_instance_profile(InstanceProfileName=DEFAULT_INSTANCE_PROFILE)
         iam.add_role_to_instance_profile(InstanceProfileName=DEFAULT_INSTANCE_PROFILE, RoleName=NODE_ROLE)
-        self.faults.calls.clear()
 
 
 def _role_of(profile: str) -> str | None:

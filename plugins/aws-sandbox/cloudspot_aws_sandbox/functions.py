@@ -12,11 +12,10 @@ import io
 import json
 import logging
 import re
-import threading
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,9 +28,9 @@ from moto.events.models import events_backends
 from moto.iam.models import iam_backends
 
 from cloudspot.emulation.api_faults import Call, Faults
-from cloudspot.emulation.function_process import FunctionProcesses
+from cloudspot.emulation.function_process import FunctionProcesses, Result, run_apart
 from cloudspot_aws_sandbox.callers import authenticate
-from cloudspot_aws_sandbox.lambda_runtime import Code, LambdaRuntime, Result
+from cloudspot_aws_sandbox.lambda_runtime import Code, LambdaRuntime
 from cloudspot_aws_sandbox.query import ApiError, read_body, scope_of
 
 if TYPE_CHECKING:
@@ -226,17 +225,8 @@ class StrictFunctions:
                 continue
             about = {"version": "0", "id": str(uuid4()), "account": DEFAULT_ACCOUNT_ID, "region": region}
             given = target.get("Input") or json.dumps({**about, **event})
-            arguments = (name, given.encode(), region)
-            threading.Thread(target=self._run, args=arguments, name="function", daemon=True).start()
-
-    def _run(self, name: str, event: bytes, region: str) -> None:
-        try:
-            result = self.invoke(name, event, region)
-        except ApiError as error:
-            _log.warning("function %s: %s", name, error)
-            return
-        with (self._directory / "functions.log").open("a", encoding="utf-8") as log:
-            log.write(f"{result.log}{result.payload.decode('utf-8', 'replace')}\n")
+            log = self._directory / "functions.log"
+            run_apart(name, partial(self.invoke, name, given.encode(), region), log=log, refusal=ApiError)
 
     def _may_run(self, rule: str, name: str, region: str) -> bool:
         allowed = json.dumps(self._find(name, region).policy.statements)

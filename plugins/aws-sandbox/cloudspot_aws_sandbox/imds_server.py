@@ -9,17 +9,12 @@ requested without its last slash is listed too.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any, ClassVar, Final
 
-from cloudspot.emulation.cloud import MachineView
-from cloudspot.emulation.role_credentials import ShownCredentials
-from cloudspot.emulation.token_metadata import TokenedMetadata, Tree
+from cloudspot.emulation.token_metadata import RoleMetadata, Tree, shown_time
 from cloudspot_aws_sandbox.rolekeys import RoleKeys
 
-RENEWED_BEFORE: Final = timedelta(minutes=5)
-"""How long before the old credentials expire new ones appear."""
 VERSIONS: Final = (
     "1.0",
     "2007-01-19",
@@ -53,7 +48,7 @@ VERSIONS: Final = (
 )
 
 
-class Imds(TokenedMetadata):
+class Imds(RoleMetadata):
     """One machine's service; its facts are what ``cloudspot_aws_sandbox.machines`` says about the instance.
 
     It also reads ``role`` (the profile's role) with ``role-seed`` (see
@@ -64,23 +59,8 @@ class Imds(TokenedMetadata):
     versions: ClassVar[tuple[str, ...]] = VERSIONS
     pass_header: ClassVar[str] = "x-aws-ec2-metadata-token"  # noqa: S105 # the name of a header
     token_prefix: ClassVar[str] = "AQAEA"  # noqa: S105 # what all such tokens begin with
-
-    def __init__(
-        self,
-        view: MachineView,
-        *,
-        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
-    ) -> None:
-        super().__init__(view, now=now)
-        self._credentials = ShownCredentials(RoleKeys, view.facts, lead=RENEWED_BEFORE, now=now)
-
-    def needs_token(self) -> bool:
-        """Return whether this instance answers only IMDSv2."""
-        return bool(self.view.facts.get("http-tokens", "optional") == "required")
-
-    def token_hops(self) -> int:
-        """Return the instance's hop limit."""
-        return int(self.view.facts.get("http-put-response-hop-limit", 1))
+    role_keys = RoleKeys
+    renewed_before: ClassVar[timedelta] = timedelta(minutes=5)
 
     def tree(self) -> Tree:
         """Return what the instance can read."""
@@ -128,12 +108,12 @@ class Imds(TokenedMetadata):
             tree["iam"] = self._iam()
         notice = self.view.notice
         if notice is not None and facts.get("instance-life-cycle") == "spot":
-            at = _time(notice.deadline)
+            at = shown_time(notice.deadline)
             tree["spot"] = {"instance-action": json.dumps({"action": notice.action, "time": at})}
             if notice.action == "terminate":
                 tree["spot"]["termination-time"] = at
             tree["events"]["recommendations"] = {
-                "rebalance": json.dumps({"noticeTime": _time(notice.given_at)})
+                "rebalance": json.dumps({"noticeTime": shown_time(notice.given_at)})
             }
         return tree
 
@@ -142,7 +122,7 @@ class Imds(TokenedMetadata):
         profile = facts["instance-profile"]
         info = {
             "Code": "Success",
-            "LastUpdated": _time(self._credentials.updated_at),
+            "LastUpdated": shown_time(self.credentials.updated_at),
             "InstanceProfileArn": f"arn:aws:iam::{facts['account']}:instance-profile/{profile}",
             "InstanceProfileId": "AIPAEMULATEDPROFILE00",
         }
@@ -153,16 +133,16 @@ class Imds(TokenedMetadata):
         return tree
 
     def _role_credentials(self) -> str:
-        held = self._credentials.current()
+        held = self.credentials.current()
         return json.dumps(
             {
                 "Code": "Success",
-                "LastUpdated": _time(self._credentials.updated_at),
+                "LastUpdated": shown_time(self.credentials.updated_at),
                 "Type": "AWS-HMAC",
                 "AccessKeyId": held.access_key,
                 "SecretAccessKey": held.secret_key,
                 "Token": held.token,
-                "Expiration": _time(held.expires_at),
+                "Expiration": shown_time(held.expires_at),
             },
             indent=2,
         )
@@ -180,14 +160,10 @@ class Imds(TokenedMetadata):
             "instanceType": facts["instance-type"],
             "kernelId": None,
             "marketplaceProductCodes": None,
-            "pendingTime": _time(self._credentials.updated_at),
+            "pendingTime": shown_time(self.credentials.updated_at),
             "privateIp": facts["local-ipv4"],
             "ramdiskId": None,
             "region": facts["region"],
             "version": "2017-09-30",
         }
         return {"instance-identity": {"document": json.dumps(document, indent=2)}}
-
-
-def _time(moment: datetime) -> str:
-    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from cloudspot.emulation.function_process import Asked, FunctionProcess, Reply, copy_distribution, serve
+from cloudspot.emulation.function_process import (
+    Asked,
+    FunctionProcess,
+    Reply,
+    Result,
+    copy_distribution,
+    serve,
+)
 
 _CLIENT: Final = "awslambdaric"
 _BASE: Final = "/2018-06-01/runtime/"
@@ -38,15 +45,6 @@ class Code:
     memory_mib: int
     environment: Mapping[str, str]
     """All of its process's variables but those that the runtime itself sets."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came of an invocation."""
-
-    payload: bytes
-    is_error: bool
-    log: str
 
 
 @dataclass

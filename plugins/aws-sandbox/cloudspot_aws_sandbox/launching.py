@@ -160,33 +160,27 @@ def grant(parameters: Mapping[str, Any], zone: str, machines: Machines, faults: 
     is_spot = parameters.get("InstanceMarketOptions", {}).get("MarketType") == "spot"
     market = "spot" if is_spot else "on-demand"
     vcpus = INSTANCE_TYPES[type_name]["VCpuInfo"]["DefaultVCpus"]
-    wanted = parameters["MaxCount"]
-    alive = machines.alive()
-    quota = faults.vcpu_quota.get(market)
-    if quota is not None:
-        used = sum(one.num_vcpus for one in alive if one.market == market)
-        wanted = min(wanted, max(0, quota - used) // vcpus)
-        if wanted < parameters["MinCount"]:
-            if is_spot:
-                raise ApiError("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
-            raise ApiError(
-                "VcpuLimitExceeded",
-                f"You have requested more vCPU capacity than your current vCPU limit of {quota} allows for "
-                "the instance bucket that the specified instance type belongs to. Please visit "
-                "http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this limit.",
-            )
-    capacity = faults.capacity_of(zone, type_name, market)
-    if capacity is not None:
-        used = sum((one.zone, one.instance_type, one.market) == (zone, type_name, market) for one in alive)
-        wanted = min(wanted, max(0, capacity - used))
-        if wanted < parameters["MinCount"]:
-            raise ApiError(
-                "InsufficientInstanceCapacity",
-                f"We currently do not have sufficient {type_name} capacity in the Availability Zone you "
-                f"requested ({zone}). Our system will be working on provisioning additional capacity.",
-                status=500,
-            )
-    return int(wanted)
+    alive, least = machines.alive(), parameters["MinCount"]
+    wanted = faults.num_in_quota(parameters["MaxCount"], alive, market=market, vcpus=vcpus)
+    if wanted < least:
+        if is_spot:
+            raise ApiError("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
+        raise ApiError(
+            "VcpuLimitExceeded",
+            f"You have requested more vCPU capacity than your current vCPU limit of "
+            f"{faults.vcpu_quota[market]} allows for the instance bucket that the specified instance type "
+            "belongs to. Please visit http://aws.amazon.com/contact-us/ec2-request to request an adjustment "
+            "to this limit.",
+        )
+    wanted = faults.num_in_stock(wanted, alive, zone=zone, instance_type=type_name, market=market)
+    if wanted < least:
+        raise ApiError(
+            "InsufficientInstanceCapacity",
+            f"We currently do not have sufficient {type_name} capacity in the Availability Zone you "
+            f"requested ({zone}). Our system will be working on provisioning additional capacity.",
+            status=500,
+        )
+    return wanted
 
 
 def comparable(parameters: Mapping[str, Any]) -> str:

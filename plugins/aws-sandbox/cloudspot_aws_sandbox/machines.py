@@ -8,16 +8,16 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, Final
 
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
 
-from cloudspot.emulation.api_faults import Faults
+from cloudspot.emulation.api_faults import Faults, LateChanges
 from cloudspot.emulation.cloud import EmulatedMachine, JobHint, MachineHost, MachineStatus
 from cloudspot.model import EndReason, InstanceState, Market
-from cloudspot.plugin import machinetags
 
 TERMINATED_SHOWN_SECONDS: Final = 3600.0
 """How long a terminated instance is listed: about an hour (EC2 user guide, Terminate your instance)."""
@@ -86,7 +86,7 @@ class Machines:
         """Why the next machines end before they start, one each: code and message, such as those of
         ``Client.InternalError``. RunInstances accepts them, and DescribeInstances tells (EC2 user guide,
         "Instance terminates immediately", checked 2026-11)."""
-        self._late_tags: list[tuple[float, str, list[str], dict[str, str]]] = []
+        self._late_tags = LateChanges(clock)
 
     def adopt(
         self,
@@ -154,10 +154,7 @@ class Machines:
                 self._end(machine, *machine.launch_failure)
         self._forget_the_old()
         self.hide_the_young()
-        due = [one for one in self._late_tags if one[0] <= self._clock()]
-        self._late_tags = [one for one in self._late_tags if one[0] > self._clock()]
-        for _, region, ids, values in due:
-            self._tag(region, ids, values)
+        self._late_tags.catch_up()
 
     def is_known(self, instance_id: str, region: str) -> bool:
         """Return whether the API knows the instance now, in a region."""
@@ -190,11 +187,8 @@ class Machines:
 
     def tag(self, region: str, resource_ids: Sequence[str], values: Mapping[str, str]) -> None:
         """Set tags, which show at once or after the lag."""
-        due = self._clock() + self._faults.tag_lag_seconds
-        if due > self._clock():
-            self._late_tags.append((due, region, list(resource_ids), dict(values)))
-        else:
-            self._tag(region, resource_ids, values)
+        change = partial(self._tag, region, list(resource_ids), dict(values))
+        self._late_tags.make(change, after_seconds=self._faults.tag_lag_seconds)
 
     def tags_of(self, machine: Machine) -> dict[str, str]:
         """Return the machine's tags."""
@@ -212,14 +206,6 @@ class Machines:
         self, machine: Machine, parameters: Mapping[str, Any], *, disk: str | None
     ) -> EmulatedMachine:
         instance, tags = machine.instance, self.tags_of(machine)
-        job = None
-        if machinetags.JOB in tags and tags.get(machinetags.LAUNCH, "").isdigit():
-            job = JobHint(
-                job_id=tags[machinetags.JOB],
-                launch=int(tags[machinetags.LAUNCH]),
-                rank=instance.ami_launch_index,
-                num_nodes=int(tags.get(machinetags.NUM_NODES, "1")),
-            )
         options = parameters.get("MetadataOptions", {})
         profile = parameters.get("IamInstanceProfile", {})
         return EmulatedMachine(
@@ -251,7 +237,7 @@ class Machines:
             market=Market(machine.market),
             is_bare=machine.is_bare,
             disk=disk,
-            job=job,
+            job=JobHint.of_tags(tags, rank=instance.ami_launch_index),
         )
 
     def _follow(self, machine: Machine, status: MachineStatus) -> None:

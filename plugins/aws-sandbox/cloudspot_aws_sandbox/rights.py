@@ -6,9 +6,8 @@ CloudWatch Logs and EventBridge Scheduler (checked 2026-11).
 
 from __future__ import annotations
 
-import fnmatch
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from cloudspot.emulation.api_faults import Call
@@ -100,20 +99,3 @@ def _passed_role(parameters: Mapping[str, Any], account: str) -> str:
         if name
         else str(target.get("RoleArn") or parameters.get("roleArn") or parameters.get("Role") or "*")
     )
-
-
-def is_allowed(policies: Sequence[str], right: str, arn: str) -> bool:
-    """Return whether one of the policies (JSON) grants a right on a resource.
-
-    Conditions and denials are not understood.
-    """
-    statements = [one for policy in policies for one in json.loads(policy)["Statement"]]
-    return any(
-        one["Effect"] == "Allow" and _matches(one["Action"], right) and _matches(one["Resource"], arn)
-        for one in statements
-    )
-
-
-def _matches(patterns: str | Sequence[str], text: str) -> bool:
-    listed = [patterns] if isinstance(patterns, str) else patterns
-    return any(fnmatch.fnmatchcase(text, one) for one in listed)

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
 
+from cloudspot.emulation.signatures import signature_of
 from cloudspot_aws_sandbox.query import ApiError
 
 ALGORITHM = "AWS4-HMAC-SHA256"
@@ -166,11 +167,7 @@ def _sign(
         )
     )
     scope = f"{signature.date}/{signature.region}/{signature.service}/aws4_request"
-    text = "\n".join((ALGORITHM, signature.at, scope, hashlib.sha256(canonical.encode()).hexdigest()))
-    key = f"AWS4{secret}".encode()
-    for part in (signature.date, signature.region, signature.service, "aws4_request", text):
-        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-    return key.hex()
+    return signature_of(canonical, algorithm=ALGORITHM, at=signature.at, scope=scope, secret=f"AWS4{secret}")
 
 
 def _headers(environ: Mapping[str, Any]) -> dict[str, str]:

@@ -21,15 +21,18 @@ from typing import Any, Final
 
 import cloudspot
 from cloudspot.decoding import whole_number
-from cloudspot.errors import AuthError, CloudspotError, SpecError
+from cloudspot.errors import CloudspotError
 from cloudspot.interfaces import FunctionHost
 from cloudspot.model import REAP_EVENT, DriverFunction, FunctionStatus
 from cloudspot.plugin import machinetags
 from cloudspot.plugin.answers import moment, readable
 from cloudspot.plugin.functionchecks import (
+    LACKS_RIGHTS,
     NOTICE_SECONDS,
     PASS_SECONDS,
+    FunctionLimits,
     bucket_of,
+    once_effective,
     passes_a_month,
     whole_minutes,
 )
@@ -39,19 +42,22 @@ from cloudspot_aws.tags import MAX_VALUE, to_list
 
 MEMORY_MIB: Final = 512
 TIMEOUT_SECONDS: Final = 300
-MAX_PACKED_BYTES: Final = 50_000_000
-"""Of a zip that is sent with the request; MAX_UNPACKED_BYTES is what Lambda unpacks."""
-MAX_UNPACKED_BYTES: Final = 250 << 20
-GLIBC: Final = {(3, 10): (2, 26), (3, 11): (2, 26), (3, 12): (2, 34), (3, 13): (2, 34), (3, 14): (2, 34)}
-"""The C library of each Python's runtime: Amazon Linux 2, and 2023 from Python 3.12 on."""
+RUNTIME: Final = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+LIMITS: Final = FunctionLimits(
+    host="AWS Lambda",
+    runtime=f"Lambda's {RUNTIME}",
+    machines={"x86_64": "x86-64", "aarch64": "arm64"},
+    # Amazon Linux 2, and 2023 from Python 3.12 on.
+    glibc={(3, 10): (2, 26), (3, 11): (2, 26), (3, 12): (2, 34), (3, 13): (2, 34), (3, 14): (2, 34)},
+    max_packed_bytes=50_000_000,  # of a zip that is sent with the request
+    max_unpacked_bytes=250 << 20,
+)
 _ARCHITECTURES: Final = {"x86_64": "x86_64", "aarch64": "arm64"}
 USD_A_GB_SECOND: Final = 0.0000166667
 USD_A_CALL: Final = 0.0000002
 """Lambda's prices on x86 in us-east-1, from memory (AWS Lambda pricing); other regions may be dearer."""
 ROLE_SECONDS: Final = 60.0
 """How long a new role may be unknown to Lambda. AWS promises no bound; 10 s are usual."""
-LACKS_RIGHTS: Final = f"status {AuthError.exit_code}"
-"""In what ``cloudspot.cli.function`` raises when a right is missing."""
 LOG_CHARACTERS: Final = 500
 _VERSION: Final = "CLOUDSPOT_DRIVER_VERSION"
 _TRUST: Final = json.dumps(
@@ -90,22 +96,20 @@ class LambdaHost(FunctionHost):
     def plan(self, function: DriverFunction) -> Sequence[str]:
         """Return what is made and what it costs; see FunctionHost."""
         minutes = _minutes(function)
-        _check_fits(function)
+        bucket = _checked_bucket(function)
         usd = passes_a_month(minutes) * (PASS_SECONDS * MEMORY_MIB / 1024 * USD_A_GB_SECOND + USD_A_CALL)
-        packed, unpacked = len(function.archive) / 1e6, function.unpacked_bytes / 1e6
-        most = MAX_UNPACKED_BYTES / 1e6
         return (
-            f"Lambda function {function.name} in {self._clients.region}: {_runtime()}, {MEMORY_MIB} MiB",
-            f"its code: {packed:.1f} MB packed, {unpacked:.0f} MB unpacked; Lambda takes {most:.0f}",
+            f"Lambda function {function.name} in {self._clients.region}: {RUNTIME}, {MEMORY_MIB} MiB",
+            LIMITS.size_of(function),
             f"EventBridge rules: every {_rate(minutes)[5:-1]}, and when EC2 is about to take a spot machine",
-            f"role {self._role(function.name)} with the plugin's policy-driver.json for {_bucket(function)}",
+            f"role {self._role(function.name)} with the plugin's policy-driver.json for {bucket}",
             *(("once a day `cloudspot reap`, with the plugin's policy-reap.json",) if function.reaps else ()),
             f"about {usd:.2f} USD a month at {PASS_SECONDS:g} s a pass, and the store's requests",
         )
 
     def deploy(self, function: DriverFunction) -> None:
         """Make it, or bring it up to date, and run it once; see FunctionHost."""
-        _check_fits(function)
+        _checked_bucket(function)
         minutes = _minutes(function)
         with ERRORS.translated("deploying the driver"):
             role = self._make_role(function)
@@ -209,7 +213,7 @@ class LambdaHost(FunctionHost):
 
     def _put_policy(self, role: str, name: str, file: str, function: DriverFunction) -> None:
         text = Path(__file__).with_name(file).read_text(encoding="utf-8")
-        document = text.replace("BUCKET", _bucket(function))
+        document = text.replace("BUCKET", _checked_bucket(function))
         self._clients.client("iam").put_role_policy(RoleName=role, PolicyName=name, PolicyDocument=document)
 
     def _make_log(self, function: DriverFunction) -> None:
@@ -225,7 +229,7 @@ class LambdaHost(FunctionHost):
             "FunctionName": name,
             "Role": role,
             "Handler": function.handler,
-            "Runtime": _runtime(),
+            "Runtime": RUNTIME,
             "Timeout": TIMEOUT_SECONDS,
             "MemorySize": MEMORY_MIB,
             "Description": f"cloudspot: drives the jobs of {function.store_url}"[:256],
@@ -236,10 +240,12 @@ class LambdaHost(FunctionHost):
             existing = client.get_function(FunctionName=name)["Configuration"]
         except client.exceptions.ResourceNotFoundException:
             code = {"ZipFile": function.archive}
-            existing = self._once_known(
+            existing = self._once_effective(
                 lambda: client.create_function(
                     **settings, Code=code, Architectures=architectures, Tags=_tags(function)
-                )
+                ),
+                kind=client.exceptions.InvalidParameterValueException,
+                is_new=lambda error: "role" in str(error).lower(),
             )
             client.get_waiter("function_active_v2").wait(FunctionName=name)
         else:
@@ -255,16 +261,8 @@ class LambdaHost(FunctionHost):
         client.put_function_event_invoke_config(FunctionName=name, MaximumRetryAttempts=0)
         return str(existing["FunctionArn"])
 
-    def _once_known(self, create: Callable[[], Any]) -> Any:
-        """Return what ``create`` returns, as soon as Lambda knows the new role."""
-        end = time.monotonic() + ROLE_SECONDS
-        while True:
-            try:
-                return create()
-            except self._lambda.exceptions.InvalidParameterValueException as error:
-                if "role" not in str(error).lower() or time.monotonic() >= end:
-                    raise
-            self._sleep(2.0)
+    def _once_effective(self, call: Callable[[], Any], **waits: Any) -> Any:
+        return once_effective(call, within_seconds=ROLE_SECONDS, sleep=self._sleep, **waits)
 
     def _make_rule(
         self, function: DriverFunction, suffix: str, arn: str, event: Mapping[str, float], **when: str
@@ -292,19 +290,16 @@ class LambdaHost(FunctionHost):
             raise CloudspotError(f"EventBridge does not run the driver: {why}")
 
     def _try(self, name: str) -> None:
-        """Run the function once, and raise CloudspotError with the end of its log if it fails.
+        """Run the function once, and raise CloudspotError with the end of its log if it fails."""
 
-        The rights of a role that was just made may take a while to hold.
-        """
-        end = time.monotonic() + ROLE_SECONDS
-        while True:
+        def run() -> None:
             answer = self._lambda.invoke(FunctionName=name, LogType="Tail", Payload=b"{}")
-            if not answer.get("FunctionError"):
-                return
-            said = _said(answer)
-            if LACKS_RIGHTS not in said or time.monotonic() >= end:
-                raise CloudspotError(f"the driver {name} does not run: {said}")
-            self._sleep(5.0)
+            if answer.get("FunctionError"):
+                raise CloudspotError(f"the driver {name} does not run: {_said(answer)}")
+
+        self._once_effective(
+            run, kind=CloudspotError, is_new=lambda error: LACKS_RIGHTS in str(error), wait_seconds=5.0
+        )
 
 
 def _tags(function: DriverFunction) -> dict[str, str]:
@@ -339,32 +334,7 @@ def _seconds(rate: str) -> float | None:
     return None if minutes is None else 60.0 * minutes
 
 
-def _runtime() -> str:
-    return f"python{sys.version_info[0]}.{sys.version_info[1]}"
-
-
-def _bucket(function: DriverFunction) -> str:
+def _checked_bucket(function: DriverFunction) -> str:
+    """Return the store's bucket; raise SpecError if it is not in S3, or Lambda cannot run the code."""
+    LIMITS.require_fit(function)
     return bucket_of(function, scheme="s3", needs="a driver on AWS Lambda needs a store in S3")
-
-
-def _check_fits(function: DriverFunction) -> None:
-    """Raise SpecError if Lambda cannot run the code that is installed here, or not with this store."""
-    _bucket(function)
-    here = sys.version_info[:2]
-    if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES or here not in GLIBC:
-        raise SpecError(
-            "a driver on AWS Lambda is made of what is installed here, so deploy it from Linux on x86-64 or "
-            f"arm64 with Python 3.10 to 3.14; here is {_runtime()} on {sys.platform}, {platform.machine()}"
-        )
-    if function.needs_glibc > GLIBC[here]:
-        needed, has = (".".join(map(str, one)) for one in (function.needs_glibc, GLIBC[here]))
-        raise SpecError(
-            f"a package that is installed here is compiled for glibc {needed} or newer, and Lambda's "
-            f"{_runtime()} has {has}: install an older one (numpy<2.3, say), or deploy from Python 3.12"
-        )
-    if len(function.archive) > MAX_PACKED_BYTES or function.unpacked_bytes > MAX_UNPACKED_BYTES:
-        raise SpecError(
-            f"the driver's code has {len(function.archive) / 1e6:.0f} MB packed and "
-            f"{function.unpacked_bytes / 1e6:.0f} MB unpacked; Lambda takes {MAX_PACKED_BYTES / 1e6:.0f} and "
-            f"{MAX_UNPACKED_BYTES / 1e6:.0f}"
-        )

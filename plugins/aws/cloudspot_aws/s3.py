@@ -23,43 +23,43 @@ from cloudspot_aws.s3payload import payload
 class S3UploadRequests(PartedRequests):
     """The requests of one upload to S3, which takes parts of 5 MiB to 5 GiB; the last may be smaller."""
 
+    bucket: S3Bucket
+
     def __init__(self, bucket: S3Bucket, key: str, *, if_absent: bool) -> None:
-        self._bucket = bucket
-        self._key = key
-        self._target = {"Bucket": bucket.name, "Key": bucket.full(key)}
+        super().__init__(bucket, key, if_absent=if_absent)
+        self._target = {"Bucket": bucket.name, "Key": self.name}
         self._condition = {"IfNoneMatch": "*"} if if_absent else {}
-        self._verb = "create" if if_absent else "write"
 
     def begin(self, writer: str) -> str:
-        checksum = {"ChecksumAlgorithm": "CRC32"} if self._bucket.has_checksums else {}
-        with self._bucket.asking("write", self._key) as client:
+        checksum = {"ChecksumAlgorithm": "CRC32"} if self.bucket.has_checksums else {}
+        with self.bucket.asking("write", self.key) as client:
             answer = client.create_multipart_upload(**self._target, **checksum, Metadata={WRITER: writer})
             return str(told(answer.get("UploadId"), "an upload's id"))
 
     def send(self, upload_id: str, number: int, part: memoryview) -> dict[str, Any]:
-        with self._bucket.asking("write", self._key) as client, self._payload(part) as payload:
+        with self.bucket.asking("write", self.key) as client, self._payload(part) as payload:
             answer = client.upload_part(**self._target, UploadId=upload_id, PartNumber=number, **payload)
             etag = told(answer.get("ETag"), "an ETag")
         checksum = {name: value for name, value in payload.items() if name == "ChecksumCRC32"}
         return {"PartNumber": number, "ETag": etag, **checksum}
 
     def complete(self, upload_id: str, parts: Sequence[dict[str, Any]]) -> None:
-        with self._bucket.asking(self._verb, self._key) as client:
+        with self.bucket.asking(self.verb, self.key) as client:
             answer = client.complete_multipart_upload(
                 **self._target, UploadId=upload_id, MultipartUpload={"Parts": list(parts)}, **self._condition
             )
             told(answer.get("ETag"), "an ETag")
 
     def put(self, writer: str, data: memoryview) -> None:
-        with self._bucket.asking(self._verb, self._key) as client, self._payload(data) as what:
+        with self.bucket.asking(self.verb, self.key) as client, self._payload(data) as what:
             answer = client.put_object(**self._target, Metadata={WRITER: writer}, **self._condition, **what)
             told(answer.get("ETag"), "an ETag")
 
     def _payload(self, data: memoryview) -> AbstractContextManager[Mapping[str, Any]]:
-        return payload(data, has_checksum=self._bucket.has_checksums)
+        return payload(data, has_checksum=self.bucket.has_checksums)
 
     def drop(self, upload_id: str) -> None:
-        with self._bucket.asking("write", self._key) as client:
+        with self.bucket.asking("write", self.key) as client:
             client.abort_multipart_upload(**self._target, UploadId=upload_id)
 
 

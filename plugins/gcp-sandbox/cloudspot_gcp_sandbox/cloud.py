@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-import threading
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,12 +12,9 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from cloudspot.emulation.api_faults import Faults
-from cloudspot.emulation.audit_trail import Trail
-from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
-from cloudspot.emulation.function_front import FunctionFront
+from cloudspot.emulation.cloud import EmulatedMachine, MachineHost
+from cloudspot.emulation.emulated_account import EmulatedAccount
 from cloudspot.emulation.spot_plan import SpotPlan
-from cloudspot.emulation.wsgi_server import Server
 from cloudspot.errors import SpecError
 from cloudspot_gcp.metadata import HOST as METADATA_HOST
 from cloudspot_gcp.metadata import SHUTDOWN_SECONDS
@@ -57,7 +53,7 @@ exec curl -sf -H "Metadata-Flavor: Google" "$METADATA_URL/computeMetadata/v1/ins
 """
 
 
-class EmulatedGcp(EmulatedCloud):
+class EmulatedGcp(EmulatedAccount):
     """One project with a bucket, the submitter's key, the nodes' account, and every service that a job uses.
 
     All are served at one address.
@@ -89,15 +85,11 @@ class EmulatedGcp(EmulatedCloud):
     fetch_shutdown_script: ClassVar[str] = _FETCH.format("shutdown-script")
 
     def __init__(self) -> None:
-        self.faults = Faults(is_machine=_is_machine)
-        """What goes wrong, and every call that came; see :class:`Faults`."""
+        super().__init__()
+        self.faults.is_machine = _is_machine
         self._tokens = MachineTokens(secrets.token_hex(16))
-        self._server: Server | None = None
-        self.front: FunctionFront | None = None
-        """Where functions reach the project."""
-        self._trail: Trail | None = None
-        self._ticker: threading.Thread | None = None
-        self._is_over = threading.Event()
+        self._preempted: set[str] = set()
+        """The machines whose preemption functions were told of."""
         self._key_file = Path()
         self._gcloud = Path()
 
@@ -105,7 +97,7 @@ class EmulatedGcp(EmulatedCloud):
         """Follow the plan, which has no prices: Google's change at most once a day; see EmulatedCloud."""
         if any(one.price is not None for one in plan.spells):
             raise SpecError("price: Google's spot prices do not change within a day")
-        self.faults.spot_plan = plan
+        super().follow(plan)
 
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
         """Serve the project, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
@@ -134,22 +126,13 @@ class EmulatedGcp(EmulatedCloud):
         )
         self.scheduler = StrictScheduler(self.functions, iam=iam, functions=self.functions, **shared)
         iam.app = self.scheduler
-        self._server = Server(iam, host=address)
-        self.front = FunctionFront(iam, host=address)
+        self.serve(iam, address=address)
         self._key_file = directory / "submitter.json"
-        self._key_file.write_text(write_key_file(submitter, f"{self._server.url}/token"), encoding="utf-8")
+        self._key_file.write_text(write_key_file(submitter, f"{self.url}/token"), encoding="utf-8")
         self._gcloud = directory / "gcloud"
         self._gcloud.mkdir()
         self._make_bucket(identities.issue(SUBMITTER))
-        self._trail = Trail(
-            directory / "requests.jsonl",
-            is_machine=_is_machine,
-            rights=rights_of,
-            resource=resource_of,
-        )
-        self.faults.on_call = self._trail
-        self._ticker = threading.Thread(target=self._tick, name="scheduler", daemon=True)
-        self._ticker.start()
+        self.begin(directory, rights=rights_of, resource=resource_of)
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
         """Add the seed of its service account's tokens, and what the images hold; see EmulatedCloud."""
@@ -175,57 +158,39 @@ class EmulatedGcp(EmulatedCloud):
 
     def machine_environment(self) -> Mapping[str, str]:
         """Return the endpoints, which every image holds; see EmulatedCloud."""
-        assert self._server is not None
-        return _endpoints(self._server.url)
+        return _endpoints(self.url)
 
     def _function_environment(self) -> Mapping[str, str]:
-        assert self.front is not None
-        return _endpoints(self.front.url)
+        return _endpoints(self.functions_url)
 
     def metadata_environment(self, url: str) -> Mapping[str, str]:
         """Return the variables that tell Google's clients where the metadata server is."""
         host = url.removeprefix("http://")
         return {METADATA_HOST: host, "GCE_METADATA_IP": host}
 
-    def stop(self) -> None:
-        """End the server; see EmulatedCloud."""
-        self._is_over.set()
-        if self._ticker is not None:
-            self.functions.close()
-            self._ticker.join()
-            self._ticker = None
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        if self.front is not None:
-            self.front.close()
-            self.front = None
-        if self._trail is not None:
-            self._trail.close()
+    def close_functions(self) -> None:
+        """End all functions; see EmulatedAccount."""
+        self.functions.close()
 
-    def _tick(self) -> None:
-        """Carry out schedules while no request comes, and tell of machines that are preempted."""
-        told: set[str] = set()
-        while not self._is_over.wait(1.0):
-            self.scheduler.run_due()
-            for resource, region in self._compute.preempted():
-                if resource not in told:
-                    told.add(resource)
-                    self.functions.tell(resource, "compute.instances.preempted", region)
+    def tick(self) -> None:
+        """Carry out schedules, and tell functions of machines that are preempted; see EmulatedAccount."""
+        self.scheduler.run_due()
+        for resource, region in self._compute.preempted():
+            if resource not in self._preempted:
+                self._preempted.add(resource)
+                self.functions.tell(resource, "compute.instances.preempted", region)
 
     def _make_bucket(self, token: str) -> None:
         """Make the bucket through the API, as a user would; those calls do not count as a job's."""
-        assert self._server is not None
         body = {"name": BUCKET, "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": True}}}
         request = urllib.request.Request(  # noqa: S310 # our own server
-            f"{self._server.url}/storage/v1/b?project={PROJECT}",
+            f"{self.url}/storage/v1/b?project={PROJECT}",
             data=json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
         )
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=60) as answer:
             answer.read()
-        self.faults.calls.clear()
 
 
 def _endpoints(url: str) -> dict[str, str]:

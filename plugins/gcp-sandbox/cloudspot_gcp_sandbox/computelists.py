@@ -228,7 +228,7 @@ class Lists:
             {
                 "metric": metric,
                 "limit": float(self._faults.vcpu_quota.get(market, 1000)),
-                "usage": float(sum(one.num_cpus for one in alive if one.market == market)),
+                "usage": float(sum(one.num_vcpus for one in alive if one.market == market)),
             }
             for metric, market in (("CPUS", "on-demand"), ("PREEMPTIBLE_CPUS", "spot"))
         ]

@@ -185,29 +185,21 @@ def grant(
     is_spot = properties.get("scheduling", {}).get("provisioningModel") == "SPOT"
     market = "spot" if is_spot else "on-demand"
     alive = machines.alive()
-    granted, errors = count, []
-    quota = faults.vcpu_quota.get(market)
-    if quota is not None:
-        region = region_of(zone)
-        used = sum(one.num_cpus for one in alive if one.market == market and region_of(one.zone) == region)
-        able = max(0, quota - used) // machine_type.cpus
-        if able < granted:
-            metric = "PREEMPTIBLE_CPUS" if is_spot else "CPUS"
-            message = f"Quota '{metric}' exceeded.  Limit: {quota:.1f} in region {region}."
-            granted, errors = able, [{"code": "QUOTA_EXCEEDED", "message": message}]
-    capacity = faults.capacity_of(zone, machine_type.name, market)
-    if capacity is not None:
-        used = sum(
-            (one.zone, one.machine_type, one.market) == (zone, machine_type.name, market) for one in alive
+    errors: list[dict[str, Any]] = []
+    region = region_of(zone)
+    here = [one for one in alive if region_of(one.zone) == region]
+    in_quota = faults.num_in_quota(count, here, market=market, vcpus=machine_type.cpus)
+    if in_quota < count:
+        metric, limit = "PREEMPTIBLE_CPUS" if is_spot else "CPUS", faults.vcpu_quota[market]
+        message = f"Quota '{metric}' exceeded.  Limit: {limit:.1f} in region {region}."
+        errors = [{"code": "QUOTA_EXCEEDED", "message": message}]
+    granted = faults.num_in_stock(in_quota, alive, zone=zone, instance_type=machine_type.name, market=market)
+    if granted < in_quota:
+        message = (
+            f"The zone 'projects/x/zones/{zone}' does not have enough resources available to fulfill the "
+            f"request.  '(resource type:compute)'."
         )
-        able = max(0, capacity - used)
-        if able < granted:
-            message = (
-                f"The zone 'projects/x/zones/{zone}' does not have enough resources available to fulfill the "
-                f"request.  '(resource type:compute)'."
-            )
-            granted = able
-            errors = [{"code": "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "message": message}]
+        errors = [{"code": "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "message": message}]
     return granted, errors
 
 

@@ -65,7 +65,7 @@ class Machine:
         return f"zones/{self.zone}/instances/{self.name}"
 
     @property
-    def machine_type(self) -> str:
+    def instance_type(self) -> str:
         """Return such as ``n2-standard-4``."""
         return str(self.value["machineType"]).rpartition("/")[2]
 
@@ -75,9 +75,9 @@ class Machine:
         return "spot" if self.value["scheduling"].get("provisioningModel") == "SPOT" else "on-demand"
 
     @property
-    def num_cpus(self) -> int:
+    def num_vcpus(self) -> int:
         """Return how much of a quota it uses."""
-        return MACHINE_TYPES[self.machine_type].cpus
+        return MACHINE_TYPES[self.instance_type].cpus
 
     @property
     def is_alive(self) -> bool:
@@ -380,7 +380,7 @@ class Machines:
                 "project-id": self._project,
                 "numeric-project-id": int(number_of(self._project)) % 10**12,
                 "zone": machine.zone,
-                "machine-type": machine.machine_type,
+                "machine-type": machine.instance_type,
                 "image": image,
                 "hostname": f"{machine.name}.{machine.zone}.c.{self._project}.internal",
                 "ip": address,

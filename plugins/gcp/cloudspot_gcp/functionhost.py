@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import platform
 import sys
 import time
 import zipfile
@@ -25,7 +24,7 @@ import requests
 from google.api_core import exceptions as api
 
 import cloudspot
-from cloudspot.errors import AuthError, CloudspotError, SpecError, TransientError
+from cloudspot.errors import AuthError, CloudspotError, TransientError
 from cloudspot.interfaces import FunctionHost
 from cloudspot.model import REAP_EVENT, DriverFunction, FunctionStatus
 from cloudspot.plugin.answers import moment
@@ -33,6 +32,7 @@ from cloudspot.plugin.driverinventory import DriverRest
 from cloudspot.plugin.functionchecks import (
     NOTICE_SECONDS,
     PASS_SECONDS,
+    FunctionLimits,
     bucket_of,
     passes_a_month,
     whole_minutes,
@@ -56,8 +56,14 @@ VCPUS: Final = 0.333
 """What comes with that memory (Cloud Run functions, "Configure memory"; from memory)."""
 MAX_INSTANCES: Final = 3
 """Passes may overlap: a notice does not wait for the schedule."""
-GLIBC: Final = {(3, 10): (2, 35), (3, 11): (2, 35), (3, 12): (2, 35), (3, 13): (2, 35), (3, 14): (2, 39)}
-"""The C library of each Python's runtime: Ubuntu 22.04, and 24.04 from Python 3.14 on."""
+RUNTIME: Final = f"python{sys.version_info[0]}{sys.version_info[1]}"
+LIMITS: Final = FunctionLimits(
+    host="Google Cloud",
+    runtime=f"Google's {RUNTIME}",
+    machines={"x86_64": "x86-64"},
+    # Ubuntu 22.04, and 24.04 from Python 3.14 on.
+    glibc={(3, 10): (2, 35), (3, 11): (2, 35), (3, 12): (2, 35), (3, 13): (2, 35), (3, 14): (2, 39)},
+)
 USD_A_VCPU_SECOND: Final = 0.000024
 USD_A_GIB_SECOND: Final = 0.0000025
 USD_A_CALL: Final = 0.0000004
@@ -100,28 +106,26 @@ class CloudRunHost(FunctionHost):
 
     def plan(self, function: DriverFunction) -> Sequence[str]:
         """Return what is made and what it costs; see FunctionHost."""
-        minutes = _minutes(function)
-        _check_fits(function)
+        minutes, bucket = _minutes(function), _checked_bucket(function)
         second = VCPUS * USD_A_VCPU_SECOND + MEMORY_MIB / 1024 * USD_A_GIB_SECOND
         usd = passes_a_month(minutes) * (PASS_SECONDS * second + USD_A_CALL)
         usd += USD_A_SCHEDULE * (2 if function.reaps else 1)
-        packed, unpacked = len(function.archive) / 1e6, function.unpacked_bytes / 1e6
         email, where = self._rights(function.name).email, f"{function.name} in {self._region}"
         return (
-            f"Cloud Run function {where}: {_runtime()}, {MEMORY_MIB} MiB, closed to the internet",
-            f"its code: {packed:.1f} MB packed, {unpacked:.0f} MB unpacked; Google sets no limit",
+            f"Cloud Run function {where}: {RUNTIME}, {MEMORY_MIB} MiB, closed to the internet",
+            LIMITS.size_of(function),
             f"Cloud Scheduler: {rate_of(minutes)}; Eventarc: when a spot machine is preempted, in any region",
-            f"service account {email} with the plugin's role-driver.json, and {_bucket(function)}'s objects",
+            f"service account {email} with the plugin's role-driver.json, and {bucket}'s objects",
             *(("once a day `cloudspot reap`, with the rights for it",) if function.reaps else ()),
             f"about {usd:.2f} USD a month at {PASS_SECONDS:g} s a pass, and the store's requests",
         )
 
     def deploy(self, function: DriverFunction) -> None:
         """Make it, or bring it up to date, and run it once; see FunctionHost."""
-        _check_fits(function)
-        minutes, rights = _minutes(function), self._rights(function.name)
+        minutes, bucket = _minutes(function), _checked_bucket(function)
+        rights = self._rights(function.name)
         with ERRORS.translated("deploying the driver"):
-            rights.make(function, _bucket(function))
+            rights.make(function, bucket)
             made = rights.once_known(lambda: self._make_function(function, rights.email))
             rights.let_it_run()
             schedules, config = self._schedules(function.name), made["serviceConfig"]
@@ -229,7 +233,7 @@ class CloudRunHost(FunctionHost):
         return {
             "description": f"cloudspot: drives the jobs of {function.store_url}"[:256],
             "labels": {_CODE: code},
-            "buildConfig": {"runtime": _runtime(), "entryPoint": "drive"},
+            "buildConfig": {"runtime": RUNTIME, "entryPoint": "drive"},
             "serviceConfig": {
                 "availableMemory": f"{MEMORY_MIB}Mi",
                 "timeoutSeconds": TIMEOUT_SECONDS,
@@ -347,26 +351,7 @@ def _minutes(function: DriverFunction) -> int:
     return whole_minutes(function, scheduler="Cloud Scheduler")
 
 
-def _runtime() -> str:
-    return f"python{sys.version_info[0]}{sys.version_info[1]}"
-
-
-def _bucket(function: DriverFunction) -> str:
+def _checked_bucket(function: DriverFunction) -> str:
+    """Return the store's bucket; raise SpecError if it is not in Cloud Storage, or the code cannot run."""
+    LIMITS.require_fit(function)
     return bucket_of(function, scheme="gs", needs="a driver on Google Cloud needs a store in Cloud Storage")
-
-
-def _check_fits(function: DriverFunction) -> None:
-    """Raise SpecError if Google cannot run the code that is installed here, or not with this store."""
-    _bucket(function)
-    here = sys.version_info[:2]
-    if sys.platform != "linux" or platform.machine() != "x86_64" or here not in GLIBC:
-        raise SpecError(
-            "a driver on Google Cloud is made of what is installed here, so deploy it from Linux on x86-64 "
-            f"with Python 3.10 to 3.14; here is {_runtime()} on {sys.platform}, {platform.machine()}"
-        )
-    if function.needs_glibc > GLIBC[here]:
-        needed, has = (".".join(map(str, one)) for one in (function.needs_glibc, GLIBC[here]))
-        raise SpecError(
-            f"a package that is installed here is compiled for glibc {needed} or newer, and Google's "
-            f"{_runtime()} has {has}: install an older one"
-        )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -22,6 +21,7 @@ from cloudspot.errors import AuthError
 from cloudspot.model import DriverFunction
 from cloudspot.plugin.answers import moment
 from cloudspot.plugin.driverinventory import DriverRest
+from cloudspot.plugin.functionchecks import once_effective
 from cloudspot_gcp.clients import GcpClients, endpoint
 from cloudspot_gcp.options import DEFAULT_SERVICE_ACCOUNT
 
@@ -136,15 +136,18 @@ class DriverRights:
 
         An AuthError says that the account lacks a right; one of the caller's own is no such error.
         """
-        end = time.monotonic() + KNOWN_SECONDS
-        while True:
-            try:
-                return call()
-            except (api.BadRequest, api.NotFound, AuthError) as error:
-                is_new = isinstance(error, AuthError) or "does not exist" in str(error)
-                if not is_new or self.email not in str(error) or time.monotonic() >= end:
-                    raise
-            self._sleep(2.0)
+
+        def is_new(error: Exception) -> bool:
+            is_about_it = isinstance(error, AuthError) or "does not exist" in str(error)
+            return is_about_it and self.email in str(error)
+
+        return once_effective(
+            call,
+            is_new=is_new,
+            kind=(api.BadRequest, api.NotFound, AuthError),
+            within_seconds=KNOWN_SECONDS,
+            sleep=self._sleep,
+        )
 
     # --- the account and its roles ----------------------------------------------------------------
 

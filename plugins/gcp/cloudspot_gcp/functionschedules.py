@@ -16,7 +16,8 @@ from typing import Any, Final
 from google.api_core import exceptions as api
 
 from cloudspot.decoding import whole_number
-from cloudspot.errors import AuthError, CloudspotError
+from cloudspot.errors import CloudspotError
+from cloudspot.plugin.functionchecks import LACKS_RIGHTS
 from cloudspot_gcp.clients import GcpClients, endpoint
 from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.functionrights import KNOWN_SECONDS
@@ -27,8 +28,6 @@ MARK: Final = "cloudspot pass:"
 """What the function prints when a pass has ended."""
 TIMEOUT_SECONDS: Final = 300
 """How long a pass may take."""
-LACKS_RIGHTS: Final = f"status {AuthError.exit_code}"
-"""In what ``cloudspot.cli.function`` raises when a right is missing."""
 DENIED: Final = frozenset({7, 16})
 """PERMISSION_DENIED and UNAUTHENTICATED (google.rpc.Code)."""
 LOG_CHARACTERS: Final = 500

@@ -38,14 +38,13 @@ class GcsUploadRequests(PartedRequests):
     is not completed costs nothing, and Storage forgets it after a week.
     """
 
+    bucket: GcsBucket
+
     def __init__(self, bucket: GcsBucket, key: str, *, if_absent: bool) -> None:
         """Do no I/O."""
-        self._bucket = bucket
-        self._key = key
-        self._full = bucket.full(key)
+        super().__init__(bucket, key, if_absent=if_absent)
         self._path = f"/upload/storage/v1/b/{quote(bucket.name, safe='')}/o"
         self._condition = {"ifGenerationMatch": "0"} if if_absent else {}
-        self._verb = "create" if if_absent else "write"
         self._num_sent = 0
         self._start = 0
         """Where the part that is being sent begins."""
@@ -56,14 +55,14 @@ class GcsUploadRequests(PartedRequests):
 
     def put(self, writer: str, data: memoryview) -> None:
         described = {
-            "name": self._full,
+            "name": self.name,
             "contentType": _CONTENT_TYPE,
             "crc32c": shown_crc32c(extend_crc32c(0, data)),
             "metadata": {WRITER: writer},
         }
         body, content_type = multipart(data, described)
-        with self._bucket.asking(self._verb, self._key), body:
-            answer = self._bucket.send(
+        with self.bucket.asking(self.verb, self.key), body:
+            answer = self.bucket.send(
                 "POST",
                 self._path,
                 params={"uploadType": "multipart", **self._condition},
@@ -74,18 +73,18 @@ class GcsUploadRequests(PartedRequests):
 
     def begin(self, writer: str) -> str:
         """Begin a resumable upload; return its URL, which is its only credential."""
-        with self._bucket.asking(self._verb, self._key):
-            answer = self._bucket.send(
+        with self.bucket.asking(self.verb, self.key):
+            answer = self.bucket.send(
                 "POST",
                 self._path,
-                params={"uploadType": "resumable", "name": self._full, **self._condition},
+                params={"uploadType": "resumable", "name": self.name, **self._condition},
                 json={"contentType": _CONTENT_TYPE, "metadata": {WRITER: writer}},
             )
             return str(told(answer.headers.get("Location"), "an upload's URL"))
 
     def send(self, upload_id: str, number: int, part: memoryview) -> Any:
         if number != self._num_sent + 1:
-            raise CloudspotError(f"{self._bucket.url}: a part of {self._key} before this one is missing")
+            raise CloudspotError(f"{self.bucket.url}: a part of {self.key} before this one is missing")
         whole = len(part) - len(part) % UNIT_BYTES
         with part[:whole] as pieces, part[whole:] as rest:
             self._carry(upload_id, pieces, total=None)
@@ -99,12 +98,12 @@ class GcsUploadRequests(PartedRequests):
         with memoryview(self._rest) as rest:
             stored = self._carry(upload_id, rest, total=self._start + len(rest))
         if stored["crc32c"] != shown_crc32c(self._checksum):
-            raise CloudspotError(f"{self._bucket.url}: {self._key} arrived damaged; upload it again")
+            raise CloudspotError(f"{self.bucket.url}: {self.key} arrived damaged; upload it again")
 
     def drop(self, upload_id: str) -> None:
-        with self._bucket.asking("write", self._key):
+        with self.bucket.asking("write", self.key):
             # The answer is 499 on success, and 404 if the upload no longer exists.
-            self._bucket.clients.session().delete(upload_id, timeout=TIMEOUT)
+            self.bucket.clients.session().delete(upload_id, timeout=TIMEOUT)
 
     def _carry(self, upload_id: str, view: memoryview, *, total: int | None) -> dict[str, Any]:
         """Send what belongs at the start, until Storage has all of it.
@@ -131,15 +130,13 @@ class GcsUploadRequests(PartedRequests):
             position = 0 if reached is None else int(reached[1]) + 1
             if not start <= position <= end:
                 raise CloudspotError(
-                    f"{self._bucket.url}: {self._key} is at {position} bytes, not between {start} "
+                    f"{self.bucket.url}: {self.key} is at {position} bytes, not between {start} "
                     f"and {end}; upload it again"
                 )
             has_moved = self._position is None or position > self._position
             self._position = position
             if not has_moved:
-                raise TransientError(
-                    f"{self._bucket.url}: the upload of {self._key} stays at {position} bytes"
-                )
+                raise TransientError(f"{self.bucket.url}: the upload of {self.key} stays at {position} bytes")
         return {}
 
     def _described(self, answer: Any) -> dict[str, Any]:
@@ -148,7 +145,7 @@ class GcsUploadRequests(PartedRequests):
         Raises:
             TransientError: the answer cannot be read, so the caller must look up whose object is there.
         """
-        with self._bucket.asking(self._verb, self._key):
+        with self.bucket.asking(self.verb, self.key):
             described = fields_of(answer)
             told(described.get("crc32c"), "a checksum")
         return described
@@ -163,8 +160,8 @@ class GcsUploadRequests(PartedRequests):
     def _ask(
         self, upload_id: str, data: memoryview | bytes, span: str, headers: dict[str, str] | None = None
     ) -> Any:
-        with self._bucket.asking(self._verb, self._key), memoryview(data) as view, Body(view) as body:
-            return self._bucket.send(
+        with self.bucket.asking(self.verb, self.key), memoryview(data) as view, Body(view) as body:
+            return self.bucket.send(
                 "PUT",
                 upload_id,
                 data=body if view else b"",

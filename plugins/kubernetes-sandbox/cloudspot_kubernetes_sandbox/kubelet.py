@@ -29,7 +29,6 @@ from cloudspot.emulation.cloud import (
 )
 from cloudspot.local.machines import now_utc
 from cloudspot.model import EndReason, InstanceState, Market
-from cloudspot.plugin import machinetags
 from cloudspot_kubernetes_sandbox.controlplane import ControlPlane
 
 _log = logging.getLogger(__name__)
@@ -277,15 +276,7 @@ class Kubelet:
             self._report(pod, run, phase="Failed", reason="CreateContainerConfigError", message=str(error))
             return
         labels = metadata.get("labels") or {}
-        hint = None
-        if machinetags.JOB in labels:
-            count = (metadata.get("annotations") or {}).get(machinetags.NUM_NODES, "1")
-            hint = JobHint(
-                job_id=labels[machinetags.JOB],
-                launch=int(labels.get(machinetags.LAUNCH, 0)),
-                rank=int(labels.get("cloudspot-rank", 0)),
-                num_nodes=int(count),
-            )
+        tags = {**(metadata.get("annotations") or {}), **labels}
         is_spot = self._nodes[spec["nodeName"]].is_spot
         self._runs[metadata["uid"]] = run
         self._host.start(
@@ -297,7 +288,7 @@ class Kubelet:
                 market=Market.SPOT if is_spot else Market.ON_DEMAND,
                 notice_seconds=float(spec["terminationGracePeriodSeconds"]),
                 shared=shared,
-                job=hint,
+                job=JobHint.of_tags(tags, rank=int(labels.get("cloudspot-rank", 0))),
             )
         )
 

@@ -153,7 +153,7 @@ def test_a_node_that_never_brings_the_last_part_knows_what_its_uploads_take(benc
     bench.seal(node, bench.id(1, 10), world_size=2, sealed_monotonic=time.monotonic() - 50.0)
     wait_until(lambda: life.context.status.upload_seconds)
     assert life.context.status.upload_seconds >= 50.0
-    wait_until(lambda: files.read_tuning(handoff).upload_seconds >= 50.0)
+    wait_until(lambda: (told := files.read_tuning(handoff)) is not None and told.upload_seconds >= 50.0)
     assert bench.commits() == ()
 
 

@@ -229,6 +229,27 @@ def test_a_request_to_stop_is_seen_soon_though_nobody_asks_for_it_in_vain(make_n
     assert all(context.orders.stop is not None for context in nodes.contexts)
 
 
+@pytest.mark.parametrize("num_nodes", [2, 8])
+def test_a_call_for_a_command_is_seen_where_the_nodes_are_listed_and_by_the_node_that_is_called(
+    make_nodes, num_nodes
+):
+    nodes = make_nodes(num_nodes, num_launches=num_nodes)
+    nodes.run(60.0)
+    for called in (0, num_nodes - 1):
+        seat = nodes.contexts[called].seat
+        nodes.store.put(keys.remote_call("digits-1", *seat), b"asked")
+        nodes.run(LISTEN_SECONDS)
+        seen = [rank for rank, context in enumerate(nodes.contexts) if context.is_called.is_set()]
+        # Whoever is of an earlier launch than all others, whose launches it lists, looks for itself.
+        assert [context.status.hears_calls for context in nodes.contexts] == [
+            False,
+            *[True] * (num_nodes - 1),
+        ]
+        assert seen == ([called] if called else [])
+        nodes.contexts[called].is_called.clear()
+        nodes.store.delete(keys.remote_call("digits-1", *seat))
+
+
 def test_what_the_others_have_agreed_on_is_known_as_soon_as_one_of_them_runs_it(make_nodes):
     nodes = make_nodes(8)
     nodes.run(60.0)

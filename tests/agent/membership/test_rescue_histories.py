@@ -52,7 +52,7 @@ def test_what_histories_have_found_stays_mended(seed, committed):
 
 
 SOAK_HISTORIES = int(os.environ.get("CLOUDSPOT_SOAK_HISTORIES", "100000"))
-SOAK_BLOCK = 5000
+SOAK_BLOCK = 1000
 
 
 @pytest.mark.soak

@@ -341,6 +341,30 @@ def test_a_promise_that_was_not_run_is_a_failure(memory, tmp_path):
 
 
 @pytest.mark.full
+def test_a_test_that_ends_the_process_leaves_what_came_before(memory):
+    """A time limit, such as the scaffold's, ended it, and nothing of ten minutes' work was written."""
+    text = (
+        "import os\n"
+        "import pytest\n"
+        "from support.stores.memorystore import InMemoryStore\n"
+        "from cloudspot.testing.storekit import ObjectStoreTests\n"
+        "class TestStore(ObjectStoreTests):\n"
+        "    @pytest.fixture\n"
+        "    def store(self, request):\n"
+        "        if 'may_be_empty' in request.node.name:\n"
+        "            os._exit(7)\n"
+        "        return InMemoryStore('mem://s')\n"
+    )
+    done, found = memory(text, status=1)
+    (row,) = found["kits"]
+    assert row["passed"] > 0
+    assert row["failures"]["test_a_stream_may_be_empty"] == promises.NOT_RUN
+    (place,) = found["errors"]
+    assert place.endswith("::test_a_stream_may_be_empty")
+    assert f"FAILED: {place}: {promises.ENDED_EARLY}" in done.stdout
+
+
+@pytest.mark.full
 def test_tests_that_cannot_be_collected_are_a_failure(memory):
     done, found = memory("import no_such_module\n", status=1)
     assert found["kits"] == []

@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.enclosed,
     pytest.mark.soak,
     pytest.mark.skipif(
-        sys.version_info[:2] not in functionhost.PYTHONS, reason="Function Compute has no such Python"
+        sys.version_info[:2] not in functionhost.LIMITS.glibc, reason="Function Compute has no such Python"
     ),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -141,13 +142,14 @@ class TestLambda(FunctionHostTests):
 
     def test_too_much_code_is_refused(self, tmp_path, monkeypatch):
         with self.account(tmp_path) as (_, host):
-            monkeypatch.setattr(functionhost, "MAX_UNPACKED_BYTES", 10)
-            with pytest.raises(SpecError, match="unpacked; Lambda takes"):
+            small = dataclasses.replace(functionhost.LIMITS, max_unpacked_bytes=10)
+            monkeypatch.setattr(functionhost, "LIMITS", small)
+            with pytest.raises(SpecError, match="unpacked; AWS Lambda takes"):
                 host.plan(self.function())
 
 
 def test_lambda_has_each_python_that_cloudspot_runs_on():
     """Its newest was refused, although Lambda has it since the November after its release."""
     runtimes = set(get_session().get_service_model("lambda").shape_for("Runtime").enum)
-    assert {f"python{major}.{minor}" for major, minor in functionhost.GLIBC} <= runtimes
-    assert functionhost.GLIBC[3, 14] == (2, 34)  # Amazon Linux 2023
+    assert {f"python{major}.{minor}" for major, minor in functionhost.LIMITS.glibc} <= runtimes
+    assert functionhost.LIMITS.glibc[3, 14] == (2, 34)  # Amazon Linux 2023

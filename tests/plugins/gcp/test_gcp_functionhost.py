@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
 import time
 from base64 import b64decode
@@ -17,7 +18,7 @@ from support.clouds.functionhosttests import GOOD, NAME, DriverInventoryTests, F
 from cloudspot.emulation.local_machine_host import emulated
 from cloudspot.errors import CloudspotError
 from cloudspot.model import REAP_EVENT
-from cloudspot_gcp import functionhost, functionrights, functionschedules
+from cloudspot_gcp import functionrights, functionschedules
 from cloudspot_gcp.functionhost import CloudRunHost
 from cloudspot_gcp.inventory import inventories
 from cloudspot_gcp.options import GcpOptions
@@ -57,7 +58,7 @@ class TestCloudRun(DriverInventoryTests, FunctionHostTests):
     impatient = (functionschedules, "KNOWN_SECONDS", 0.0)
     refused_store, needs_store = "s3://bucket", "needs a store in Cloud Storage"
     says_too_new = r"compiled for glibc 2.40 or newer, and Google's python3.* has 2\."
-    foreign_system = (functionhost.platform, "machine", lambda: "aarch64")
+    foreign_system = (platform, "machine", lambda: "aarch64")
     says_foreign = "deploy it from Linux on x86-64"
     # 43,776 passes of 3 s with a third of a vCPU and half a GiB, by hand: 1.23 USD; and the schedule.
     cost_each_minute = "1.33 USD"

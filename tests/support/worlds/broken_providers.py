@@ -88,7 +88,9 @@ class HasNoProvisioner(Broken):
         return self
 
 
-@breaks("the_boot_profile_can_be_stored_and_its_code_compiles")
+@breaks(
+    "the_boot_profile_can_be_stored_and_its_code_compiles", "its_boot_code_runs_where_nothing_is_installed"
+)
 class HasTornBootCode(Broken):
     """the page that ends a machine is no Python"""
 
@@ -96,12 +98,38 @@ class HasTornBootCode(Broken):
         return BootProfile(end_code="def end(:")
 
 
-@breaks("the_boot_profile_can_be_stored_and_its_code_compiles")
+@breaks(
+    "the_boot_profile_can_be_stored_and_its_code_compiles", "its_boot_code_runs_where_nothing_is_installed"
+)
 class CannotFetch(Broken):
     """the page that fetches has no function to call"""
 
     def boot_profile(self):
         return BootProfile(fetch_code="import urllib.request")
+
+
+@breaks("its_boot_code_runs_where_nothing_is_installed")
+class FetchesByItsSdk(Broken):
+    """the page that fetches imports what the image lacks"""
+
+    def boot_profile(self):
+        return BootProfile(fetch_code="def fetch(store_url, key, path):\n    import requests\n")
+
+
+@breaks("its_boot_code_runs_where_nothing_is_installed")
+class EndsByItsSdk(Broken):
+    """the page that ends a machine imports what the image lacks"""
+
+    def boot_profile(self):
+        return BootProfile(end_code="from msgspec import json\n")
+
+
+@breaks("its_boot_code_runs_where_nothing_is_installed")
+class FetchesWithTooLittle(Broken):
+    """the page that fetches is not told where to write"""
+
+    def boot_profile(self):
+        return BootProfile(fetch_code="def fetch(store_url, key):\n    return b''\n")
 
 
 @breaks("each_check_is_one_line_and_says_what_to_do")

@@ -391,6 +391,20 @@ def test_a_state_that_a_loader_goes_on_changing_is_that_of_the_boundary():
     assert taken["loader"]["used"] == 1
 
 
+class DataLoaderAdapter(DataLoader):
+    """Bears the name of Accelerate's, whose epochs are loaded once more."""
+
+
+def test_the_random_state_at_the_start_of_an_epoch_is_not_copied_at_each_boundary():
+    feed = ResumableBatches(DataLoaderAdapter(range(40)), epochs=1, world_size=1)
+    taken = []
+    for _ in range(2):
+        feed.fetch()
+        taken.append(feed.take()[1]["loader"])
+    assert [each["used"] for each in taken] == [1, 2]
+    assert taken[0]["random"] is taken[1]["random"]
+
+
 def test_reseeding_depends_on_seed_step_and_rank_alone():
     def draw():
         return (torch.rand(1).item(), random.random(), float(np.random.rand()))

@@ -203,6 +203,7 @@ class Container(Runtime):
         *,
         log: Path | None = None,
         ended: Path | None = None,
+        has_input: bool = False,
     ) -> Command:
         """Values stay out of the command line, which every user of the machine can read."""
         node, named, own, renames = self.node, list[str](), {**os.environ, "HOME": _home()}, ""
@@ -217,7 +218,8 @@ class Container(Runtime):
             own[passed] = value
         begin = ("/bin/sh", "-c", renames + _BEGIN, str(log or ""), str(ended or ""), str(node.programs))
         path = environment.get("PYTHONPATH", str(node.python_path))
-        start = (self._engine, "exec", "--workdir", str(node.work), *named, self._name)
+        interactive = ("--interactive",) if has_input else ()
+        start = (self._engine, "exec", *interactive, "--workdir", str(node.work), *named, self._name)
         return Command([*start, *begin, path, *words], own)
 
     def has_program(self, program: str, environment: Mapping[str, str]) -> bool:

@@ -83,11 +83,12 @@ class Runtime:
         *,
         log: Path | None = None,
         ended: Path | None = None,
+        has_input: bool = False,
     ) -> Command:
         """Return how a program is started that is to have this environment and the working directory.
 
-        It writes to the log, with which the caller starts it, too. If the file ``ended`` exists by then, it
-        must not start any more.
+        It writes to the log, with which the caller starts it, too, and reads the standard input with which it
+        is started if it ``has_input``. If the file ``ended`` exists by then, it must not start any more.
         """
         return Command([*words], {**environment})
 

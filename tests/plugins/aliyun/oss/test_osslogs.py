@@ -2,12 +2,15 @@
 
 import itertools
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import pytest
 from support.clouds.elsewhere import elsewhere
+from support.clouds.emulated_logs import EmulatedLogs
 
 from cloudspot.errors import AuthError, TransientError
 from cloudspot.model import LogRecord
+from cloudspot.testing.logfaultkit import LogFaultTests
 from cloudspot.testing.logkit import LogSinkTests
 from cloudspot_aliyun import osslogformat, osslogs
 from cloudspot_aliyun.clients import AliyunClients
@@ -31,6 +34,33 @@ def make_sink(store, job):
 
 class TestPromises(LogSinkTests):
     """As any sink."""
+
+
+@pytest.mark.full
+class TestFaults(LogFaultTests):
+    """As any sink whose service fails."""
+
+    deviations = {  # noqa: RUF012 - as a plugin might write it
+        "test_a_machine_that_may_not_read_can_write": (
+            "to append, a machine first looks how long the object is; the nodes' policy has the right to"
+        ),
+    }
+
+    @pytest.fixture
+    def logs(self, oss, store, job):
+        def make(job_id):
+            return OssLogSink(
+                store, job_id, clients=AliyunClients(), instance_id="i-one", sleep=lambda seconds: None
+            )
+
+        service = SimpleNamespace(
+            faults=oss.faults,
+            read_rights=("oss:GetObject", "oss:ListObjects"),
+            write_right="oss:PutObject",
+            write_action="AppendObject",
+            failed=("InternalError", 500),
+        )
+        return EmulatedLogs(service, make, prefix=f"{job}-", throttled=("SlowDown", 503))
 
 
 @pytest.mark.full

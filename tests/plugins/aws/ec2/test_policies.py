@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from support.worlds.groups import group_of
 
+from cloudspot.emulation.policies import is_allowed
 from cloudspot.errors import AuthError
 from cloudspot.model import Market, Resources
 from cloudspot.testing import plaincalls
 from cloudspot.testing.imagekit import KEY
-from cloudspot_aws_sandbox.rights import is_allowed, rights_of
+from cloudspot_aws_sandbox.rights import rights_of
 
 ROOT = Path(__file__).parents[4]
 POLICIES = ROOT / "docs" / "aws"

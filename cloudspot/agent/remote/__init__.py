@@ -1,0 +1,1 @@
+"""Commands that people run on this node, through the job's store."""

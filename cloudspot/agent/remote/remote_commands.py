@@ -1,0 +1,114 @@
+"""Looks for people's calls and runs what they ask for beside the training: see ``jobstore.remote``."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.remote.running_command import RunningCommand, end_leftovers
+from cloudspot.agent.training.programs.runtime import Runtime
+from cloudspot.agent.worker import Stopped, Worker
+from cloudspot.errors import CloudspotError
+from cloudspot.host.names import printable
+from cloudspot.jobstore.access.stored_records import create_record, find_record
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import RemoteAnswer, RemoteCall, new_nonce
+from cloudspot.jobstore.remote.places import delete_relayed
+
+_log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 5.0
+"""How often a node looks for a call, a request each, unless it sees one where it lists the others."""
+MAX_COMMANDS = 8
+"""As many run at once at most."""
+SHOWN_CHARACTERS = 200
+
+
+class RemoteCommands(Worker):
+    """Answers calls for this very agent, and for no other; each of them once."""
+
+    def __init__(self, context: NodeContext, runtime: Runtime) -> None:
+        super().__init__("remote commands")
+        self._context = context
+        self._runtime = runtime
+        self._environment: Mapping[str, str] | None = None
+        """The programs' environment; None: it is not ready yet."""
+        self._answered: set[str] = set()
+        self._running: list[RunningCommand] = []
+
+    def start(self) -> None:
+        """Begin to look, unless the job forbids it."""
+        end_leftovers(self._context.node)
+        if self._context.job.spec.run.exec:
+            super().start()
+
+    def serve(self, environment: Mapping[str, str]) -> None:
+        """Run what is asked for from now on, in this environment."""
+        self._environment = environment
+
+    def end(self, why: str) -> None:
+        """Cut off what runs, and run nothing more; returns at once."""
+        self._environment = None
+        self.stop()
+        self._context.is_called.set()  # wakes the thread
+        for each in list(self._running):
+            each.cut_off(why)
+
+    def _run(self) -> None:
+        store, job_id = self._context.store, self._context.job_id
+        with suppress(CloudspotError):  # of an earlier agent of this machine
+            delete_relayed(store, job_id, self._context.seat)
+        with suppress(Stopped):
+            while True:
+                is_called = self._context.is_called.wait(LOOK_SECONDS)
+                self._context.is_called.clear()
+                self._pause(0.0)
+                try:
+                    if is_called or not self._context.status.hears_calls:
+                        self._look()
+                except CloudspotError as error:
+                    _log.debug("no call was read: %s", error)
+
+    def _look(self) -> None:
+        context = self._context
+        key = keys.remote_call(context.job_id, *context.seat)
+        call = find_record(context.store, key, RemoteCall)
+        if call is None or call.writer in self._answered or not self._is_ours(call):
+            return
+        self._running = [one for one in self._running if one.is_alive]
+        refused = self._refusal()
+        asked = RemoteAnswer(refused=refused, at=context.now(), writer=new_nonce())
+        answer_key = keys.remote_answer(context.job_id, *context.seat, call.writer)
+        answer = create_record(context.store, answer_key, asked)
+        self._answered.add(call.writer)
+        context.store.delete(key)  # whoever has asked meanwhile asks again
+        if answer != asked or refused:
+            return
+        shown = printable(shlex.join(call.words))[:SHOWN_CHARACTERS]
+        _log.warning("%s runs a command on this node: %s", printable(call.user), shown)
+        assert self._environment is not None, "otherwise it is refused"
+        running = RunningCommand(context, self._runtime, self._environment, call, answer)
+        self._running.append(running)
+        running.start()
+
+    def _is_ours(self, call: RemoteCall) -> bool:
+        """Return whether a call is for this agent: an old one, or one of another node, is not."""
+        context = self._context
+        machine = context.job.identity.instance_id
+        return (call.launch, call.rank, call.instance_id, call.agent) == (
+            *context.seat,
+            machine,
+            context.agent,
+        )
+
+    def _refusal(self) -> str:
+        if self._context.orders.pending:
+            return "the node is leaving"
+        if self._environment is None:
+            return f"the node is not ready for programs yet: {self._context.status.state}"
+        if len(self._running) >= MAX_COMMANDS:
+            return f"{MAX_COMMANDS} commands run on the node already"
+        return ""

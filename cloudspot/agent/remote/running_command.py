@@ -1,0 +1,211 @@
+"""One command that somebody runs on this node, from its start to the deletion of all that was relayed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from cloudspot.agent.node import Node
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.agent.training.programs.runtime import Runtime
+from cloudspot.errors import CloudspotError
+from cloudspot.host.bounded_reads import read_end
+from cloudspot.host.kept_processes import KeptProcesses
+from cloudspot.host.names import printable
+from cloudspot.jobstore.access.creation import create
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import RemoteAnswer, RemoteCall, RemoteCommand, new_nonce
+from cloudspot.jobstore.remote import relay
+from cloudspot.jobstore.remote.channel import ChannelEnded
+from cloudspot.jobstore.remote.places import channel_of, delete_command
+from cloudspot.jobstore.remote.relay import Frame, FrameReader, Kind
+
+_log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.1
+"""How often it is looked whether the node has to go, and so how soon a command ends then."""
+CLOSE_SECONDS = 10.0
+"""How long the last frames wait for the person to have read them."""
+SAID_BYTES = 2000
+"""How much is passed on of what a relay that cannot start says."""
+_READ_BYTES = 256 << 10
+_COMMANDS = "remote-commands"
+
+
+class RunningCommand:
+    """Runs in threads of its own; delays nothing of the node's."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        runtime: Runtime,
+        environment: Mapping[str, str],
+        call: RemoteCall,
+        answer: RemoteAnswer,
+    ) -> None:
+        self._context = context
+        self._runtime = runtime
+        self._environment = environment
+        self._call = call
+        self._channel = channel_of(context.store, context.job_id, call, answer, is_node=True)
+        self._directory = context.node.directory / _COMMANDS / call.writer
+        self._cut_off: str | None = None
+        self._status: int | None = None
+        self._has_closed = threading.Event()
+        """The person has read the last frame, or wants to hear nothing more."""
+        self._thread = threading.Thread(target=self._run, name=f"command {call.writer}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it, or its deletion, goes on."""
+        return self._thread.is_alive()
+
+    def cut_off(self, why: str) -> None:
+        """End it soon; the person is told why."""
+        self._cut_off = self._cut_off or why
+
+    def _run(self) -> None:
+        context, call = self._context, self._call
+        begun = RemoteCommand(
+            launch=call.launch,
+            rank=call.rank,
+            user=call.user,
+            words=call.words,
+            has_terminal=call.rows > 0,
+            at=context.now(),
+            writer=new_nonce(),
+        )
+        key = keys.remote_command(context.job_id, *context.seat, call.writer)
+        try:
+            create(context.store, key, codec.encode(begun))
+            self._channel.start()
+            why = self._relay()
+        except (CloudspotError, OSError) as error:
+            why = str(error)
+        finally:
+            _processes(self._directory).kill()
+        status = None if why else self._status
+        with suppress(ChannelEnded):
+            if status is None:
+                self._channel.send(Frame(Kind.SAID, why.encode()))
+                self._channel.send(Frame(Kind.CLOSE))
+            else:
+                self._channel.send(Frame(Kind.STATUS, str(status).encode()))
+        self._has_closed.wait(CLOSE_SECONDS)
+        self._channel.end("it is over")
+        ended = msgspec.structs.replace(begun, ended=context.now(), status=status, why=why)
+        outcome = why or f"exit status {status}"
+        _log.info("the command of %s has ended: %s", printable(call.user), outcome)
+        with suppress(CloudspotError):  # the next agent, or whoever drives the job's end, deletes the rest
+            context.store.put(key, codec.encode(ended))
+            delete_command(context.store, context.job_id, call)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _relay(self) -> str:
+        """Run the program until it ends; return why it was cut off, if it was."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        call, runtime, ended = self._call, self._runtime, self._directory / "ended"
+        python = runtime.keeper_python
+        script = str(Path(relay.__file__).resolve())
+        words, variables = runtime.command(
+            _processes(self._directory).command(python, [python, "-IS", script], ended=ended),
+            self._environment,
+            ended=ended,
+            has_input=True,
+        )
+        said = self._directory / "errors"
+        with said.open("wb") as errors:
+            process = subprocess.Popen(
+                words,
+                cwd=self._context.node.work,
+                env=variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+        size = {"rows": call.rows, "columns": call.columns} if call.rows else {}
+        start = json.dumps({"words": call.words, **size}).encode()
+        passes_out = threading.Thread(target=self._pass_out, args=(process,), daemon=True)
+        passes_out.start()
+        threading.Thread(target=self._pass_in, args=(process, start), daemon=True).start()
+        why = self._await_end(passes_out)
+        ended.touch()
+        _processes(self._directory).kill()
+        process.kill()
+        process.wait()
+        passes_out.join(LOOK_SECONDS)
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            with suppress(OSError):  # it has read no more
+                stream.close()
+        if self._status is None and not why:
+            reason = read_end(said, SAID_BYTES).decode(errors="replace").strip()
+            why = f"the command cannot be run: {reason or 'its relay says nothing'}"
+        return why
+
+    def _await_end(self, output: threading.Thread) -> str:
+        orders = self._context.orders
+        while output.is_alive():
+            if orders.reclaim is not None:
+                return "the machine is being taken: the command was ended"
+            if orders.pending:
+                return "the node is leaving: the command was ended"
+            if self._cut_off is not None:
+                return self._cut_off
+            if self._has_closed.is_set():
+                return "the person has left"
+            if self._channel.ended is not None:
+                return self._channel.ended
+            output.join(LOOK_SECONDS)
+        return ""
+
+    def _pass_in(self, process: subprocess.Popen[bytes], start: bytes) -> None:
+        """Pass on to the relay what comes from the person, until they close."""
+        assert process.stdin is not None
+        frame: Frame | None = Frame(Kind.START, start)
+        with suppress(ChannelEnded):
+            while frame is None or frame.kind is not Kind.CLOSE:
+                if frame is not None:
+                    with suppress(OSError, ValueError):  # it has ended
+                        process.stdin.write(frame.encode())
+                        process.stdin.flush()
+                frame = self._channel.take(1.0)
+            self._has_closed.set()
+
+    def _pass_out(self, process: subprocess.Popen[bytes]) -> None:
+        """Pass on what the relay says, and keep the status of the program for the last frame."""
+        assert process.stdout is not None
+        reader = FrameReader()
+        with suppress(OSError, ValueError, ChannelEnded):
+            while data := os.read(process.stdout.fileno(), _READ_BYTES):
+                for frame in reader.feed(data):
+                    if frame.kind is Kind.STATUS:
+                        self._status = int(frame.data)
+                        return
+                    self._channel.send(frame)
+
+
+def end_leftovers(node: Node) -> None:
+    """End the commands that an earlier agent of this machine has left behind."""
+    for directory in node.directory.glob(f"{_COMMANDS}/*"):
+        (directory / "ended").touch()
+        _processes(directory).kill()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _processes(directory: Path) -> KeptProcesses:
+    return KeptProcesses(directory / "processes")

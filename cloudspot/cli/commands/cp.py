@@ -1,0 +1,156 @@
+"""``cloudspot cp``: copies a file to or from one of a job's nodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cloudspot.cli.jobs import open_job
+from cloudspot.cli.remote.nodes import call, choose_nodes, max_requests_option
+from cloudspot.cli.screen import output
+from cloudspot.cli.screen.progressbar import transfer
+from cloudspot.cli.sharedoptions import node_option, store_option
+from cloudspot.errors import CloudspotError, SpecError
+from cloudspot.host.size_text import size_text
+from cloudspot.jobstore.layout.records import Seat
+from cloudspot.jobstore.remote import file_copy
+from cloudspot.jobstore.remote.calling import RemoteProcess
+from cloudspot.jobstore.remote.channel import ChannelEnded
+from cloudspot.jobstore.remote.file_copy import CopyError
+from cloudspot.jobstore.remote.relay import MAX_FRAME_BYTES, Frame, Kind
+
+_PROGRAM = ("python", "-m", "cloudspot.jobstore.remote.file_copy")
+_MAX_LINE_BYTES = 64 << 20
+
+
+@click.command("cp")
+@click.argument("source")
+@click.argument("target")
+@node_option(help="The node, such as 2.0. Default: the first that trains.")
+@max_requests_option
+@store_option
+def cp(source: str, target: str, node: Seat | None, max_requests: int, store_url: str | None) -> None:
+    """Copy a file to or from one of a job's nodes.
+
+    One of SOURCE and TARGET is ID:PATH, where PATH is relative to the training's working directory. The file
+    is compared by its hash, and is in its place only when it is whole. A copy that was cut off goes on where
+    it stood when the same command is given again.
+    """
+    from_node, to_node = _split(source), _split(target)
+    if (from_node is None) == (to_node is None):
+        raise SpecError(
+            "cp: one of SOURCE and TARGET must be ID:PATH, a file on a node, and the other a file here"
+        )
+    job_id, remote = from_node or to_node or ("", "")
+    job = open_job(store_url, job_id)
+    seat = choose_nodes(job, node)[0]
+    local = Path(source if to_node else target)
+    try:
+        about = file_copy.describe(local) if to_node else None
+        process = call(job, seat, _PROGRAM, most=max_requests)
+        try:
+            talk = _Talk(process)
+            path, num_bytes, moved = (
+                _send(talk, local, remote, about) if about else _fetch(talk, remote, local)
+            )
+        except ChannelEnded as error:
+            raise CloudspotError(
+                f"the copy was cut off: {process.said or error}; give it again to go on"
+            ) from None
+        finally:
+            process.close()
+    except CopyError as error:
+        raise CloudspotError(str(error)) from None
+    size = size_text(num_bytes)
+    there = "" if moved == num_bytes else f", {size_text(num_bytes - moved)} of them were there already"
+    output.echo(f"copied {path}: {size}{there}")
+
+
+def _split(text: str) -> tuple[str, str] | None:
+    """Return the job and the path of ``ID:PATH``; None: it is a path of this computer."""
+    job_id, colon, path = text.partition(":")
+    return (job_id, path or ".") if colon and "/" not in job_id and job_id else None
+
+
+class _Talk:
+    """The other end's lines and blocks."""
+
+    def __init__(self, process: RemoteProcess) -> None:
+        self._process = process
+        self._rest = bytearray()
+
+    def say(self, message: dict[str, Any]) -> None:
+        self.send(json.dumps(message).encode() + b"\n")
+
+    def send(self, data: bytes) -> None:
+        for start in range(0, len(data), MAX_FRAME_BYTES):
+            self._process.channel.send(Frame(Kind.INPUT, data[start : start + MAX_FRAME_BYTES]))
+
+    def hear(self) -> dict[str, Any]:
+        """Return the next message.
+
+        Raises:
+            CopyError: the other end refuses.
+        """
+        while (end := self._rest.find(b"\n")) < 0:
+            if len(self._rest) > _MAX_LINE_BYTES or not self._more():
+                raise CopyError(f"the node has not understood: it ended with {self._process.status}")
+        line = bytes(self._rest[:end])
+        del self._rest[: end + 1]
+        message: dict[str, Any] = json.loads(line)
+        if "refused" in message:
+            raise CopyError(f"on the node: {message['refused']}")
+        return message
+
+    def read(self, most: int) -> bytes:
+        """Return some bytes, ``most`` of them at most; none: there are no more."""
+        while not self._rest:
+            if not self._more():
+                return b""
+        data = bytes(self._rest[:most])
+        del self._rest[:most]
+        return data
+
+    def _more(self) -> bool:
+        while self._process.status is None:
+            frame = self._process.frames()
+            if frame is not None and frame.kind is Kind.OUTPUT:
+                self._rest += frame.data
+                return True
+            if frame is not None and frame.kind is Kind.ERRORS:
+                output.warn(frame.data.decode(errors="replace").strip())
+        return False
+
+
+def _send(talk: _Talk, local: Path, remote: str, about: dict[str, Any]) -> tuple[str, int, int]:
+    talk.say({"do": "write", "path": remote, "name": local.name, "about": about})
+    told = talk.hear()
+    start, rest = file_copy.read_from(local, told["has"])
+    talk.say({"start": start})
+    with transfer(f"to {told['path']}", about["size"] - start) as advance:
+        for block in rest:
+            talk.send(block)
+            advance(len(block))
+    talk.hear()
+    return told["path"], about["size"], about["size"] - start
+
+
+def _fetch(talk: _Talk, remote: str, local: Path) -> tuple[str, int, int]:
+    talk.say({"do": "read", "path": remote})
+    told = talk.hear()
+    path = local / Path(told["path"]).name if local.is_dir() else local
+    talk.say({"has": file_copy.blocks_of(file_copy.partial_of(path))})
+    start = talk.hear()["start"]
+    size = told["about"]["size"]
+    with transfer(f"to {path}", size - start) as advance:
+
+        def read(most: int) -> bytes:
+            data = talk.read(most)
+            advance(len(data))
+            return data
+
+        file_copy.write_from(path, told["about"], start, read)
+    return str(path), size, size - start

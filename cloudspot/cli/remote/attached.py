@@ -1,0 +1,152 @@
+"""Connects a command on a node with this process's standard streams, or with the terminal they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+from cloudspot.cli import exit_codes
+from cloudspot.cli.screen import output
+from cloudspot.errors import CloudspotError
+from cloudspot.jobstore.remote.calling import RemoteProcess
+from cloudspot.jobstore.remote.channel import ChannelEnded
+from cloudspot.jobstore.remote.relay import Frame, Kind, size_frame
+
+_READ_BYTES = 64 << 10
+_INTERRUPTS = 3
+"""With the third Ctrl-C, the command is left as it is."""
+_LEAVE = b"~."
+"""Typed at the beginning of a line, it ends a shell, as in ssh."""
+
+
+def terminal_size() -> tuple[int, int]:
+    """Return the rows and columns of the terminal.
+
+    Raises:
+        CloudspotError: standard input or output is none.
+    """
+    if not (os.isatty(0) and os.isatty(1)):
+        raise CloudspotError("standard input and output are no terminal: use cloudspot exec without --tty")
+    size = os.get_terminal_size(1)
+    return size.lines, size.columns
+
+
+def attach(process: RemoteProcess, *, has_terminal: bool) -> int:
+    """Relay until the command has ended; return its exit status.
+
+    Raises:
+        CloudspotError: it was cut off; the message says why.
+    """
+    streams = _Streams(process, has_terminal=has_terminal)
+    try:
+        with streams.signals(), streams.raw():
+            threading.Thread(target=streams.pass_in, name="standard input", daemon=True).start()
+            while process.status is None:
+                streams.pass_signals()
+                frame = process.frames()
+                if frame is not None and not streams.write(frame):
+                    return exit_codes.PIPE_CLOSED
+    except ChannelEnded as error:
+        raise CloudspotError(f"the command was cut off: {process.said or error}") from None
+    finally:
+        process.close()
+    if process.said:
+        output.warn(process.said)
+    return process.status
+
+
+class _Streams:
+    def __init__(self, process: RemoteProcess, *, has_terminal: bool) -> None:
+        self._process = process
+        self._has_terminal = has_terminal
+        self._has_new_size = False
+        self._signals: list[str] = []
+        self._num_interrupts = 0
+
+    @contextmanager
+    def raw(self) -> Iterator[None]:
+        """Within the block, the terminal passes on each key, if the command has a terminal."""
+        if not self._has_terminal:
+            yield
+            return
+        before = termios.tcgetattr(0)
+        tty.setraw(0)
+        try:
+            yield
+        finally:
+            termios.tcsetattr(0, termios.TCSAFLUSH, before)
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Within the block, signals are for the command."""
+        handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH)
+        before = {number: signal.signal(number, self._note) for number in handled}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> Any:
+        if number == signal.SIGWINCH:
+            self._has_new_size = True
+            return
+        self._num_interrupts += number == signal.SIGINT
+        if self._num_interrupts >= _INTERRUPTS:
+            raise KeyboardInterrupt
+        self._signals.append(signal.Signals(number).name.removeprefix("SIG"))
+
+    def pass_signals(self) -> None:
+        """Pass on what has come; a signal's handler must not wait for the channel."""
+        if self._has_new_size and self._has_terminal:
+            self._has_new_size = False
+            self._process.channel.send(size_frame(*terminal_size()))
+        while self._signals:
+            self._process.channel.send(Frame(Kind.SIGNAL, self._signals.pop(0).encode()))
+
+    def pass_in(self) -> None:
+        """Pass on what standard input has, to its end."""
+        channel, leaves = self._process.channel, _Leaving()
+        with suppress(ChannelEnded, OSError):
+            while data := os.read(0, _READ_BYTES):
+                if self._has_terminal and leaves.is_typed_in(data):
+                    channel.end("you have left it")
+                    return
+                channel.send(Frame(Kind.INPUT, data))
+            channel.send(Frame(Kind.END_OF_INPUT))
+
+    def write(self, frame: Frame) -> bool:
+        """Write what the command has written; return whether anybody reads it."""
+        stream = sys.stderr if frame.kind is Kind.ERRORS else sys.stdout
+        data = memoryview(frame.data)
+        with suppress(BrokenPipeError):
+            while data:
+                data = data[os.write(stream.fileno(), data) :]
+            return True
+        return False
+
+
+class _Leaving:
+    """Watches for ``_LEAVE`` at the beginning of a line."""
+
+    def __init__(self) -> None:
+        self._line = b""
+
+    def is_typed_in(self, data: bytes) -> bool:
+        """Return whether it was typed with this."""
+        for byte in data:
+            if byte in b"\r\n":
+                self._line = b""
+                continue
+            self._line = (self._line + bytes([byte]))[: len(_LEAVE) + 1]
+            if self._line == _LEAVE:
+                return True
+        return False

@@ -1,0 +1,68 @@
+"""Chooses the node of a job on which a command runs, and calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from cloudspot.cli.jobs import Job
+from cloudspot.cli.screen import output
+from cloudspot.errors import CloudspotError
+from cloudspot.jobstore.layout.records import Seat
+from cloudspot.jobstore.remote.calling import RemoteProcess, call_node
+from cloudspot.jobstore.remote.channel import (
+    BUSY_PER_HOUR,
+    DEFAULT_MAX_REQUESTS,
+    IDLE_PER_HOUR,
+    Requests,
+)
+from cloudspot.story.states import live_members
+
+max_requests_option = click.option(
+    "--max-requests",
+    type=click.IntRange(min=100),
+    default=DEFAULT_MAX_REQUESTS,
+    show_default=True,
+    metavar="N",
+    help="End it after N requests of the store from this side.",
+)
+
+
+def choose_nodes(job: Job, node: Seat | None) -> list[Seat]:
+    """Return the node that is named, or all that train, or else all that have a machine.
+
+    Raises:
+        CloudspotError: there is none, or no command may run there.
+    """
+    if not job.spec.run.exec:
+        raise CloudspotError(f"job {job.id} runs no commands: its job file says run.exec = false")
+    history = job.first_history
+    claimed = [
+        Seat(launch.number, rank)
+        for launch in history.live_launches
+        for rank in launch.claimed
+        if rank in launch.live_ranks
+    ]
+    found = [*live_members(history)] or claimed
+    if node is not None:
+        found = [one for one in claimed if one == node]
+    if not found:
+        what = "no running machine" if node is None else f"no running machine for node {node}"
+        raise CloudspotError(f"job {job.id} has {what}; see: {job.command('show')}")
+    return found
+
+
+def call(
+    job: Job, seat: Seat, words: Sequence[str], *, size: tuple[int, int] | None = None, most: int
+) -> RemoteProcess:
+    """Have the node run a command, and say on standard error what that takes."""
+    idle, busy = (
+        f"{one.num_reads + one.num_writes:,} requests of the store an hour ({one.usd:.3f} USD at S3's prices)"
+        for one in (IDLE_PER_HOUR, BUSY_PER_HOUR)
+    )
+    output.echo(
+        f"calling node {seat} of job {job.id}: while nothing happens, both sides make {idle}; at most {busy}",
+        error=True,
+    )
+    return call_node(job.store, job.id, seat, words, size=size, requests=Requests(most))

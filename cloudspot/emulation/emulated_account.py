@@ -1,0 +1,119 @@
+"""The life of an emulated account: its servers, its audit trail, and what happens there as time goes by."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudspot.emulation.api_faults import Call, Faults
+from cloudspot.emulation.audit_trail import Trail
+from cloudspot.emulation.cloud import EmulatedCloud, MachineHost
+from cloudspot.emulation.function_front import FunctionFront
+from cloudspot.emulation.spot_plan import SpotPlan
+from cloudspot.emulation.wsgi_server import Server
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication
+
+TICK_SECONDS = 1.0
+
+
+class EmulatedAccount(EmulatedCloud):
+    """An emulated cloud that serves one account by one WSGI application.
+
+    A subclass's ``start`` calls :meth:`serve`, makes through the API what users make before their first job,
+    and ends with :meth:`begin`.
+    """
+
+    def __init__(self) -> None:
+        self.faults = Faults()
+        """What goes wrong, and every call that came; see :class:`Faults`."""
+        self.front: FunctionFront | None = None
+        """Where functions reach the account."""
+        self._server: Server | None = None
+        self._trail: Trail | None = None
+        self._ticker: threading.Thread | None = None
+        self._is_over = threading.Event()
+        self._noticed: set[str] = set()
+
+    def follow(self, plan: SpotPlan) -> None:
+        """Follow the plan; see EmulatedCloud."""
+        self.faults.spot_plan = plan
+
+    @property
+    def url(self) -> str:
+        """Return where the account is served; after ``serve``."""
+        assert self._server is not None
+        return self._server.url
+
+    @property
+    def functions_url(self) -> str:
+        """Return where functions reach the account; after ``serve``."""
+        assert self.front is not None
+        return self.front.url
+
+    def serve(self, app: WSGIApplication, *, address: str) -> None:
+        """Serve the application at any port of the address, and at another one for functions."""
+        self._server = Server(app, host=address)
+        self.front = FunctionFront(app, host=address)
+
+    def begin(
+        self,
+        directory: Path,
+        *,
+        rights: Callable[[Call], Iterable[str]],
+        resource: Callable[[Call], str],
+    ) -> None:
+        """Keep the trail of all calls from now on in ``requests.jsonl``, and call ``tick`` every second.
+
+        Calls before it made what the account has; ``faults.calls`` forgets them. ``rights`` and ``resource``
+        are :class:`Trail`'s.
+        """
+        self.faults.calls.clear()
+        self._trail = Trail(
+            directory / "requests.jsonl",
+            is_machine=self.faults.is_machine,
+            rights=rights,
+            resource=resource,
+        )
+        self.faults.on_call = self._trail
+        self._ticker = threading.Thread(target=self._tick, name="scheduler", daemon=True)
+        self._ticker.start()
+
+    @abstractmethod
+    def tick(self) -> None:
+        """Carry out what is due while no request comes: schedules, notices to functions."""
+
+    def close_functions(self) -> None:
+        """End all functions that run, after ``serve`` and before the servers end; by default, none."""
+
+    def newly_noticed(self, host: MachineHost) -> Iterator[str]:
+        """Yield the machines whose notice has begun since this was last asked."""
+        for machine_id, state in host.states().items():
+            if state.notice_deadline is not None and machine_id not in self._noticed:
+                self._noticed.add(machine_id)
+                yield machine_id
+
+    def stop(self) -> None:
+        """End functions and servers; see EmulatedCloud."""
+        self._is_over.set()
+        if self._server is not None:
+            self.close_functions()
+        if self._ticker is not None:
+            self._ticker.join()
+            self._ticker = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self.front is not None:
+            self.front.close()
+            self.front = None
+        if self._trail is not None:
+            self._trail.close()
+
+    def _tick(self) -> None:
+        while not self._is_over.wait(TICK_SECONDS):
+            self.tick()

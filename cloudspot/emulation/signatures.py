@@ -1,0 +1,20 @@
+"""Signatures by a key that is derived from the secret step by step, as AWS and Alibaba Cloud make them."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+
+def signature_of(canonical: str, *, algorithm: str, at: str, scope: str, secret: str) -> str:
+    """Return the signature of a canonical request, in hexadecimal.
+
+    ``scope`` is the credential's, ``20261101/us-east-1/s3/aws4_request``, whose parts derive the key from
+    ``secret``, which begins with what the cloud puts before it (``AWS4``); ``at`` is the request's time as it
+    is signed.
+    """
+    text = "\n".join((algorithm, at, scope, hashlib.sha256(canonical.encode()).hexdigest()))
+    key = secret.encode()
+    for part in (*scope.split("/"), text):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    return key.hex()

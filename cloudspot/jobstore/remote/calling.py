@@ -1,0 +1,129 @@
+"""The end of a person: calls a node, and has what comes back."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from cloudspot.errors import CloudspotError
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.store_clock import clock_of
+from cloudspot.jobstore.access.stored_records import find_record
+from cloudspot.jobstore.layout import codec, keys
+from cloudspot.jobstore.layout.records import RemoteAnswer, RemoteCall, Seat, new_nonce
+from cloudspot.jobstore.nodes.node_records import find_node_record
+from cloudspot.jobstore.remote.channel import Channel, ChannelEnded, Requests
+from cloudspot.jobstore.remote.places import channel_of, delete_command
+from cloudspot.jobstore.remote.relay import Frame, Kind
+
+ANSWER_SECONDS = 40.0
+"""How long a node is waited for, which looks for calls every few seconds."""
+_LOOK_SECONDS = 0.25
+_REPEAT_SECONDS = 6.0
+"""How often the call is put again meanwhile: another person's may have replaced it before it was seen."""
+_FINISH_SECONDS = 10.0
+
+
+class RemoteProcess:
+    """A command that a node runs for us; close it, whatever happens."""
+
+    def __init__(self, store: ObjectStore, job_id: str, call: RemoteCall, channel: Channel) -> None:
+        self._store, self._job_id, self._call = store, job_id, call
+        self.channel = channel
+        self.status: int | None = None
+        """Its exit status, once that has come."""
+        self.said = ""
+        """The sentence with which the node has cut it off."""
+
+    def frames(self, *, seconds: float = 0.2) -> Frame | None:
+        """Return the next frame of its output; None: there was none for ``seconds``, or it has ended.
+
+        Raises:
+            ChannelEnded: the node is gone, or the relay was disturbed.
+        """
+        frame = self.channel.take(seconds)
+        if frame is None:
+            return None
+        if frame.kind is Kind.STATUS:
+            self.status = int(frame.data)
+        elif frame.kind is Kind.SAID:
+            self.said = frame.data.decode(errors="replace")
+        elif frame.kind is Kind.CLOSE:
+            raise ChannelEnded(self.said or "the node has ended the command")
+        else:
+            return frame
+        return None
+
+    def close(self) -> None:
+        """Say that we hear no more, and delete what was relayed."""
+        with suppress(ChannelEnded):
+            self.channel.send(Frame(Kind.CLOSE))
+            self.channel.finish(_FINISH_SECONDS)
+        self.channel.end("it is over")
+        delete_command(self._store, self._job_id, self._call)
+
+
+def call_node(
+    store: ObjectStore,
+    job_id: str,
+    seat: Seat,
+    words: Sequence[str],
+    *,
+    size: tuple[int, int] | None = None,
+    requests: Requests | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> RemoteProcess:
+    """Have a node of the job run a command; ``size`` is that of the terminal that it gets, if it gets one.
+
+    Raises:
+        CloudspotError: the node does not run it; the message says why.
+    """
+    beat = find_node_record(store, keys.heartbeat, job_id, *seat)
+    if beat is None:
+        raise CloudspotError(f"node {seat} of job {job_id} has never reported: it has not started yet")
+    if not beat.agent:
+        raise CloudspotError(f"node {seat} of job {job_id} runs no commands: run.exec is false there")
+    rows, columns = size or (0, 0)
+    call = RemoteCall(
+        launch=seat.launch,
+        rank=seat.rank,
+        instance_id=beat.instance_id,
+        agent=beat.agent,
+        user=f"{getpass.getuser()}@{socket.gethostname()}",
+        words=tuple(words),
+        rows=rows,
+        columns=columns,
+        at=clock_of(store).now(),
+        writer=new_nonce(),
+    )
+    answer = _await_answer(store, job_id, seat, call, is_over)
+    if answer.refused:
+        delete_command(store, job_id, call)
+        raise CloudspotError(f"node {seat} of job {job_id} does not run it: {answer.refused}")
+    channel = channel_of(store, job_id, call, answer, is_node=False, requests=requests)
+    channel.start()
+    return RemoteProcess(store, job_id, call, channel)
+
+
+def _await_answer(
+    store: ObjectStore, job_id: str, seat: Seat, call: RemoteCall, is_over: Callable[[], bool]
+) -> RemoteAnswer:
+    end, put_at = time.monotonic() + ANSWER_SECONDS, -_REPEAT_SECONDS
+    key = keys.remote_answer(job_id, *seat, call.writer)
+    while time.monotonic() < end and not is_over():
+        if time.monotonic() >= put_at + _REPEAT_SECONDS:
+            put_at = time.monotonic()
+            store.put(keys.remote_call(job_id, *seat), codec.encode(call))
+        answer = find_record(store, key, RemoteAnswer)
+        if answer is not None:
+            return answer
+        time.sleep(_LOOK_SECONDS)
+    delete_command(store, job_id, call)
+    store.delete(keys.remote_call(job_id, *seat))
+    raise CloudspotError(
+        f"node {seat} of job {job_id} has not answered for {ANSWER_SECONDS:.0f} s: its machine is gone,"
+        " or its agent is an older one; see: cloudspot show"
+    )

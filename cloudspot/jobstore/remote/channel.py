@@ -1,0 +1,293 @@
+"""Frames both ways between two processes that share nothing but a store.
+
+Each end puts its frames in numbered, create-only objects, *pieces*, and looks for the other end's next one.
+A piece begins with a hash of the secret that both ends know, its key and what it holds: a piece of another
+command, of the other direction or of another place, or one that was cut, ends the channel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cloudspot.errors import CloudspotError, CorruptData, ObjectExists, TransientError
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.stored_records import find_bytes
+from cloudspot.jobstore.remote.relay import Frame, FrameReader, Kind
+
+FIRST_LOOK_SECONDS = 0.1
+"""How long an end waits after its first look in vain; each further one is longer by ``_GROWTH``."""
+BUSY_LOOK_SECONDS = 0.5
+"""The longest of these waits in the first ``BUSY_SECONDS`` after anything was sent or has come."""
+BUSY_SECONDS = 30.0
+IDLE_LOOK_SECONDS = 4.0
+"""The longest of them otherwise."""
+_GROWTH = 1.25
+ALIVE_SECONDS = 20.0
+"""How often an end that has nothing to say puts a piece all the same."""
+SILENT_SECONDS = 75.0
+"""An end of which nothing has come for this long is taken for gone."""
+MAX_PIECE_BYTES = 4 << 20
+WINDOW_BYTES = 16 << 20
+"""As much is put at most without the other end having taken it."""
+_ACKNOWLEDGED_BYTES = 4 << 20
+_GATHER_SECONDS = 0.01
+"""How long more frames are waited for, to go with the first."""
+_RETRY_SECONDS = 0.5
+_DIGEST_BYTES = 32
+DEFAULT_MAX_REQUESTS = 100_000
+
+
+class ChannelEnded(CloudspotError):
+    """Nothing more can be sent or will come: the message says why."""
+
+
+@dataclass
+class Requests:
+    """How many requests an end has made of the store, and may make."""
+
+    most: float = math.inf
+    num_reads: int = 0
+    num_writes: int = 0
+
+    @property
+    def usd(self) -> float:
+        """What they cost at S3's prices in us-east-1; those of other buckets are alike."""
+        # https://aws.amazon.com/s3/pricing/, S3 Standard: for 1,000 GETs, and for 1,000 PUTs.
+        return (self.num_reads * 0.0004 + self.num_writes * 0.005) / 1000
+
+    def check(self) -> None:
+        """Raise ChannelEnded where no more may be made."""
+        if self.num_reads + self.num_writes >= self.most:
+            raise ChannelEnded(f"it has used the {self.most:,.0f} requests of the store that it may make")
+
+
+IDLE_PER_HOUR = Requests(
+    num_reads=int(2 * 3600 / IDLE_LOOK_SECONDS), num_writes=int(2 * 3600 / ALIVE_SECONDS)
+)
+"""What both ends make in an hour in which nothing happens."""
+BUSY_PER_HOUR = Requests(
+    num_reads=int(2 * 3600 / FIRST_LOOK_SECONDS), num_writes=int(2 * 3600 / FIRST_LOOK_SECONDS)
+)
+"""What they make at most in an hour in which both have something to say all the time."""
+
+
+class Channel:
+    """One end. Two threads put and look; ``send`` and ``take`` may be called by any thread."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        sends: Callable[[int], str],
+        takes: Callable[[int], str],
+        secret: bytes,
+        requests: Requests | None = None,
+    ) -> None:
+        """``sends`` and ``takes`` return the keys of pieces by their number, counted from 0."""
+        self._store = store
+        self._sends, self._takes = sends, takes
+        self._secret = secret
+        self.requests = requests or Requests()
+        self._changed = threading.Condition()
+        self._outgoing: deque[Frame] = deque()
+        self._outgoing_bytes = 0
+        self._sent_bytes = self._acknowledged_bytes = 0
+        self._incoming: deque[Frame] = deque()
+        self._taken_bytes = self._told_bytes = 0
+        self._is_finishing = False
+        self._has_finished = False
+        self._ended: str | None = None
+        self._active_at = time.monotonic()
+        self._threads = [
+            threading.Thread(target=self._run, args=(loop,), name=f"channel {name}", daemon=True)
+            for name, loop in (("put", self._put_pieces), ("look", self._look_for_pieces))
+        ]
+
+    def start(self) -> None:
+        """Begin to put and to look."""
+        for each in self._threads:
+            each.start()
+
+    @property
+    def ended(self) -> str | None:
+        """Why the channel has ended, or None."""
+        return self._ended
+
+    def end(self, why: str) -> None:
+        """End it at once; what was not put yet is lost."""
+        with self._changed:
+            self._ended = self._ended or why
+            self._changed.notify_all()
+
+    def send(self, frame: Frame) -> None:
+        """Have a frame put; waits while as much is on its way as may be.
+
+        Raises:
+            ChannelEnded: it cannot be.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._outgoing_bytes < MAX_PIECE_BYTES)
+            if self._ended is not None:
+                raise ChannelEnded(self._ended)
+            self._outgoing.append(frame)
+            self._outgoing_bytes += frame.size
+            self._active_at = time.monotonic()
+            self._changed.notify_all()
+
+    def take(self, seconds: float) -> Frame | None:
+        """Return the next frame that has come; None: there was none for that long.
+
+        Raises:
+            ChannelEnded: none will come.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._incoming or self._ended, seconds)
+            if self._incoming:
+                frame = self._incoming.popleft()
+                self._taken_bytes += frame.size
+                if self._taken_bytes - self._told_bytes >= _ACKNOWLEDGED_BYTES:
+                    self._changed.notify_all()
+                return frame
+            if self._ended is not None:
+                raise ChannelEnded(self._ended)
+            return None
+
+    def finish(self, seconds: float) -> bool:
+        """Put what is left, and then no more; return whether that was done within ``seconds``."""
+        with self._changed:
+            self._is_finishing = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._has_finished or self._ended, seconds)
+            return self._has_finished
+
+    def _run(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except (CloudspotError, ValueError) as error:
+            self.end(str(error))
+
+    # --- putting ------------------------------------------------------------------------------------
+
+    def _put_pieces(self) -> None:
+        number = 0
+        while (data := self._gather()) is not None:
+            self._put(number, data)
+            number += 1
+        with self._changed:
+            self._has_finished = True
+            self._changed.notify_all()
+
+    def _gather(self) -> bytes | None:
+        """Wait for something to put, and return it; None: there is nothing, and nothing will come."""
+        with self._changed:
+            has_come = self._changed.wait_for(
+                lambda: (
+                    self._ended is not None
+                    or (self._outgoing and self._sent_bytes - self._acknowledged_bytes < WINDOW_BYTES)
+                    or self._taken_bytes - self._told_bytes >= _ACKNOWLEDGED_BYTES
+                    or (self._is_finishing and not self._outgoing)
+                ),
+                ALIVE_SECONDS,
+            )
+            is_finishing = self._is_finishing
+        if has_come and not is_finishing:
+            time.sleep(_GATHER_SECONDS)
+        with self._changed:
+            if self._ended is not None or (is_finishing and not self._outgoing):
+                return None
+            data = b""
+            if self._taken_bytes > self._told_bytes:
+                self._told_bytes = self._taken_bytes
+                data += Frame(Kind.TAKEN, str(self._told_bytes).encode()).encode()
+            while (
+                self._outgoing
+                and len(data) < MAX_PIECE_BYTES
+                and self._sent_bytes - self._acknowledged_bytes < WINDOW_BYTES
+            ):
+                frame = self._outgoing.popleft()
+                self._outgoing_bytes -= frame.size
+                self._sent_bytes += frame.size
+                data += frame.encode()
+            self._changed.notify_all()
+            return data or Frame(Kind.ALIVE).encode()
+
+    def _put(self, number: int, data: bytes) -> None:
+        key = self._sends(number)
+        piece = self._seal(key, data) + data
+        end = time.monotonic() + SILENT_SECONDS
+        while True:
+            self.requests.check()
+            self.requests.num_writes += 1
+            try:
+                if not self._is_taken(key, piece):
+                    return
+                raise ChannelEnded("somebody else has written in its place")
+            except TransientError:
+                if time.monotonic() >= end or self._ended is not None:
+                    raise
+                time.sleep(_RETRY_SECONDS)
+
+    def _is_taken(self, key: str, piece: bytes) -> bool:
+        """Put a piece; return whether somebody else has put another there."""
+        try:
+            self._store.put(key, piece, if_absent=True)
+        except ObjectExists:  # perhaps by an earlier try of ours, whose answer was lost
+            return find_bytes(self._store, key) != piece
+        return False
+
+    # --- looking ------------------------------------------------------------------------------------
+
+    def _look_for_pieces(self) -> None:
+        reader, number, pause = FrameReader(), 0, FIRST_LOOK_SECONDS
+        heard_at = time.monotonic()
+        while self._ended is None and not self._has_finished:
+            self.requests.check()
+            self.requests.num_reads += 1
+            key = self._takes(number)
+            try:
+                piece = find_bytes(self._store, key)
+            except TransientError:
+                piece = None
+            now = time.monotonic()
+            if piece is None:
+                if now - heard_at > SILENT_SECONDS:
+                    raise ChannelEnded(f"the other end has been silent for {SILENT_SECONDS:.0f} s")
+                pause = self._wait(pause)
+                continue
+            heard_at, pause = now, FIRST_LOOK_SECONDS
+            digest, data = piece[:_DIGEST_BYTES], piece[_DIGEST_BYTES:]
+            if not hmac.compare_digest(digest, self._seal(key, data)):
+                raise CorruptData("a piece is not of this command, or not whole")
+            number += 1
+            self._receive(reader.feed(data))
+
+    def _wait(self, pause: float) -> float:
+        """Wait before the next look, and return how long the one after it is."""
+        with self._changed:
+            active_at = self._active_at
+            self._changed.wait_for(lambda: self._ended or self._active_at > active_at, pause)
+            if self._active_at > active_at:
+                return FIRST_LOOK_SECONDS
+        is_busy = time.monotonic() - active_at < BUSY_SECONDS
+        return min(pause * _GROWTH, BUSY_LOOK_SECONDS if is_busy else IDLE_LOOK_SECONDS)
+
+    def _receive(self, frames: list[Frame]) -> None:
+        with self._changed:
+            for frame in frames:
+                if frame.kind is Kind.TAKEN:
+                    self._acknowledged_bytes = max(self._acknowledged_bytes, int(frame.data))
+                elif frame.kind is not Kind.ALIVE:
+                    self._incoming.append(frame)
+                    self._active_at = time.monotonic()
+            self._changed.notify_all()
+
+    def _seal(self, key: str, data: bytes) -> bytes:
+        """Return the hash that binds what a piece holds to its place."""
+        return hmac.digest(self._secret, key.encode() + b"\0" + hashlib.sha256(data).digest(), "sha256")

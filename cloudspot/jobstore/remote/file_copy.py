@@ -1,0 +1,148 @@
+"""The node's end of ``cloudspot cp``: reads or writes one file, verified, from where a copy has stopped.
+
+Run as ``python -m cloudspot.jobstore.remote.file_copy`` in the job's environment; it needs only the standard
+library. It reads a request, one line of JSON, and answers by such lines; the file's blocks follow them on
+the same stream. The other end uses ``read_from`` and ``write_from``, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+BLOCK_BYTES = 1 << 20
+PARTIAL = ".cloudspot-partial"
+"""How the name of a file ends that is not whole yet."""
+
+
+class CopyError(Exception):
+    """A file cannot be copied; the message says which and why."""
+
+
+def blocks_of(path: Path) -> list[str]:
+    """Return the hashes of the whole blocks that a file has; none, if it is not there."""
+    found = []
+    try:
+        with path.open("rb") as file:
+            while len(block := file.read(BLOCK_BYTES)) == BLOCK_BYTES:
+                found.append(hashlib.sha256(block).hexdigest())
+    except FileNotFoundError:
+        pass
+    return found
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return the size, mode and hash of a file.
+
+    Raises:
+        CopyError: it is none, or cannot be read.
+    """
+    if path.is_dir():
+        raise CopyError(f"{path} is a directory: copy an archive of it, such as tar makes")
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.sha256()
+            while block := file.read(BLOCK_BYTES):
+                digest.update(block)
+            return {
+                "size": file.tell(),
+                "mode": os.fstat(file.fileno()).st_mode & 0o777,
+                "sha256": digest.hexdigest(),
+            }
+    except OSError as error:
+        raise CopyError(f"{path}: {error.strerror}") from error
+
+
+def read_from(path: Path, has: list[str]) -> tuple[int, Iterator[bytes]]:
+    """Return where a copy that ``has`` blocks goes on, in bytes, and the rest of the file in blocks."""
+    num_same = 0
+    for mine, theirs in zip(blocks_of(path), has, strict=False):
+        if mine != theirs:
+            break
+        num_same += 1
+
+    def rest() -> Iterator[bytes]:
+        with path.open("rb") as file:
+            file.seek(num_same * BLOCK_BYTES)
+            while block := file.read(BLOCK_BYTES):
+                yield block
+
+    return num_same * BLOCK_BYTES, rest()
+
+
+def partial_of(path: Path) -> Path:
+    """Return where the file is until it is whole."""
+    return path.with_name(f".{path.name}{PARTIAL}")
+
+
+def write_from(path: Path, about: dict[str, Any], start: int, read: Callable[[int], bytes]) -> None:
+    """Write a file from ``start`` on by what ``read(most)`` returns, and put it in place if it is whole.
+
+    Raises:
+        CopyError: it is not what it should be, or cannot be written. What has come is kept for the next try.
+    """
+    partial = partial_of(path)
+    try:
+        with partial.open("r+b" if partial.exists() else "w+b") as file:
+            file.truncate(start)
+            file.seek(start)
+            left = about["size"] - start
+            while left > 0:
+                data = read(min(left, BLOCK_BYTES))
+                if not data:
+                    raise CopyError(f"{path}: {left} bytes are missing; copy it again to go on there")
+                file.write(data)
+                left -= len(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.fchmod(file.fileno(), about["mode"])
+        if describe(partial)["sha256"] != about["sha256"]:
+            partial.unlink()
+            raise CopyError(f"{path}: it has changed meanwhile, or a block was damaged; copy it again")
+        partial.replace(path)
+    except OSError as error:
+        raise CopyError(f"{path}: {error.strerror}") from error
+
+
+def send(stream: BinaryIO, message: dict[str, Any]) -> None:
+    """Write a message, on a line of its own."""
+    stream.write(json.dumps(message).encode() + b"\n")
+    stream.flush()
+
+
+def serve(source: BinaryIO, target: BinaryIO) -> None:
+    """Answer one request."""
+    request = json.loads(source.readline())
+    path = Path(request["path"]).expanduser()
+    if request["do"] == "write":
+        if path.is_dir():
+            path /= request["name"]
+        send(target, {"path": str(path), "has": blocks_of(partial_of(path))})
+        start = json.loads(source.readline())["start"]
+        write_from(path, request["about"], start, source.read)
+        send(target, {"done": True})
+        return
+    about = describe(path)
+    send(target, {"about": about, "path": str(path)})
+    start, rest = read_from(path, json.loads(source.readline())["has"])
+    send(target, {"start": start})
+    target.writelines(rest)
+    target.flush()
+
+
+def main() -> None:
+    """Answer one request on the standard streams; a refusal is a message, too."""
+    try:
+        serve(sys.stdin.buffer, sys.stdout.buffer)
+    except CopyError as error:
+        send(sys.stdout.buffer, {"refused": str(error)})
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

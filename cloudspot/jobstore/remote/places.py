@@ -1,0 +1,82 @@
+"""Where the objects of a command on a node are, the secret that binds them, and their deletion."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from cloudspot.interfaces import ObjectStore
+from cloudspot.jobstore.access.retrying_store import with_retries
+from cloudspot.jobstore.access.stored_records import find_record
+from cloudspot.jobstore.layout import keys
+from cloudspot.jobstore.layout.records import RemoteAnswer, RemoteCall, RemoteCommand, Seat
+from cloudspot.jobstore.remote.channel import Channel, Requests
+
+DELETED_AT_ONCE = 500
+
+
+def channel_of(
+    store: ObjectStore,
+    job_id: str,
+    call: RemoteCall,
+    answer: RemoteAnswer,
+    *,
+    is_node: bool,
+    requests: Requests | None = None,
+) -> Channel:
+    """Return one end of what is relayed for a call: the node's, or the person's who has asked.
+
+    The secret is of both nonces. Whoever may read the store knows it; it keeps out objects of other commands.
+    """
+    place = job_id, call.launch, call.rank, call.writer
+
+    def to_node(number: int) -> str:
+        return keys.remote_input(*place, number)
+
+    def from_node(number: int) -> str:
+        return keys.remote_output(*place, number)
+
+    parts = (call.agent, call.instance_id, call.writer, answer.writer)
+    return Channel(
+        store,
+        sends=from_node if is_node else to_node,
+        takes=to_node if is_node else from_node,
+        secret=hashlib.sha256("\0".join(parts).encode()).digest(),
+        requests=requests,
+    )
+
+
+def read_commands(store: ObjectStore, job_id: str) -> list[RemoteCommand]:
+    """Return the commands that people have run on the job's nodes, the oldest first."""
+    keys_found = [meta.key for meta in store.list_objects(keys.remote_commands_prefix(job_id))]
+    ours = (key for key in keys_found if keys.remote_command.match(key) is not None)
+    found = (find_record(store, key, RemoteCommand) for key in ours)
+    return sorted((one for one in found if one is not None), key=lambda one: one.at)
+
+
+def delete_command(store: ObjectStore, job_id: str, call: RemoteCall) -> None:
+    """Delete all that was relayed for a call; safe to repeat."""
+    delete_below(store, keys.remote_command_prefix(job_id, call.launch, call.rank, call.writer))
+
+
+def delete_relayed(store: ObjectStore, job_id: str, seat: Seat | None = None) -> None:
+    """Delete the calls of a node, or of all, and what was relayed for their commands; safe to repeat."""
+    if seat is not None:
+        with_retries(store).delete(keys.remote_call(job_id, *seat))
+        delete_below(store, keys.remote_node_prefix(job_id, *seat))
+        return
+    reports = [meta.key for meta in with_retries(store).list_objects(keys.nodes_prefix(job_id))]
+    delete_keys(store, [key for key in reports if keys.remote_call.match(key) is not None])
+    delete_below(store, keys.remote_prefix(job_id))
+
+
+def delete_below(store: ObjectStore, prefix: str) -> None:
+    """Delete the objects below a prefix."""
+    for page in with_retries(store).list_pages(prefix):
+        delete_keys(store, [meta.key for meta in page.objects])
+
+
+def delete_keys(store: ObjectStore, found: Sequence[str]) -> None:
+    """Delete these objects."""
+    for start in range(0, len(found), DELETED_AT_ONCE):
+        with_retries(store).delete_many(found[start : start + DELETED_AT_ONCE])

@@ -1,0 +1,320 @@
+"""Runs one program on a node and relays its streams, in frames; the form of the frames.
+
+Run as ``python -IS relay.py``, in the job's environment and inside its container if it has one. It reads
+frames on its standard input, the first of which says what to run, and writes frames to its standard output.
+When its input ends, whoever gave it is gone, and the program is ended. It needs only the standard library: a
+container may run it with a Python of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import fcntl
+import json
+import os
+import selectors
+import signal
+import struct
+import termios
+from collections import deque
+from typing import NamedTuple
+
+MAX_FRAME_BYTES = 256 << 10
+"""What a frame holds at most."""
+_HEADER = struct.Struct(">BI")
+_READ_BYTES = 64 << 10
+_MAX_WAITING_BYTES = 1 << 20
+"""As much may wait for the program to read it; then nothing more is taken."""
+_LEAVE_SECONDS = 2.0
+"""How long the program may take to end once it was hung up on."""
+_NOT_FOUND, _NOT_RUN = 127, 126
+
+
+class Kind(enum.IntEnum):
+    """What a frame holds."""
+
+    START = 0
+    """What to run: ``words``, and ``rows`` and ``columns`` if it gets a terminal; JSON."""
+    INPUT = 1
+    END_OF_INPUT = 2
+    SIZE = 3
+    """The terminal's rows and columns; JSON."""
+    SIGNAL = 4
+    """The name of a signal for the program and those that it has started, such as ``INT``."""
+    OUTPUT = 5
+    ERRORS = 6
+    """What it has written to its standard error; with a terminal, that is among the output."""
+    STATUS = 7
+    """How it has ended, as a shell tells it; a number in text. It is the last frame of a program."""
+    SAID = 8
+    """A sentence for the person at the other end."""
+    TAKEN = 9
+    """How many bytes of frames this end has taken in all; a number in text."""
+    ALIVE = 10
+    CLOSE = 11
+    """This end has nothing more to say and wants to hear nothing."""
+
+
+class Frame(NamedTuple):
+    """A frame."""
+
+    kind: Kind
+    data: bytes = b""
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes when encoded."""
+        return _HEADER.size + len(self.data)
+
+    def encode(self) -> bytes:
+        """Return its bytes."""
+        return _HEADER.pack(self.kind, len(self.data)) + self.data
+
+
+class FrameReader:
+    """Finds the frames in bytes that come in any portions."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no part of a frame is left."""
+        return not self._rest
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Return the frames that are complete with this.
+
+        Raises:
+            ValueError: it is none.
+        """
+        self._rest += data
+        found, at = [], 0
+        while len(self._rest) - at >= _HEADER.size:
+            kind, size = _HEADER.unpack_from(self._rest, at)
+            if size > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {size} bytes")
+            end = at + _HEADER.size + size
+            if end > len(self._rest):
+                break
+            found.append(Frame(Kind(kind), bytes(self._rest[at + _HEADER.size : end])))
+            at = end
+        del self._rest[:at]
+        return found
+
+
+def size_frame(rows: int, columns: int) -> Frame:
+    """Return the frame that says how large a terminal is."""
+    return Frame(Kind.SIZE, json.dumps({"rows": rows, "columns": columns}).encode())
+
+
+class _Program:
+    """The program, and what is on its way to it."""
+
+    def __init__(self, words: list[str], size: tuple[int, int] | None) -> None:
+        self.pid = 0
+        self.status: int | None = None
+        self._waiting: deque[bytes] = deque()
+        self._num_waiting = 0
+        self._input_ended = False
+        self.terminal: int | None = None
+        if size is not None:
+            self.terminal, theirs = os.openpty()
+            self.resize(*size)
+            self.input, self.outputs = self.terminal, {self.terminal: Kind.OUTPUT}
+            given, ours = (theirs, theirs, theirs), []
+        else:
+            theirs, self.input = os.pipe()
+            output, out = os.pipe()
+            errors, err = os.pipe()
+            self.outputs = {output: Kind.OUTPUT, errors: Kind.ERRORS}
+            given, ours = (theirs, out, err), [out, err]
+        self._spawn(words, given)
+        for each in {theirs, *ours}:
+            os.close(each)
+        os.set_blocking(self.input, False)
+
+    def _spawn(self, words: list[str], given: tuple[int, int, int]) -> None:
+        self.pid = os.fork()
+        if self.pid:
+            return
+        try:
+            os.setsid()
+            if self.terminal is not None:
+                fcntl.ioctl(given[0], termios.TIOCSCTTY, 0)
+            for stream, each in enumerate(given):
+                os.dup2(each, stream)
+            for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            os.closerange(3, 4096)
+            os.execvp(words[0], words)  # noqa: S606 - the very program that was asked for
+        except OSError as error:
+            os.write(2, f"{words[0]}: {error.strerror}\n".encode())
+            os._exit(_NOT_FOUND if error.errno == errno.ENOENT else _NOT_RUN)
+
+    def resize(self, rows: int, columns: int) -> None:
+        if self.terminal is not None:
+            fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def signal(self, name: str) -> None:
+        number = getattr(signal, f"SIG{name}", None)
+        if isinstance(number, signal.Signals) and self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    @property
+    def is_full(self) -> bool:
+        return self._num_waiting > _MAX_WAITING_BYTES
+
+    @property
+    def wants_to_read(self) -> bool:
+        return bool(self._waiting)
+
+    def give(self, data: bytes) -> None:
+        if self.input >= 0:
+            self._waiting.append(data)
+            self._num_waiting += len(data)
+
+    def end_input(self) -> None:
+        if self.terminal is not None:
+            self.give(b"\x04")  # what a person types
+        else:
+            self._input_ended = True
+            self.pass_on()
+
+    def pass_on(self) -> None:
+        """Write what waits as far as it is taken, and close the program's input after the last of it."""
+        try:
+            while self._waiting and self.input >= 0:
+                written = os.write(self.input, self._waiting[0])
+                self._num_waiting -= written
+                rest = self._waiting.popleft()[written:]
+                if rest:
+                    self._waiting.appendleft(rest)
+        except BlockingIOError:
+            return
+        except OSError:  # it reads no more
+            self._waiting.clear()
+            self._num_waiting = 0
+            self._input_ended = self.terminal is None
+        if self._input_ended and not self._waiting and self.input >= 0:
+            os.close(self.input)
+            self.input = -1
+
+    def look(self) -> None:
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                code = os.waitstatus_to_exitcode(status)
+                self.status = code if code >= 0 else 128 - code
+
+
+def _say(frame: Frame) -> None:
+    data = memoryview(frame.encode())
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def _relay(program: _Program, reader: FrameReader, given: list[Frame]) -> None:
+    """Relay until the program has ended and all that it wrote is passed on, or our own input has ended."""
+    selector = selectors.DefaultSelector()
+    open_outputs = set(program.outputs)
+    for each in open_outputs:
+        selector.register(each, selectors.EVENT_READ)
+    registered = set[int]()
+    while True:
+        for frame in given:
+            _take(program, frame)
+        given = []
+        wanted = {0} if not program.is_full else set()
+        for fd in registered ^ wanted:
+            if fd in wanted:
+                selector.register(fd, selectors.EVENT_READ)
+            else:
+                selector.unregister(fd)
+        registered = wanted
+        if program.wants_to_read:
+            program.pass_on()
+        program.look()
+        # What it has left running may keep its outputs open: what there is now is all.
+        if program.status is not None and not _read_outputs(program, selector, open_outputs, seconds=0.0):
+            return
+        for fd in _ready(selector, 0.05 if program.wants_to_read or program.status is not None else 0.2):
+            if fd == 0:
+                data = os.read(0, _READ_BYTES)
+                if not data:
+                    return
+                given += reader.feed(data)
+        _read_outputs(program, selector, open_outputs, seconds=0.0)
+
+
+def _ready(selector: selectors.BaseSelector, seconds: float) -> list[int]:
+    return [key.fd for key, _ in selector.select(seconds)]
+
+
+def _read_outputs(
+    program: _Program, selector: selectors.BaseSelector, open_outputs: set[int], *, seconds: float
+) -> bool:
+    """Pass on what the program has written by now; return whether there was anything."""
+    has_read = False
+    for fd in _ready(selector, seconds):
+        if fd not in open_outputs:
+            continue
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            continue
+        except OSError:  # Linux says so of a terminal that nobody has open any more
+            data = b""
+        if data:
+            has_read = True
+            _say(Frame(program.outputs[fd], data))
+        else:
+            selector.unregister(fd)
+            open_outputs.remove(fd)
+    return has_read
+
+
+def _take(program: _Program, frame: Frame) -> None:
+    if frame.kind is Kind.INPUT:
+        program.give(frame.data)
+    elif frame.kind is Kind.END_OF_INPUT:
+        program.end_input()
+    elif frame.kind is Kind.SIZE:
+        size = json.loads(frame.data)
+        program.resize(size["rows"], size["columns"])
+    elif frame.kind is Kind.SIGNAL:
+        program.signal(frame.data.decode())
+
+
+def main() -> None:
+    """Run what the first frame says."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    reader = FrameReader()
+    frames: list[Frame] = []
+    while not frames:
+        data = os.read(0, _READ_BYTES)
+        if not data:
+            return
+        frames = reader.feed(data)
+    start = json.loads(frames.pop(0).data)
+    size = (start["rows"], start["columns"]) if "rows" in start else None
+    program = _Program(start["words"], size)
+    with contextlib.suppress(BrokenPipeError):
+        _relay(program, reader, frames)
+    if program.status is None:
+        program.signal("HUP")
+        signal.alarm(int(_LEAVE_SECONDS))
+        signal.signal(signal.SIGALRM, lambda *_: program.signal("KILL"))
+        _, status = os.waitpid(program.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        program.status = code if code >= 0 else 128 - code
+    with contextlib.suppress(BrokenPipeError):
+        _say(Frame(Kind.STATUS, str(program.status).encode()))
+
+
+if __name__ == "__main__":
+    main()

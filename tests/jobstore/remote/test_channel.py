@@ -1,0 +1,201 @@
+"""Frames both ways over a store that loses answers, and that others write to."""
+
+import itertools
+import random
+import threading
+import time
+
+import pytest
+from support.stores.memorystore import InMemoryStore
+
+from cloudspot.errors import TransientError
+from cloudspot.jobstore.remote import channel as module
+from cloudspot.jobstore.remote.channel import Channel, ChannelEnded, Requests
+from cloudspot.jobstore.remote.relay import Frame, Kind
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(module, "FIRST_LOOK_SECONDS", 0.005)
+    monkeypatch.setattr(module, "_GATHER_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_RETRY_SECONDS", 0.01)
+
+
+@pytest.fixture
+def ends():
+    """``ends(store)``: both ends of a channel, which end with the test."""
+    made = []
+
+    def make(store, *, secrets=(b"one", b"one"), requests=(None, None)):
+        keys = [lambda number: f"to-node/{number:08d}", lambda number: f"from-node/{number:08d}"]
+        person = Channel(store, sends=keys[0], takes=keys[1], secret=secrets[0], requests=requests[0])
+        node = Channel(store, sends=keys[1], takes=keys[0], secret=secrets[1], requests=requests[1])
+        made.extend((person, node))
+        person.start()
+        node.start()
+        return person, node
+
+    yield make
+    for each in made:
+        each.end("the test is over")
+
+
+def take_all(end, count):
+    found = []
+    while len(found) < count:
+        frame = end.take(5.0)
+        assert frame is not None, found
+        found.append(frame)
+    return found
+
+
+def test_frames_come_in_order_both_ways_and_once(ends):
+    person, node = ends(InMemoryStore())
+    sent = [Frame(Kind.INPUT, str(number).encode()) for number in range(200)]
+    for frame in sent:
+        person.send(frame)
+        node.send(Frame(Kind.OUTPUT, frame.data))
+    assert take_all(node, 200) == sent
+    assert [frame.data for frame in take_all(person, 200)] == [frame.data for frame in sent]
+    assert node.take(0.05) is None
+
+
+def test_a_store_that_fails_and_loses_answers_loses_and_repeats_nothing(ends):
+    person, node = ends(LosingStore(random.Random(5)))
+    sent = [Frame(Kind.INPUT, str(number).encode()) for number in range(60)]
+    for frame in sent:
+        person.send(frame)
+        time.sleep(0.001)
+    assert take_all(node, 60) == sent
+
+
+class LosingStore(InMemoryStore):
+    """Fails before or after a put, and now and then at a get."""
+
+    def __init__(self, rng):
+        super().__init__()
+        self._rng = rng
+
+    def get(self, key):
+        if self._rng.random() < 0.2:
+            raise TransientError("it was not read")
+        return super().get(key)
+
+    def put(self, key, data, *, if_absent=False):
+        chance = self._rng.random()
+        if chance < 0.2:
+            raise TransientError("it was not put")
+        super().put(key, data, if_absent=if_absent)
+        if chance > 0.8:
+            raise TransientError("the answer was lost")
+
+
+def test_as_much_is_on_its_way_at_most_as_may_be(ends, monkeypatch):
+    monkeypatch.setattr(module, "WINDOW_BYTES", 64 << 10)
+    monkeypatch.setattr(module, "_ACKNOWLEDGED_BYTES", 16 << 10)
+    monkeypatch.setattr(module, "MAX_PIECE_BYTES", 8 << 10)
+    store = InMemoryStore()
+    person, node = ends(store)
+    frame, count = Frame(Kind.INPUT, b"x" * 4096), 100
+    sender = threading.Thread(target=lambda: [person.send(frame) for _ in range(count)])
+    sender.start()
+    time.sleep(0.3)
+    waiting = sum(meta.size for meta in store.list_objects("to-node/"))
+    assert 48 << 10 < waiting < 128 << 10
+    assert len(take_all(node, count)) == count
+    sender.join(5)
+
+
+@pytest.mark.parametrize(
+    "how",
+    {
+        "of another command": "secret",
+        "cut": lambda pieces: {0: pieces[0][:-1]},
+        "a bit": lambda pieces: {0: bytes([pieces[0][0] ^ 1]) + pieces[0][1:]},
+        "two swapped": lambda pieces: {0: pieces[1], 1: pieces[0]},
+        "one twice": lambda pieces: {1: pieces[0]},
+        "empty": lambda pieces: {0: b""},
+    }.items(),
+    ids=lambda how: how[0],
+)
+def test_a_piece_that_is_not_of_this_place_in_this_command_does_nothing(ends, how):
+    source, change = InMemoryStore(), how[1]
+    writer, _ = ends(source)
+    for number in range(2):
+        writer.send(Frame(Kind.INPUT, f"rm {number}".encode()))
+        while writer._outgoing:
+            time.sleep(0.005)
+        time.sleep(0.02)
+    pieces = [source.get(meta.key) for meta in source.list_objects("to-node/")]
+    assert len(pieces) == 2
+    put = {0: pieces[0], 1: pieces[1]} | (change(pieces) if callable(change) else {})
+    store = InMemoryStore()
+    for number, data in put.items():
+        store.put(f"to-node/{number:08d}", data)
+    secret = b"another" if change == "secret" else b"one"
+    _, node = ends(store, secrets=(b"one", secret))
+    taken = []
+    with pytest.raises(ChannelEnded, match="not of this command, or not whole"):
+        while True:
+            taken += filter(None, [node.take(2.0)])
+    assert [frame.data for frame in taken] in ([], [b"rm 0"])
+    if how[0] != "one twice":
+        assert not taken
+
+
+def test_whoever_writes_in_our_place_is_not_outdone(ends):
+    store = InMemoryStore()
+    store.put("to-node/00000000", b"somebody else")
+    person, _ = ends(store)
+    person.send(Frame(Kind.INPUT, b"mine"))
+    while person.ended is None:
+        time.sleep(0.01)
+    assert person.ended == "somebody else has written in its place"
+    with pytest.raises(ChannelEnded):
+        person.send(Frame(Kind.INPUT, b"more"))
+
+
+def test_an_end_that_is_silent_is_taken_for_gone_and_one_with_nothing_to_say_is_not(ends, monkeypatch):
+    monkeypatch.setattr(module, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(module, "ALIVE_SECONDS", 0.1)
+    monkeypatch.setattr(module, "IDLE_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(module, "BUSY_LOOK_SECONDS", 0.05)
+    person, node = ends(InMemoryStore())
+    assert person.take(1.2) is None  # nothing has ended it
+    node.end("killed")
+    with pytest.raises(ChannelEnded, match="silent"):
+        person.take(3.0)
+
+
+def test_who_has_used_its_requests_ends(ends):
+    person, _ = ends(InMemoryStore(), requests=(Requests(most=50), None))
+    with pytest.raises(ChannelEnded, match="it has used the 50 requests of the store"):
+        for number in itertools.count():
+            person.send(Frame(Kind.INPUT, str(number).encode()))
+            time.sleep(0.005)
+    assert person.requests.num_reads + person.requests.num_writes == 50
+
+
+def test_looks_become_rare_when_nothing_happens(ends, monkeypatch):
+    monkeypatch.setattr(module, "BUSY_SECONDS", 0.0)
+    monkeypatch.setattr(module, "IDLE_LOOK_SECONDS", 0.5)
+    person, node = ends(InMemoryStore())
+    time.sleep(1.5)
+    looked = person.requests.num_reads
+    time.sleep(1.0)
+    assert person.requests.num_reads - looked <= 4
+    # What is sent wakes its sender, who expects an answer, at once.
+    began = time.monotonic()
+    person.send(Frame(Kind.INPUT, b"x"))
+    assert node.take(2.0) is not None
+    node.send(Frame(Kind.OUTPUT, b"y"))
+    assert person.take(2.0) is not None
+    assert time.monotonic() - began < 1.2
+
+
+def test_what_is_left_is_put_before_the_end(ends):
+    person, node = ends(InMemoryStore())
+    for number in range(20):
+        person.send(Frame(Kind.INPUT, str(number).encode()))
+    assert person.finish(5.0)
+    assert len(take_all(node, 20)) == 20
