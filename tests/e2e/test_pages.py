@@ -96,10 +96,10 @@ def look_at(page, name, pictures: Path | None):
     page.set_viewport_size({"width": 1280, "height": 900})
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_person_sees_a_job_live_its_reclaim_and_its_end(user, site, page, tmp_path, pictures):
     for name in ("before-1", "before-2"):
-        user.run_tiny(name)
+        user.run_tiny(name, sets=("run.env.TINY_EPOCHS=1",), timeout=400)
     user.start_tiny("watched", sets=SLOW)
     wait_for("the job", lambda: user.cloudspot("show", "watched", status=None).returncode == 0)
     page.goto(site("--write"))
@@ -160,7 +160,7 @@ def test_a_person_sees_a_job_live_its_reclaim_and_its_end(user, site, page, tmp_
 
 
 def test_a_page_in_a_file_is_read_by_everyone_and_runs_nothing(user, page, tmp_path):
-    user.run_tiny("done")
+    user.run_tiny("done", timeout=400)
     user.cloudspot("report", "done", "-o", str(tmp_path / "page.html"))
     requests = []
     page.on("request", lambda request: requests.append(request.url))

@@ -125,3 +125,40 @@ def test_without_nvidias_library_there_are_no_gpus(monkeypatch):
 
     monkeypatch.setattr("ctypes.CDLL", refuse)
     assert list(Gpus().sample()) == []
+
+
+class Nvml:
+    """NVIDIA's library as its reference has it: a status of 0, and what was asked for in the argument."""
+
+    def __init__(self, gpus, *, status=0):
+        self.gpus, self.status = gpus, status
+
+    def nvmlInit_v2(self):
+        return self.status
+
+    def nvmlDeviceGetCount_v2(self, count):
+        count._obj.value = len(self.gpus)
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, number, handle):
+        handle._obj.value = number + 1
+        return 0
+
+    def nvmlDeviceGetUtilizationRates(self, handle, rates):
+        percent, _ = self.gpus[handle.value - 1]
+        if percent is None:
+            return 3  # not supported
+        rates._obj[0], rates._obj[1] = percent, 7
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle, memory):
+        _, used = self.gpus[handle.value - 1]
+        memory._obj[0], memory._obj[1], memory._obj[2] = 80 << 30, (80 - used) << 30, used << 30
+        return 0
+
+
+def test_each_gpu_that_answers_is_sampled(monkeypatch):
+    monkeypatch.setattr("ctypes.CDLL", lambda _name: Nvml([(97, 60), (None, 0), (3, 20)]))
+    assert list(Gpus().sample()) == [(0.97, 0.75), (0.03, 0.25)]
+    monkeypatch.setattr("ctypes.CDLL", lambda _name: Nvml([(97, 60)], status=9))  # no driver
+    assert list(Gpus().sample()) == []
