@@ -133,25 +133,25 @@ class Nvml:
     def __init__(self, gpus, *, status=0):
         self.gpus, self.status = gpus, status
 
-    def nvmlInit_v2(self):
+    def nvmlInit_v2(self):  # noqa: N802 - as NVIDIA names it
         return self.status
 
-    def nvmlDeviceGetCount_v2(self, count):
+    def nvmlDeviceGetCount_v2(self, count):  # noqa: N802 - as NVIDIA names it
         count._obj.value = len(self.gpus)
         return 0
 
-    def nvmlDeviceGetHandleByIndex_v2(self, number, handle):
+    def nvmlDeviceGetHandleByIndex_v2(self, number, handle):  # noqa: N802 - as NVIDIA names it
         handle._obj.value = number + 1
         return 0
 
-    def nvmlDeviceGetUtilizationRates(self, handle, rates):
+    def nvmlDeviceGetUtilizationRates(self, handle, rates):  # noqa: N802 - as NVIDIA names it
         percent, _ = self.gpus[handle.value - 1]
         if percent is None:
             return 3  # not supported
         rates._obj[0], rates._obj[1] = percent, 7
         return 0
 
-    def nvmlDeviceGetMemoryInfo(self, handle, memory):
+    def nvmlDeviceGetMemoryInfo(self, handle, memory):  # noqa: N802 - as NVIDIA names it
         _, used = self.gpus[handle.value - 1]
         memory._obj[0], memory._obj[1], memory._obj[2] = 80 << 30, (80 - used) << 30, used << 30
         return 0
