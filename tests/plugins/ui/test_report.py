@@ -69,7 +69,7 @@ def test_a_metric_is_drawn_over_steps_time_and_money_and_what_was_made_again_apa
     labels = [attributes.get("aria-label") for _, attributes, _ in page.named("svg")]
     assert [label for label in labels if label and label.startswith("loss")] == [
         "loss over step",
-        "loss over hours since the submission",
+        "loss over minutes since the submission",
         "loss over USD spent",
     ]
     lines = [attributes for _, attributes, _ in page.named("path") if "stroke" in attributes]

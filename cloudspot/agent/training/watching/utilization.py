@@ -168,9 +168,8 @@ def average(looks: Sequence[Look], at: datetime, *, speed: Callable[[str], float
     }
     shares = [max(both) / limit for name, both in rates.items() if (limit := speed(name)) is not None]
     num_gpus = min((len(one.gpus) for one in looks[1:]), default=0)
-    waits = [
-        last.data_waits[rank] - before for rank, before in first.data_waits.items() if rank in last.data_waits
-    ]
+    # A rank that had asked no loader at the first look has waited for none before.
+    waits = [waited - first.data_waits.get(rank, 0) for rank, waited in last.data_waits.items()]
     num_steps = last.step - first.step
     return Utilization(
         at=at,

@@ -31,7 +31,7 @@ from cloudspot_ui.live.log_view import SHOWN_LINES, LogView
 from cloudspot_ui.live.watching import FRESH_SECONDS, LIST_SECONDS, StoreWatch
 from cloudspot_ui.page.comparing import LEAST, MOST, compare
 from cloudspot_ui.page.curves import AXES
-from cloudspot_ui.page.rendering import Frame, index_rows, job_page_parts, render
+from cloudspot_ui.page.rendering import Frame, index_rows, job_page_parts, moment, render
 from cloudspot_ui.page.store_story import StoreStory
 from cloudspot_ui.page.story import Line
 
@@ -96,11 +96,8 @@ class Site:
         passes, _ = _filter(request.query_params.get("filter", ""))
 
         def look() -> Mapping[str, str]:
-            return {
-                "jobs": index_rows(
-                    self._watch.story(passes), max_jobs=MAX_LISTED, links=_job_url, chooses=True
-                )
-            }
+            story = self._watch.story(passes)
+            return {"jobs": _rows(story), "read-at": moment(story.at)}
 
         return _events(_parts(request, look, LIST_SECONDS))
 
@@ -129,7 +126,11 @@ class Site:
     def _job_events(self, request: Request) -> Response:
         watch = self._watch.job(request.path_params["job_id"])
 
-        return _events(_parts(request, lambda: watch.look()[1], FRESH_SECONDS))
+        def look() -> Mapping[str, str]:
+            story, sections = watch.look()
+            return {**sections, "read-at": moment(story.at)}
+
+        return _events(_parts(request, look, FRESH_SECONDS))
 
     def _artifact(self, request: Request) -> Response:
         return downloads.artifact(self._find(request), request.path_params["name"])

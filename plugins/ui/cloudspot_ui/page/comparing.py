@@ -9,7 +9,7 @@ from typing import Any
 
 from cloudspot.cli.screen.printable import printable_value
 from cloudspot.story.comparison import differing_fields, results
-from cloudspot_ui.page.curves import COLORS, Drawn, Measures, Panel, Spending, panel
+from cloudspot_ui.page.curves import COLORS, Drawn, Measures, Panel, Spending, panel, unit_of
 from cloudspot_ui.page.story import JobStory
 
 LEAST, MOST = 2, 10
@@ -28,16 +28,18 @@ class Comparison:
 
 def compare(stories: Sequence[JobStory], now: datetime) -> Comparison:
     """Return the comparison of two to ten jobs."""
+    unit = unit_of(max(one.times.total_seconds for one in stories))
     measures = [
-        Measures(datetime.fromisoformat(one.report["created"]), Spending(one.report, now)) for one in stories
+        Measures(datetime.fromisoformat(one.report["created"]), Spending(one.report, now), unit)
+        for one in stories
     ]
     names = list(dict.fromkeys(name for story in stories for name in story.series.names()))[:MAX_PANELS]
     panels = [
         panel(
             name,
             [
-                (Drawn(curve, story.report["id"], color), one)
-                for story, one, color in zip(stories, measures, COLORS, strict=False)
+                (Drawn(curve, story.report["id"], color, is_dashed=number % 2 == 1), one)
+                for number, (story, one, color) in enumerate(zip(stories, measures, COLORS, strict=False))
                 if len(curve := story.series.curve(name))
             ],
         )

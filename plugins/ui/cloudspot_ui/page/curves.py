@@ -45,6 +45,8 @@ class Drawn:
     color: str
     is_lost: bool = False
     """Its steps were made again."""
+    is_dashed: bool = False
+    """Another line of the picture may lie below it."""
 
 
 @dataclass(frozen=True)
@@ -87,25 +89,44 @@ class Spending:
 
 
 @dataclass(frozen=True)
+class Unit:
+    """A unit of time for an axis."""
+
+    name: str
+    seconds: float
+
+
+def unit_of(seconds: float) -> Unit:
+    """Return the unit in which so long a time has a few figures."""
+    for name, length in (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * length:
+            return Unit(name, length)
+    return Unit("seconds", 1.0)
+
+
+@dataclass(frozen=True)
 class Measures:
     """What the axes of one job measure."""
 
     start: datetime
     spending: Spending
+    unit: Unit
+    """Of its time; the same for all jobs of a picture."""
 
     def along(self, axis: str) -> Callable[[int, float], float]:
         """Return what makes a place on the axis of a step and a time in seconds since 1970."""
         if axis == "steps":
             return lambda step, _: float(step)
         if axis == "time":
-            begun = self.start.timestamp()
-            return lambda _, time: max(0.0, time - begun) / 3600
+            begun, length = self.start.timestamp(), self.unit.seconds
+            return lambda _, time: max(0.0, time - begun) / length
         return lambda _, time: self.spending.at(time)
 
 
 def panel(name: str, drawn: Sequence[tuple[Drawn, Measures]], *, axes: Sequence[str] = AXES) -> Panel:
     """Return the pictures of one metric over some of ``AXES``; the lines may be of several jobs."""
-    names = {"steps": "step", "time": "hours since the submission"}
+    units = [measures.unit.name for _, measures in drawn]
+    names = {"steps": "step", "time": f"{units[0]} since the submission"}
     currencies = {measures.spending.currency for _, measures in drawn}
     if len(currencies) == 1:
         names["money"] = f"{next(iter(currencies))} spent"
@@ -162,7 +183,7 @@ def _picture(
     for one, points in lines:
         found = [point for point in points if point[1] is not None]
         if found:
-            dashes = "4 3" if one.is_lost else None
+            dashes = "4 3" if one.is_lost else "8 5" if one.is_dashed else None
             is_dot = len(found) == 1
             shape = leather.Dots(one.color, 3) if is_dot else leather.Line(one.color, 1.6, dashes)
             shape.legend_to_svg = _no_legend

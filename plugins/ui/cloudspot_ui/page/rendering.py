@@ -16,7 +16,7 @@ from cloudspot import __version__
 from cloudspot.cli.screen.output import duration_text
 from cloudspot.host.size_text import size_text
 from cloudspot.jobfile.amounts import cost_text, money_text
-from cloudspot_ui.page.curves import AXES, COLORS, LOST, Drawn, Measures, Panel, Spending, panel
+from cloudspot_ui.page.curves import AXES, COLORS, LOST, Drawn, Measures, Panel, Spending, panel, unit_of
 from cloudspot_ui.page.lanes import lanes
 from cloudspot_ui.page.machine_series import FIGURES
 from cloudspot_ui.page.store_story import StoreStory
@@ -85,7 +85,8 @@ def _head(story: JobStory) -> dict[str, Any]:
 
 def _values(story: JobStory) -> dict[str, Any]:
     report = story.report
-    measures = Measures(datetime.fromisoformat(report["created"]), Spending(report, story.at))
+    start = datetime.fromisoformat(report["created"])
+    measures = Measures(start, Spending(report, story.at), unit_of(story.times.total_seconds))
     names = story.series.names()
     return {
         "story": story,
@@ -126,7 +127,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "duration": duration_text,
         "size": size_text,
-        "moment": _moment,
+        "moment": moment,
         "money": money_text,
         "newest": _newest,
     }
@@ -144,10 +145,10 @@ def style() -> Markup:
     return Markup((_FOLDER / "style.css").read_text())  # noqa: S704 - our own file
 
 
-def _moment(value: datetime | str) -> Markup:
+def moment(value: datetime | str) -> Markup:
     """Return a time of day with its date, in UTC, as an element that programs can read."""
-    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
-    text = moment.astimezone(timezone.utc)
+    given = datetime.fromisoformat(value) if isinstance(value, str) else value
+    text = given.astimezone(timezone.utc)
     return Markup('<time datetime="{}">{}</time>').format(
         f"{text:%Y-%m-%dT%H:%M:%SZ}", f"{text:%Y-%m-%d %H:%M:%S} UTC"
     )

@@ -162,3 +162,8 @@ def test_each_gpu_that_answers_is_sampled(monkeypatch):
     assert list(Gpus().sample()) == [(0.97, 0.75), (0.03, 0.25)]
     monkeypatch.setattr("ctypes.CDLL", lambda _name: Nvml([(97, 60)], status=9))  # no driver
     assert list(Gpus().sample()) == []
+
+
+def test_a_loader_that_was_first_asked_in_between_counts_from_its_start():
+    looks = [look(0, busy=0, ticks=10, step=0), look(10, busy=5, ticks=20, step=9, waited=5 * 10**9)]
+    assert average(looks, at(1), speed=lambda _name: None).data_wait == 0.5
