@@ -44,8 +44,9 @@ class RescueVotes:
         return bool(self._reports(1))
 
     def _have_given_up(self, attempt: int) -> bool:
-        """Return whether another member has begun a later attempt: a rank there may be unable to save."""
-        return any(attempt < each.attempt < LAST_ATTEMPT for each in self._reports(1).values())
+        """Return whether a rank of another member could not save in this attempt."""
+        reports = self._reports(1).values()
+        return any(each.given_up >= attempt or attempt < each.attempt < LAST_ATTEMPT for each in reports)
 
     @property
     def is_over(self) -> bool:

@@ -462,6 +462,8 @@ class Survivors(msgspec.Struct, frozen=True, kw_only=True):
     """The attempt to save it for which this was asked."""
     held: tuple[HeldState, ...]
     """Empty: nothing of use."""
+    given_up: Tally = 0
+    """The newest attempt in which a rank here could not save; 0: none."""
 
 
 class RescueOrder(_Written, frozen=True, kw_only=True):

@@ -66,6 +66,8 @@ class Rescue:
         self._has_run = not context.job.spec.checkpoint.rescue
         self._spoiled: set[HeldState] = set()
         """The reports of ranks here that could not save the state in them."""
+        self._given_up = 0
+        """The newest attempt in which a rank here could not."""
         self._lost_at: float | None = None
         """When the first rank of this node was found ended (monotonic)."""
 
@@ -109,7 +111,9 @@ class Rescue:
     def _say_all(self) -> None:
         """Let nobody wait for more of what the ranks here hold."""
         number = self._votes.generation.number
-        self._context.status.survivors = Survivors(generation=number, attempt=LAST_ATTEMPT, held=())
+        self._context.status.survivors = Survivors(
+            generation=number, attempt=LAST_ATTEMPT, held=(), given_up=self._given_up
+        )
 
     def _tell(self, word: files.RescueWord) -> None:
         files.write_rescue(self._handoff, word)
@@ -120,7 +124,10 @@ class Rescue:
         self._is_killed_soon()  # torchrun counts from now, or a little earlier
         votes = self._votes
         self._context.status.survivors = Survivors(
-            generation=votes.generation.number, attempt=attempt, held=self._held(attempt, allowance)
+            generation=votes.generation.number,
+            attempt=attempt,
+            held=self._held(attempt, allowance),
+            given_up=self._given_up,
         )
         while not votes.is_over:
             votes.look()
@@ -188,6 +195,7 @@ class Rescue:
                 told = self._context.status.survivors
                 assert told is not None, "it was asked before the order"
                 self._spoiled.update(each for each in told.held if each.rank in failed)
+                self._given_up = order.attempt
                 return False
             state = self._votes.state_of(order)
             if state == "committed":
