@@ -40,6 +40,8 @@ from cloudspot.calls import (
     CreateResult,
     InstancesRequest,
     InstancesResult,
+    LinkRequest,
+    LinkResult,
     OffersRequest,
     OffersResult,
     PreemptRequest,
@@ -691,6 +693,17 @@ class ObjectStore(Guarded, ABC):
         Raises:
             CloudspotError: the store has no such URLs.
         """
+
+    def link(self, request: LinkRequest) -> LinkResult:
+        """Return a URL that a browser without credentials shows as a page, and when it really ends.
+
+        A link that is signed with temporary credentials ends with them. The default is for stores that have
+        no such links.
+
+        Raises:
+            CloudspotError: there is no such link; the message says why, and what would help.
+        """
+        raise CloudspotError(f"{self.url} has no links that a browser shows")
 
     def unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
         """Yield the uploads that were begun and neither committed nor aborted, those under way included.

@@ -65,8 +65,9 @@ NOT_COVERED = {
 def test_plugins_build_on_what_the_version_of_the_interfaces_covers(generate):
     used = set()
     for path in ROOT.glob("plugins/*/cloudspot_*/**/*.py"):
-        if path.parts[len(ROOT.parts) + 1].endswith("-sandbox"):
-            continue  # They are of one version with the core.
+        name = path.parts[len(ROOT.parts) + 1]
+        if name.endswith("-sandbox") or name == "ui":
+            continue  # They are of one version with the core; pages tell what the core's commands tell.
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "cloudspot":
                 used.add(node.module)

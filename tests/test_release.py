@@ -58,8 +58,8 @@ def test_wheels_and_sdists_of_all_are_built_and_checked(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     built = [path.name for path in (tmp_path / "dist").iterdir()]
-    assert len([name for name in built if name.endswith(".whl")]) == 10
-    assert len([name for name in built if name.endswith(".tar.gz")]) == 10
+    assert len([name for name in built if name.endswith(".whl")]) == 11
+    assert len([name for name in built if name.endswith(".tar.gz")]) == 11
 
 
 def test_core_and_plugins_are_in_step(scripts):
@@ -72,7 +72,7 @@ def test_a_new_version_is_written_wherever_one_stands(scripts, copy):
     assert module.version(copy) == "7.8.9"
     assert module.misfits(copy) == ()
     texts = [path.read_text() for path in copy.rglob("pyproject.toml")]
-    assert len(texts) == 10
+    assert len(texts) == 11
     assert [text for text in texts if re.search(r'"cloudspot[\w-]*==(?!7\.8\.9")', text)] == []
     with pytest.raises(module.ReleaseError, match=r"^7\.8 is no version; expected one such as 0\.2\.0"):
         module.set_version("7.8", copy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -28,6 +28,7 @@ from cloudspot.jobstore.layout.records import (
     Survivors,
     Transfer,
     TransferKind,
+    Utilization,
 )
 from cloudspot.train import handoff as files
 
@@ -81,6 +82,8 @@ class Status:
         """The provider has hinted that it may take the machine."""
         self.staged: tuple[StagedInput, ...] = ()
         """The inputs that are on the disk."""
+        self.utilization: Utilization | None = None
+        """Of the newest half minute of the training."""
         self.log_standing: Callable[[], LogStanding | None] = lambda: None
         """Returns how far the log is delivered."""
         self.moved_bytes: Callable[[], int] = lambda: 0
@@ -218,6 +221,12 @@ class Status:
                 if found is not None:
                     step, total = max(step, found.step), found.total
         return step, total
+
+    def data_waits(self) -> Mapping[int, int]:
+        """Return for how many nanoseconds each local rank has waited for batches, where that is known."""
+        handoff = self.handoff
+        found = {} if handoff is None else {rank: files.read_data_wait(handoff, rank) for rank in self.ranks}
+        return {rank: waited for rank, waited in found.items() if waited is not None}
 
     @property
     def reached_step(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from datetime import datetime
 
 import msgspec
 
@@ -34,6 +35,26 @@ class CreateResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of ``Provisioner.create``."""
 
     instances: tuple[Instance, ...]
+
+
+class LinkRequest(Call, frozen=True, kw_only=True):
+    """For ``ObjectStore.link``."""
+
+    key: str
+    seconds: float
+    """How long the link is to work: 1 to 604,800."""
+    media_type: str
+    """What a browser is to take the object for, such as ``text/html; charset=utf-8``."""
+
+
+class LinkResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ``ObjectStore.link``."""
+
+    url: str
+    ends_at: datetime
+    """When the link ends at the latest, by this computer's clock."""
+    note: str = ""
+    """Why it ends, or may end, before the time that was asked for; empty: it does not."""
 
 
 class InstancesRequest(Call, frozen=True, kw_only=True):

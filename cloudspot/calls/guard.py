@@ -95,7 +95,7 @@ CALLS: Final[Mapping[str, dict[str, Rule]]] = {
     },
     "ObjectStore": {
         # SDKs give up a request after a minute or so, and try it again.
-        **_within(120.0, "find_id hold_to head open_upload presign_get"),
+        **_within(120.0, "find_id hold_to head open_upload presign_get link"),
         **_within(120.0, "list_page list_pages unfinished_uploads"),
         **_within(120.0, "get_range get_range_into", seconds_per_mib=10.0),
         **_within(120.0, "put", seconds_per_mib=10.0, is_unknown=True),

@@ -34,7 +34,7 @@ SHORT_HELPS = {
     "ps": "List jobs.",
     "show": "Show everything about one job.",
     "cost": "Add up what jobs have cost.",
-    "compare": "Show how two jobs differ.",
+    "compare": "Show how jobs differ.",
     "logs": "Print a job's log.",
     "checkpoints": "List, verify and export a job's checkpoints.",
     "artifacts": "List and download a job's artifacts.",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import unquote, urlsplit
 
+from cloudspot.calls import LinkRequest, LinkResult
 from cloudspot.errors import (
     AuthError,
     CloudspotError,
@@ -243,6 +244,13 @@ class FileStore(ObjectStore):
     def presign_get(self, key: str, *, seconds: float) -> str:
         """Return the file's own URL: readers of the directory need no other credentials."""
         return self._path(key).as_uri()
+
+    def link(self, request: LinkRequest) -> LinkResult:
+        """Refuse: nobody else has this computer's files."""
+        raise CloudspotError(
+            f"{self.url} is a directory, to which there are no links; send the file that `cloudspot report` "
+            "writes"
+        )
 
     # --- writing --------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from cloudspot.calls import LinkResult
 from cloudspot.calls.retrying import T, retry
 from cloudspot.errors import (
     AuthError,
@@ -241,6 +242,13 @@ class Bucket(ABC):
     @abstractmethod
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
         """Return a URL that reads the object for so many seconds."""
+
+    def sign_link(self, client: Any, name: str, seconds: int, media_type: str) -> LinkResult:
+        """Return a URL by which a browser shows the object as of that type; see ``ObjectStore.link``.
+
+        The default is for clouds that have none.
+        """
+        raise CloudspotError(f"{self.url} has no links that a browser shows")
 
     def list_uploads(self, client: Any) -> Sequence[Begun]:
         """Return the uploads below the prefix that are neither complete nor aborted.

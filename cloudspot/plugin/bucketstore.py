@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar, Final
 
-from cloudspot.calls import CheckRequest, CheckResults
+from cloudspot.calls import CheckRequest, CheckResults, LinkRequest, LinkResult
 from cloudspot.calls.retrying import retry
 from cloudspot.errors import CloudspotError, CorruptData, ObjectMissing, StoreRefused, TransientError
 from cloudspot.interfaces import MAX_GET_BYTES, Data, ObjectStore, Upload, is_key
@@ -237,6 +237,21 @@ class BucketStore(ObjectStore):
             raise ValueError(f"seconds must be in 1 to {MAX_PRESIGN_SECONDS}: got {seconds}")
         return self.bucket.ask(
             "sign for", key, lambda client: self.bucket.sign_get(client, name, math.ceil(seconds))
+        )
+
+    def link(self, request: LinkRequest) -> LinkResult:
+        """Return a URL that a browser shows; see ObjectStore.
+
+        Raises:
+            ValueError: ``seconds`` is not in 1 to 604,800, which is the longest that clouds sign for.
+        """
+        name = self.bucket.full(request.key)
+        if not 1 <= request.seconds <= MAX_PRESIGN_SECONDS:
+            raise ValueError(f"seconds must be in 1 to {MAX_PRESIGN_SECONDS}: got {request.seconds}")
+        return self.bucket.ask(
+            "sign for",
+            request.key,
+            lambda client: self.bucket.sign_link(client, name, int(request.seconds), request.media_type),
         )
 
     def check(self, request: CheckRequest) -> CheckResults:

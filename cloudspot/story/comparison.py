@@ -1,10 +1,10 @@
-"""Where two jobs differ: job files, code, results; pure."""
+"""Where jobs differ: job files, code, results; pure."""
 
 from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -47,12 +47,13 @@ def _code_file(member: Member) -> CodeFile:
     return CodeFile(len(content), hashlib.sha256(mode + content).digest(), text)
 
 
-def job_file_differences(a: History, b: History) -> list[dict[str, Any]]:
-    """Return the fields of the job files that differ, as ``field_differences`` does.
+def differing_fields(histories: Sequence[History]) -> list[dict[str, Any]]:
+    """Return the fields of the jobs' job files that are not the same in all.
 
-    Of the providers' tables, only those of the two jobs' own providers count: nothing reads the others.
+    Each has ``field`` and ``values``, in the order of the jobs (None: not set). Of the providers' tables,
+    only those of the jobs' own providers count: nothing reads the others.
     """
-    used = {a.submission.provider, b.submission.provider}
+    used = {history.submission.provider for history in histories}
 
     def read(history: History) -> dict[str, Any]:
         tables = history.submission.spec.get("providers", {})
@@ -61,7 +62,22 @@ def job_file_differences(a: History, b: History) -> list[dict[str, Any]]:
             "providers": {name: tables[name] for name in tables if name in used},
         }
 
-    return field_differences(read(a), read(b))
+    found = [dict(_flat("", read(history))) for history in histories]
+    names = sorted({name for one in found for name in one})
+    values = {name: [one.get(name) for one in found] for name in names}
+    return [
+        {"field": name, "values": some}
+        for name, some in values.items()
+        if any(one != some[0] for one in some[1:])
+    ]
+
+
+def job_file_differences(a: History, b: History) -> list[dict[str, Any]]:
+    """Return the fields of two jobs' job files that differ, as ``field_differences`` does."""
+    return [
+        {"field": one["field"], "a": one["values"][0], "b": one["values"][1]}
+        for one in differing_fields((a, b))
+    ]
 
 
 def field_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:

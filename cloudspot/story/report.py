@@ -24,6 +24,7 @@ from cloudspot.jobstore.layout.records import (
 from cloudspot.model import EndReason
 from cloudspot.story.advice import idleness, silence, warnings
 from cloudspot.story.answers import Answer
+from cloudspot.story.bottleneck import Bottleneck, bottleneck
 from cloudspot.story.ledger import PURPOSES, Ledger, LedgerLine, Paid, bill, purposes
 from cloudspot.story.outcomes import JobEnd, end_by_nodes, launch_end, member_exits, own_beat, own_exit
 from cloudspot.story.outlays import outlays
@@ -43,7 +44,7 @@ def show_json(history: History, now: datetime, *, verified: bool | None = None) 
     newest, origin = history.find_commit(history.head), history.submission.forked_from
     times, nodes, held = timeline(history, now), nodes_of(history), held_generations(history)
     paid = purposes(history, ledger, now)
-    end, over = ended_at(history), _end(history)
+    end, over, limit = ended_at(history), _end(history), bottleneck(history)
     return {
         "id": history.submission.job_id,
         "name": history.submission.spec.get("name", history.submission.job_id),
@@ -73,6 +74,8 @@ def show_json(history: History, now: datetime, *, verified: bool | None = None) 
         "counts_steps": not history.has_no_session,
         **_steps_lost(steps_lost(history)),
         "metrics": metrics(history),
+        "limited_by": None if limit is None else _values(limit) | {"text": limit.text},
+        "utilization": _utilization(history),
         "last_commit": None if newest is None else _last_commit(newest, verified=verified),
         "goodput": None if times.goodput is None else round(times.goodput, 4),
         "time": {
@@ -244,6 +247,17 @@ def _inputs(beat: Heartbeat | None) -> list[dict[str, Any]]:
     return inputs
 
 
+def _utilization(history: History) -> list[dict[str, Any]]:
+    """Return what the nodes of the newest generation have measured last."""
+    found = []
+    for seat in history.generations[-1].seats if history.generations else ():
+        beat = own_beat(history.launches[seat.launch - 1], seat.rank)
+        if beat is not None and beat.utilization is not None:
+            measured = msgspec.structs.asdict(beat.utilization)
+            found.append({"node": str(seat), **measured, "at": _time(beat.utilization.at)})
+    return found
+
+
 def _node_state(launch: LaunchHistory, rank: int) -> str:
     if launch.is_over(rank):
         return "ended"
@@ -357,7 +371,7 @@ def _ledger_line(line: LedgerLine, paid: Mapping[str, Paid]) -> dict[str, Any]:
     }
 
 
-def _values(one: Span | LedgerLine) -> dict[str, Any]:
+def _values(one: Span | LedgerLine | Bottleneck) -> dict[str, Any]:
     """Return the fields as JSON values."""
     found: dict[str, Any] = msgspec.to_builtins(one, builtin_types=(datetime,))
     return {name: _time(value) if isinstance(value, datetime) else value for name, value in found.items()}

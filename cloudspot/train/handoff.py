@@ -84,6 +84,8 @@ ON_DEMAND = "on_demand"
 """The member of it that says that ranks have to ask for what they read."""
 SEAL_FORMAT = 1
 PROGRESS = struct.Struct("<qqq")
+DATA_WAIT = struct.Struct("<q")
+"""Behind the progress, in the same file: nanoseconds for which the rank waited for batches; -1: unknown."""
 _SEAL = re.compile(r"(seal|taken)-(\d+)-(\d+)-(\d+)-(\d+)\.json")
 
 
@@ -388,6 +390,17 @@ def read_exited(handoff: Path, rank: int) -> int | None:
         return int(read_at_most(exited_path(handoff, rank), MAX_NUMBER_BYTES))
     except FileNotFoundError:
         return None
+
+
+def read_data_wait(handoff: Path, rank: int) -> int | None:
+    """Return for how many nanoseconds a rank has waited for its batches; None: that is not known."""
+    try:
+        with progress_path(handoff, rank).open("rb") as file:
+            data = file.read(PROGRESS.size + DATA_WAIT.size)[PROGRESS.size :]
+    except FileNotFoundError:
+        return None
+    (waited,) = DATA_WAIT.unpack(data) if len(data) == DATA_WAIT.size else (-1,)
+    return None if waited < 0 else int(waited)
 
 
 def read_progress(handoff: Path, rank: int) -> Progress | None:

@@ -184,7 +184,7 @@ def with_links(text: str, path: str, named: Mapping[str, str]) -> str:
             place = FRONT if not anchor else place
         if place in named:
             return f"{found['before']}./{named[place]}.md{hash_}"
-        if place.startswith("docs/screens/") and place.endswith(".svg"):
+        if place.startswith("docs/screens/") and place.endswith((".svg", ".png")):
             return f"{found['before']}{place.removeprefix('docs/')}"
         if not (ROOT / place).exists():
             raise SiteError(f"{path}: {target} is no file")

@@ -25,6 +25,7 @@ from cloudspot.host.partial_files import write_whole
 from cloudspot.interfaces import LogSink
 from cloudspot.jobstore.access.store_clock import utc_now
 from cloudspot.jobstore.layout.records import LogStanding
+from cloudspot.jobstore.logs.log_streams import METRICS, UTILIZATION
 from cloudspot.model import LogRecord
 
 _log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ UNFINISHED_SECONDS = 20.0
 """A line without an end is delivered after this long: a progress bar may end its line only hours later."""
 _CONTINUING = bytes(range(0x80, 0xC0))
 """The bytes of UTF-8 that begin no character."""
-_WHOLE_LINES = ("metrics",)
+_WHOLE_LINES = (METRICS, UTILIZATION)
 """Programs read the lines of these sources, so half of one is never delivered before its end."""
 
 

@@ -110,6 +110,7 @@ class HeartbeatWriter(Worker):
             staged=status.staged,
             log=status.log_standing(),
             idle=status.idle,
+            utilization=status.utilization,
             warnings=status.warnings,
             phases=status.phases,
             failed=status.failed,

@@ -39,6 +39,7 @@ from cloudspot.agent.training.watching.drain_schedule import DrainSchedule
 from cloudspot.agent.training.watching.idle_watch import IdleWatch
 from cloudspot.agent.training.watching.script_notice import withdraw
 from cloudspot.agent.training.watching.supervision import Supervisor
+from cloudspot.agent.training.watching.utilization import UtilizationWatch
 from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore.journal.lineage import generations_of
 from cloudspot.jobstore.layout.records import Failed, Generation
@@ -85,6 +86,7 @@ class GenerationRun:
         self._membership = membership
         self._end = GenerationEnd(context, membership, courier)
         self._idle_watch = IdleWatch(context, membership)
+        self._utilization = UtilizationWatch(context, logs.follow)
         self._is_checked = False
         self._have_ended = True
         """Whether all processes of the last generation have."""
@@ -103,6 +105,7 @@ class GenerationRun:
         context = self._context
         self._membership.start()
         self._idle_watch.start()
+        self._utilization.start()
         try:
             trainer = self._adopt()
             while True:
@@ -115,6 +118,7 @@ class GenerationRun:
                     return leaving
         finally:
             self._idle_watch.stop()
+            self._utilization.stop()
             self._membership.stop()
 
     def _adopt(self) -> Trainer | None:

@@ -45,7 +45,7 @@ _COLORS = {
 }
 """The palette of Okabe and Ito, which colour-blind people can tell apart."""
 _HATCHES = {"lost": "////", "standby": "\\\\\\\\", "unknown": "xxxx", "waiting": "....", "suspended": "oo"}
-CURVE_COLORS = ("#0072b2", "#d55e00")
+CURVE_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9")
 GREY = "#767676"
 
 

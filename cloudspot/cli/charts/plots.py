@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,15 +115,15 @@ def plot_job(path: Path, picture: Picture) -> None:
     save(figure, path)
 
 
-def plot_two(path: Path, first: Picture, second: Picture) -> None:
-    """Draw the metrics of two jobs over one another, above both timelines; raises as ``save`` does."""
-    pictures = (first, second)
+def plot_jobs(path: Path, pictures: Sequence[Picture]) -> None:
+    """Draw the metrics of two to ten jobs over one another, above their timelines; raises as ``save``."""
     names = tuple(dict.fromkeys(name for picture in pictures for name in picture.series.names()))
-    figure, panels, below = new_figure(names, num_rows=2)
+    figure, panels, below = new_figure(names, num_rows=len(pictures))
     ids = [picture.history.submission.job_id for picture in pictures]
-    figure.suptitle(" and ".join(ids), fontsize=12, parse_math=False)
+    figure.suptitle(f"{', '.join(ids[:-1])} and {ids[-1]}", fontsize=12, parse_math=False)
     for name, axes in panels:
-        for picture, job_id, color, style in zip(pictures, ids, CURVE_COLORS, ("-", "--"), strict=True):
+        looks = zip(cycle(CURVE_COLORS), cycle(("-", "--")), strict=False)
+        for picture, job_id, (color, style) in zip(pictures, ids, looks, strict=False):
             draw_curve(axes, picture.series.curve(name), color=color, linestyle=style, label=job_id)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=8, frameon=False)

@@ -1,4 +1,4 @@
-"""``cloudspot compare``: how two jobs differ."""
+"""``cloudspot compare``: how jobs differ."""
 
 from __future__ import annotations
 
@@ -10,62 +10,95 @@ from typing import Any
 
 import click
 
-from cloudspot.cli.charts.plots import check_plot, plot_two, take_picture
+from cloudspot.cli.charts.plots import check_plot, plot_jobs, take_picture
 from cloudspot.cli.completers import complete_jobs
 from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobsummary import steps_lost_text
 from cloudspot.cli.sharedoptions import json_option, plot_option, store_option
-from cloudspot.errors import BundleError, CorruptData, ObjectMissing
+from cloudspot.errors import BundleError, CorruptData, ObjectMissing, SpecError
 from cloudspot.host.size_text import size_text
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.code.extraction import read_bundle
 from cloudspot.jobstore.jobs.submission import code_key
-from cloudspot.story.comparison import CodeFile, code_differences, code_files, job_file_differences, results
+from cloudspot.story.comparison import (
+    CodeFile,
+    code_differences,
+    code_files,
+    differing_fields,
+    job_file_differences,
+    results,
+)
 
 _DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
+MOST_JOBS = 10
 _CHANGES = {"added": "+", "removed": "-", "changed": "~"}
 
 
 @click.command("compare")
-@click.argument("first_id", metavar="A", shell_complete=complete_jobs)
-@click.argument("second_id", metavar="B", shell_complete=complete_jobs)
+@click.argument("job_ids", metavar="A B [C ...]", nargs=-1, shell_complete=complete_jobs)
 @click.option("--no-diff", is_flag=True, help="Name the files that differ, without their diffs.")
 @plot_option
 @store_option
 @json_option
 def compare(
-    first_id: str, second_id: str, no_diff: bool, plot: Path | None, store_url: str | None, as_json: bool
+    job_ids: tuple[str, ...], no_diff: bool, plot: Path | None, store_url: str | None, as_json: bool
 ) -> None:
-    """Show how two jobs differ.
+    """Show how jobs differ.
 
-    Compares their job files, their code, and their results, including the metrics.
+    Compares the job files, the code, and the results, including the metrics, of two to ten jobs. The
+    differences of code are shown of two.
     """
+    if not 2 <= len(job_ids) <= MOST_JOBS:
+        raise SpecError(f"name 2 to {MOST_JOBS} jobs: got {len(job_ids)}")
     if plot is not None:
         check_plot(plot)
-    a, b = open_job(store_url, first_id), open_job(store_url, second_id)
+    jobs = [open_job(store_url, job_id) for job_id in job_ids]
+    compared = _compare_two(*jobs, with_diff=not no_diff) if len(jobs) == 2 else _compare_many(jobs)
+    if as_json:
+        output.echo_json(compared)
+    elif len(jobs) == 2:
+        found = [compared["a"], compared["b"]]
+        _echo_results(found)
+        _echo_job_files(found, [(one["field"], [one["a"], one["b"]]) for one in compared["job_file"]])
+        _echo_code(compared)
+    else:
+        _echo_results(compared["jobs"])
+        _echo_job_files(compared["jobs"], [(one["field"], one["values"]) for one in compared["job_file"]])
+    if plot is not None:
+        plot_jobs(plot, [take_picture(job) for job in jobs])
+        output.echo(f"drawn: {plot}", error=True)
+
+
+def _compare_two(a: Job, b: Job, *, with_diff: bool) -> dict[str, Any]:
     now = datetime.now(timezone.utc)
     first, second = (results(job.first_history, now) for job in (a, b))
-    comparison = {
+    return {
         "a": first,
         "b": second,
         "job_file": job_file_differences(a.first_history, b.first_history),
-        "code": _code(a, b, with_diff=not no_diff),
+        "code": _code(a, b, with_diff=with_diff),
         "metrics": [
-            {"name": name, "a": first["metrics"].get(name), "b": second["metrics"].get(name)}
-            for name in sorted({*first["metrics"], *second["metrics"]})
+            {"name": name, "a": values[0], "b": values[1]} for name, values in _metrics([first, second])
         ],
     }
-    if as_json:
-        output.echo_json(comparison)
-    else:
-        _echo_results(comparison)
-        _echo_job_files(comparison)
-        _echo_code(comparison)
-    if plot is not None:
-        plot_two(plot, take_picture(a), take_picture(b))
-        output.echo(f"drawn: {plot}", error=True)
+
+
+def _compare_many(jobs: Sequence[Job]) -> dict[str, Any]:
+    now = datetime.now(timezone.utc)
+    found = [results(job.first_history, now) for job in jobs]
+    return {
+        "jobs": found,
+        "job_file": differing_fields([job.first_history for job in jobs]),
+        "metrics": [{"name": name, "values": values} for name, values in _metrics(found)],
+    }
+
+
+def _metrics(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[float | None]]]:
+    """Return the newest values of each metric, in the order of the jobs."""
+    names = sorted({name for one in found for name in one["metrics"]})
+    return [(name, [one["metrics"].get(name) for one in found]) for name in names]
 
 
 def _code(a: Job, b: Job, *, with_diff: bool) -> dict[str, Any]:
@@ -91,12 +124,11 @@ def _read_code(job: Job) -> dict[str, CodeFile]:
     return code_files(read_bundle(data, sha256=submission.code_sha256))
 
 
-def _echo_results(value: Mapping[str, Any]) -> None:
-    a, b = value["a"], value["b"]
-    rows = [(name, cell(a), cell(b)) for name, cell in _ROWS]
-    rows += [(f"metrics.{one['name']}", _number(one["a"]), _number(one["b"])) for one in value["metrics"]]
-    shown = [(f"{' ' if first == second else '*'} {name}", first, second) for name, first, second in rows]
-    output.echo_table(("", a["id"], b["id"]), shown, num_folding=2)
+def _echo_results(found: Sequence[Mapping[str, Any]]) -> None:
+    rows = [(name, [cell(one) for one in found]) for name, cell in _ROWS]
+    rows += [(f"metrics.{name}", list(map(_number, values))) for name, values in _metrics(found)]
+    shown = [(f"{' ' if len(set(cells)) == 1 else '*'} {name}", *cells) for name, cells in rows]
+    output.echo_table(("", *(one["id"] for one in found)), shown, num_folding=len(found))
 
 
 def _goodput(one: Mapping[str, Any]) -> str:
@@ -127,13 +159,13 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
 
 
-def _echo_job_files(value: Mapping[str, Any]) -> None:
+def _echo_job_files(found: Sequence[Mapping[str, Any]], fields: Sequence[tuple[str, Sequence[Any]]]) -> None:
     output.echo()
-    if not value["job_file"]:
+    if not fields:
         output.echo("the job files are the same")
         return
-    rows = [(one["field"], _setting(one["a"]), _setting(one["b"])) for one in value["job_file"]]
-    output.echo_table(("JOB FILE", value["a"]["id"], value["b"]["id"]), rows, num_folding=2)
+    rows = [(name, *map(_setting, values)) for name, values in fields]
+    output.echo_table(("JOB FILE", *(one["id"] for one in found)), rows, num_folding=len(found))
 
 
 def _setting(value: Any) -> str:

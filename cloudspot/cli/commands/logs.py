@@ -24,12 +24,12 @@ from cloudspot.cli.sharedoptions import job_argument, json_option, node_option, 
 from cloudspot.errors import SpecError, TransientError
 from cloudspot.jobfile.quantities import parse_moment
 from cloudspot.jobstore.layout.records import Generation, Seat
-from cloudspot.jobstore.logs.log_streams import METRICS, parse_stream, stream_name
+from cloudspot.jobstore.logs.log_streams import FOR_PROGRAMS, METRICS, UTILIZATION, parse_stream, stream_name
 from cloudspot.model import LogRecord
 
 FOLLOW_SECONDS = 1.0
 _to_moment = parsed(lambda text: parse_moment(text, now=datetime.now(timezone.utc).astimezone()))
-SOURCES = ("train", "setup", "agent", METRICS)
+SOURCES = ("train", "setup", "agent", METRICS, UTILIZATION)
 
 
 @click.command("logs")
@@ -139,7 +139,7 @@ def logs(
         seats = set(generation.seats) & (seats or set(generation.seats))
         since = generation.at if since is None else max(since, generation.at)
         until = until if end is None else end if until is None else min(until, end)
-    shown = _Filter(sources=frozenset(sources), grep=grep, since=since, until=until, with_metrics=as_json)
+    shown = _Filter(sources=frozenset(sources), grep=grep, since=since, until=until, with_all=as_json)
 
     def wanted(launch: int, rank: int) -> bool:
         return seats is None or (launch, rank) in seats
@@ -163,8 +163,8 @@ class _Filter:
 
     sources: frozenset[str]
     """If empty, all."""
-    with_metrics: bool
-    """Whether an empty ``sources`` includes the metrics, which are for programs."""
+    with_all: bool
+    """Whether an empty ``sources`` includes those that are for programs."""
     grep: re.Pattern[str] | None
     since: datetime | None
     until: datetime | None
@@ -173,7 +173,7 @@ class _Filter:
         if self.sources:
             if record.source not in self.sources:
                 return False
-        elif record.source == METRICS and not self.with_metrics:
+        elif record.source in FOR_PROGRAMS and not self.with_all:
             return False
         if self.since is not None and record.time < self.since:
             return False

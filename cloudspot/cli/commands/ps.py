@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 import click
-import msgspec
 
 from cloudspot.cli.jobs import open_named_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobfields import duration, metric_of, parse_filter, sort_jobs
 from cloudspot.cli.screen.joblist import echo_jobs
 from cloudspot.cli.sharedoptions import json_option, store_option
-from cloudspot.cli.stored.storedjobs import StoredJobs, driven_json
+from cloudspot.cli.stored.storedjobs import StoredJobs, driven_json, summarised
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.retrying_store import with_retries
-from cloudspot.jobstore.jobs.job_lists import list_jobs, list_live, list_recent
-from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.jobs.job_lists import list_live, list_recent
 from cloudspot.jobstore.layout.records import Summary
-from cloudspot.story.report import summarise
 from cloudspot.story.states import TERMINAL_STATES
 
 PAGE = 16
@@ -72,7 +69,7 @@ def ps(
     store = open_named_store(store_url)
     stored = StoredJobs(store)
     is_whole = show_all or filters or sort is not None
-    page = _read_all(store, stored) if is_whole else _read_page(store, now, stored)
+    page = _Page(stored.summaries()) if is_whole else _read_page(store, now, stored)
     jobs = [job for job in page.jobs if all(passes(job) for passes in tests)]
     jobs.sort(key=lambda job: job.submitted_at, reverse=True)
     if sort is None:
@@ -116,20 +113,6 @@ class _Page:
     """All of them were listed."""
 
 
-def _read_all(store: ObjectStore, jobs: StoredJobs) -> _Page:
-    """Read every job, from its final summary or, while it has none, from its records."""
-
-    def look(job_id: str) -> Summary | None:
-        summary = jobs.find_summary(job_id)
-        # Any other summary may be stale, since its driver may have died.
-        is_final = summary is not None and summary.state in TERMINAL_STATES
-        if is_final:
-            return summary
-        return jobs.work_out(job_id, partial(_summarised, before=summary), otherwise=summary)
-
-    return _Page(jobs.each(look, list_jobs(store)))
-
-
 def _read_page(store: ObjectStore, now: datetime, jobs: StoredJobs) -> _Page:
     """Read the summaries of the newest jobs that are marked live, and then of the newest others."""
     live = list_live(store)
@@ -139,7 +122,7 @@ def _read_page(store: ObjectStore, now: datetime, jobs: StoredJobs) -> _Page:
     summaries: list[Summary] = []
 
     def look(job_id: str) -> Summary | None:
-        return jobs.find_summary(job_id) or jobs.work_out(job_id, _summarised)
+        return jobs.find_summary(job_id) or jobs.work_out(job_id, summarised)
 
     while waiting and len(summaries) < PAGE:
         num_asked = PAGE - len(summaries)
@@ -163,19 +146,11 @@ def _freshened(stored: StoredJobs, jobs: list[Summary], now: datetime) -> list[S
         )
         return jobs
     worked_out = {
-        job_id: stored.work_out(job_id, partial(_summarised, before=job), otherwise=job)
+        job_id: stored.work_out(job_id, partial(summarised, before=job), otherwise=job)
         for job_id, job in stale.items()
     }
     found = [worked_out.get(job.job_id, job) for job in jobs]
     return [job for job in found if job is not None]
-
-
-def _summarised(history: History, before: Summary | None = None) -> Summary:
-    """Return the summary as it is now; ``before``: the one that a driver has left."""
-    summary = summarise(history, datetime.now(timezone.utc))
-    if before is None:
-        return summary
-    return msgspec.structs.replace(summary, driven_by=before.driven_by, driven_at=before.driven_at)
 
 
 def _as_json(job: Summary) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from cloudspot.controller.loop import MAX_BACKOFF_SECONDS, Tick
 from cloudspot.errors import CloudspotError, JobResumed, NotAdopted, TransientError
 from cloudspot.jobstore.access.store_clock import clock_of
 from cloudspot.jobstore.journal.history import History
-from cloudspot.jobstore.logs.log_streams import METRICS
+from cloudspot.jobstore.logs.log_streams import FOR_PROGRAMS, METRICS
 from cloudspot.model import LogRecord
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.report import summarise
@@ -294,7 +294,7 @@ class _Follower:
     def _show(self, records: Sequence[LogRecord], events: Sequence[Line] = ()) -> None:
         """Show what has been read, even if reading failed afterwards."""
         self._feed.add(records)
-        shown = self._folded(record for record in records if record.source != METRICS)
+        shown = self._folded(record for record in records if record.source not in FOR_PROGRAMS)
         name_nodes = are_nodes_named(self._max_nodes, self._feed.history)
         lines = [record_line(record, name_nodes=name_nodes) for record in shown]
         self._screen.print(list(heapq.merge(events, lines, key=lambda line: line.at)))
@@ -314,13 +314,13 @@ class _Follower:
         try:
             records = self._tail.last_records(
                 PAST_RECORDS if self._is_live else PAST_LINES,
-                shown=lambda record: self._is_live or record.source != METRICS,
+                shown=lambda record: self._is_live or record.source not in FOR_PROGRAMS,
             )
         except TransientError as error:
             self._complain(error)
             return
         self._feed.add([record for record in records if record.source == METRICS])
-        self._show([record for record in records if record.source != METRICS][-PAST_LINES:])
+        self._show([record for record in records if record.source not in FOR_PROGRAMS][-PAST_LINES:])
 
     def _take_in_past_curve(self) -> None:
         """Let the live view's curve begin before the job was resumed."""

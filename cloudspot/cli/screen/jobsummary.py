@@ -140,6 +140,7 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("notices", str(len(value["notices"]))),
         ("last commit", _commit_text(commit, "step" if value["counts_steps"] else "save")),
         ("goodput", _goodput_text(value)),
+        ("limited by", "" if value["limited_by"] is None else value["limited_by"]["text"]),
         ("weights", weights),
         ("metrics", output.metrics_text(value["metrics"])),
         ("logs", job.command("logs")),

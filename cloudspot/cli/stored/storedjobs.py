@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from functools import partial
 from typing import TypeVar
 
 import click
+import msgspec
 
 from cloudspot.cli.screen import output
 from cloudspot.errors import (
@@ -18,9 +21,12 @@ from cloudspot.errors import (
 )
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.parallel import map_parallel
+from cloudspot.jobstore.jobs.job_lists import list_jobs
 from cloudspot.jobstore.jobs.reader import HistoryReader, read_summary
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout.records import Summary
+from cloudspot.story.report import summarise
+from cloudspot.story.states import TERMINAL_STATES
 
 NUM_THREADS = 32
 """Requests at a time: each fetches one small object, so that the store's latency is what counts."""
@@ -69,9 +75,29 @@ class StoredJobs:
             self._faults[job_id] = as_cloudspot_error(error)
             return otherwise
 
+    def summaries(self) -> list[Summary]:
+        """Return every job's, from its final summary or, while it has none, from its records."""
+
+        def look(job_id: str) -> Summary | None:
+            summary = self.find_summary(job_id)
+            # Any other summary may be stale, since its driver may have died.
+            if summary is not None and summary.state in TERMINAL_STATES:
+                return summary
+            return self.work_out(job_id, partial(summarised, before=summary), otherwise=summary)
+
+        return self.each(look, list_jobs(self._store))
+
     def tell_faults(self, ctx: click.Context) -> None:
         """Name the jobs whose records cannot be read, and end the command if there are any."""
         for job_id, fault in sorted(self._faults.items()):
             output.warn(f"job {job_id}: {fault}")
         if self._faults:
             ctx.exit(CorruptData.exit_code)
+
+
+def summarised(history: History, before: Summary | None = None) -> Summary:
+    """Return the summary as it is now; ``before``: the one that a driver has left."""
+    summary = summarise(history, datetime.now(timezone.utc))
+    if before is None:
+        return summary
+    return msgspec.structs.replace(summary, driven_by=before.driven_by, driven_at=before.driven_at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, TypeVar
 
+from cloudspot.calls import LinkRequest, LinkResult
 from cloudspot.interfaces import Data, ObjectStore, Upload
 from cloudspot.jobstore.layout import keys
 from cloudspot.model import ObjectMeta, ObjectPage, UnfinishedUpload
@@ -81,6 +82,9 @@ class WrappedStore(ObjectStore):
 
     def presign_get(self, key: str, *, seconds: float) -> str:
         return self.inner.presign_get(key, seconds=seconds)
+
+    def link(self, request: LinkRequest) -> LinkResult:
+        return self.inner.link(request)
 
     def _call(self, method: str, key: str, request: Callable[[], T]) -> T:
         """Make a request; ``key`` is the prefix of a listing."""

@@ -251,6 +251,9 @@ told_prefix = Key[[str]]("jobs/{job}/told/")
 """The marks of the events that people were told."""
 told = Key[[str, str]]("jobs/{job}/told/{event}")
 """One such mark; create-only: who creates it sends the message."""
+shared_pages_prefix = Key[[str]]("jobs/{job}/shared/")
+shared_page = Key[[str, str]]("jobs/{job}/shared/{event}.html")
+"""A page about the job for people who have a link to it, by a random word; deleted to end the link."""
 artifacts_prefix = Key[[str]]("jobs/{job}/artifacts/")
 artifact = Key[[str, str]]("jobs/{job}/artifacts/{artifact}")
 """A file of the job's by its path; overwritten. The path may be any that a file system allows."""

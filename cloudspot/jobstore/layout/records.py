@@ -503,6 +503,45 @@ class StagedInput(msgspec.Struct, frozen=True, kw_only=True):
     """How long it took, with all waiting."""
 
 
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Rate = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+
+
+class Utilization(Dated, frozen=True, kw_only=True, omit_defaults=True):
+    """What a machine did over a stretch of time, on average; None: its agent cannot measure that.
+
+    All of the machine counts, whatever else runs on it. These are also the lines that the agent adds to the
+    log, under the source ``utilization``.
+    """
+
+    at: datetime
+    """The end of the stretch."""
+    seconds: Seconds
+    """Its length."""
+    step: Tally
+    cpu: Share | None = None
+    """The share of the time of all cores that was not idle."""
+    memory: Share | None = None
+    """The share of the memory that is not available any more, at the end."""
+    gpus: tuple[Share, ...] = ()
+    """For each GPU, the share of the time in which a kernel ran on it."""
+    gpu_memory: tuple[Share, ...] = ()
+    """For each GPU, the share of its memory that is in use, at the end."""
+    disk_read: Rate | None = None
+    """Bytes a second, of all disks; so ``disk_written``."""
+    disk_written: Rate | None = None
+    received: Rate | None = None
+    """Bytes a second, of all network interfaces but loopback; so ``sent``."""
+    sent: Rate | None = None
+    network: Share | None = None
+    """The share of the speed of the busiest interface that was used, in its busier direction; None if the
+    interface does not tell its speed."""
+    step_seconds: Seconds | None = None
+    """The time between two steps; None if none was made."""
+    data_wait: Share | None = None
+    """The share of the time for which the ranks waited for batches: that of the rank that waited longest."""
+
+
 class Idle(msgspec.Struct, frozen=True, kw_only=True):
     """A node has not used what is paid for, for ``limits.idle_after`` or longer."""
 
@@ -568,6 +607,8 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     """None: unknown to this agent."""
     idle: Idle | None = None
     """None: it is not idle, or its job does not ask."""
+    utilization: Utilization | None = None
+    """Of the newest half minute of the training; None: it is not measured yet."""
     warnings: tuple[str, ...] = ()
     phases: tuple[Phase, ...] = ()
     """What the node has done since its agent started, oldest first; only the newest of very many."""

@@ -5,8 +5,13 @@ from __future__ import annotations
 import re
 
 _NAME = re.compile(r"[1-9][0-9]{0,8}-(?:0|[1-9][0-9]{0,3})")
+UTILIZATION = "utilization"
+"""The source of the lines in which the agent says what the machine did: ``records.Utilization`` as JSON."""
 METRICS = "metrics"
 """The source of the lines that ``run.log()`` writes: JSON objects with ``step``, ``time``, ``values``."""
+
+FOR_PROGRAMS = frozenset({METRICS, UTILIZATION})
+"""Sources whose lines people do not read."""
 
 
 def stream_name(launch: int, rank: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cloudspot.train.data import epoch_state, sample_order
+from cloudspot.train.data import data_wait, epoch_state, sample_order
 from cloudspot.train.errors import SessionError
 from cloudspot.train.state import randomness
 
@@ -147,7 +147,8 @@ class ReplayedLoader:
         moments.append((number, randomness.capture()))
         while moments[0][0] < number - self._ahead:
             del moments[0]
-        batch = next(iterator, _END)
+        with data_wait.waiting():
+            batch = next(iterator, _END)
         if batch is not _END:
             self._num_fetched = number
         if number == 1:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from cloudspot.train.data import epoch_state, sample_order
+from cloudspot.train.data import data_wait, epoch_state, sample_order
 from cloudspot.train.data.replayed_loader import (
     ReplayedLoader,
     fetches_ahead,
@@ -197,10 +197,11 @@ class ResumableBatches:
         """Fetch the next batch of the epoch; if there is none, step to the next epoch and return False."""
         if self._peeked is None and self._iterator is not None:
             self._loaded = None
-            for batch in self._iterator:
-                self._peeked = (batch,)
-                break
-            else:
+            with data_wait.waiting():
+                for batch in self._iterator:
+                    self._peeked = (batch,)
+                    break
+            if self._peeked is None:
                 self._step_to_next_epoch(is_over=True)
         return self._peeked is not None
 

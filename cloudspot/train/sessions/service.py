@@ -580,7 +580,7 @@ def _answer_dumps() -> None:
 
 
 def _map_progress(path: Path, start: int) -> MutableSequence[int]:
-    path.write_bytes(handoff.PROGRESS.pack(start, -1, start))
+    path.write_bytes(handoff.PROGRESS.pack(start, -1, start) + handoff.DATA_WAIT.pack(-1))
     with path.open("r+b") as file:
-        mapped = memoryview(mmap.mmap(file.fileno(), handoff.PROGRESS.size))
+        mapped = memoryview(mmap.mmap(file.fileno(), handoff.PROGRESS.size + handoff.DATA_WAIT.size))
     return mapped.cast("q")  # type: ignore[return-value]  # a memoryview of integers takes them by index

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Mapping, MutableSequence
 from typing import Any
 
+from cloudspot.train.data import data_wait
 from cloudspot.train.errors import SessionError
 from cloudspot.train.sessions import sigterm
 from cloudspot.train.sessions.pending_gradients import PendingGradients
@@ -26,8 +27,8 @@ class TrainingLoop:
         """The current step; after the loop how many were made."""
         self.service: Service | None = None
         """What serves the agent; None without one, and after ``close``."""
-        self.progress: MutableSequence[int] = array("q", [start, -1, start])
-        """The values of ``handoff.Progress``."""
+        self.progress: MutableSequence[int] = array("q", [start, -1, start, -1])
+        """The values of ``handoff.Progress``, and of ``handoff.DATA_WAIT``."""
         self.has_begun = False
         self.has_worked = False
         """Whether the loop has run any of the script's code."""
@@ -93,6 +94,7 @@ class TrainingLoop:
                 self.service.prepare(step)
         self._is_in_step = self.has_worked = True
         self.step = self.progress[0] = step
+        self.progress[3] = data_wait.nanoseconds()
 
     def check(self) -> None:
         """Leave if the machine has to go and the state at the last boundary can still be saved.

@@ -63,6 +63,7 @@ _PARAMETERS: Final[Mapping[str, frozenset[str]]] = {
     "GetBucketLifecycle": frozenset({"lifecycle"}),
     "GetBucketPolicy": frozenset({"policy"}),
     "GetBucketVersioning": frozenset({"versioning"}),
+    "GetObject": frozenset({"response-content-type"}),
     "GetObjectMeta": frozenset({"objectMeta"}),
     "InitiateMultipartUpload": frozenset({"uploads", "encoding-type"}),
     "ListBuckets": frozenset({"prefix", "marker", "max-keys"}),

@@ -33,7 +33,7 @@ _V4 = re.compile(
 _CREDENTIAL = re.compile(r"([^/]+)/(\d{8})/([a-z0-9-]+)/oss/aliyun_v4_request")
 _SUBRESOURCES: Final = frozenset(
     {"append", "bucketInfo", "delete", "lifecycle", "objectMeta", "partNumber", "position", "security-token"}
-    | {"uploadId", "uploads", "versioning", "continuation-token"}
+    | {"uploadId", "uploads", "versioning", "continuation-token", "response-content-type"}
 )
 """The known parameters that a signature of version 1 covers."""
 

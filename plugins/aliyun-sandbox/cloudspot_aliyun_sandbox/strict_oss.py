@@ -182,8 +182,7 @@ class StrictOss:
                 "Please send all future requests to this endpoint.",
                 details={"Bucket": bucket.name, "Endpoint": f"oss-{bucket.region}.aliyuncs.com"},
             )
-        host = str(request.environ.get("HTTP_HOST", "")).partition(":")[0]
-        is_public = "Bucket" not in request.action and host not in self.domains
+        is_public = "Bucket" not in request.action and _host_of(request) not in self.domains
         if self.is_public_endpoint_forbidden and is_public:
             raise OssRefusal(
                 400,
@@ -281,13 +280,16 @@ class StrictOss:
         check_conditions(request, stored)
         headers = {
             "Accept-Ranges": "bytes",
-            "Content-Type": stored.content_type,
+            "Content-Type": request.query.get("response-content-type", stored.content_type),
             "Last-Modified": format_datetime(stored.modified_at.astimezone(timezone.utc), usegmt=True),
             "x-oss-object-type": stored.kind,
             "x-oss-storage-class": "Standard",
             **stored.meta,
             **_written(stored),
         }
+        if headers["Content-Type"].startswith("text/html") and _host_of(request) not in self.domains:
+            # OSS user guide, "How to ensure an object is previewed when you access it" (checked 2026-11).
+            headers |= {"x-oss-force-download": "true", "Content-Disposition": "attachment"}
         if stored.kind == "Appendable":
             headers["x-oss-next-append-position"] = str(len(stored.data))
         if request.action == "GetObjectMeta":
@@ -447,6 +449,10 @@ def _check_digest(request: OssRequest) -> None:
     digest = base64.b64encode(bytes.fromhex(etag_of(request.body))).decode("ascii")
     if told != digest:
         raise OssRefusal(400, "InvalidDigest", "The Content-MD5 you specified was invalid.")
+
+
+def _host_of(request: OssRequest) -> str:
+    return str(request.environ.get("HTTP_HOST", "")).partition(":")[0]
 
 
 def _forbids(request: OssRequest) -> bool:

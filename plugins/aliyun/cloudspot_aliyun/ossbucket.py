@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
@@ -17,6 +17,7 @@ import oss2
 import oss2.credentials
 from urllib3.connection import HTTPConnection
 
+from cloudspot.calls import LinkResult
 from cloudspot.decoding import whole_number
 from cloudspot.errors import (
     CloudspotError,
@@ -188,6 +189,33 @@ class OssBucket(Bucket):
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
         url: str = client.sign_url("GET", name, seconds, slash_safe=True)
         return url
+
+    def sign_link(self, client: Any, name: str, seconds: int, media_type: str) -> LinkResult:
+        """Return a URL that a browser shows; see Bucket.
+
+        Raises:
+            CloudspotError: the bucket has its default domain alone, at which browsers download HTML.
+        Source: OSS user guide, "How to ensure an object is previewed when you access the object", and "Map a
+        custom domain name to the default domain name of a bucket" (checked 2026-11).
+        """
+        if oss_domain(self.name) is None:
+            raise CloudspotError(
+                f"{self.url}: at OSS's default domain a browser downloads a page and does not show it; bind "
+                "a domain of your own to the bucket and set CLOUDSPOT_OSS_DOMAINS, or send the file that "
+                "`cloudspot report` writes"
+            )
+        key = self._clients.credentials.get()
+        url: str = client.sign_url(
+            "GET", name, seconds, slash_safe=True, params={"response-content-type": media_type}
+        )
+        ends_at = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+        if not key.security_token or (key.expires_at is not None and key.expires_at >= ends_at):
+            return LinkResult(url=url, ends_at=ends_at)
+        why = "it is signed with a temporary key, and ends with that"
+        if key.expires_at is None:
+            why += ", whose end is not known"
+        longer = "sign with a RAM user's AccessKey for a link that lasts up to 7 days"
+        return LinkResult(url=url, ends_at=key.expires_at or ends_at, note=f"{why}; {longer}")
 
     def list_uploads(self, client: Any) -> Sequence[Begun]:
         found = oss2.MultipartUploadIterator(client, prefix=self.prefix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 
 from urllib3.connection import HTTPConnection
 
+from cloudspot.calls import LinkResult
 from cloudspot.errors import (
     CloudspotError,
     ObjectExists,
@@ -197,6 +199,24 @@ class S3Bucket(Bucket):
 
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
         return self._reads.signed_url(name, seconds)
+
+    def sign_link(self, client: Any, name: str, seconds: int, media_type: str) -> LinkResult:
+        """Return a URL that a browser shows; see Bucket.
+
+        Source: S3 user guide, "Sharing objects with presigned URLs": one that was made with temporary
+        credentials ends with them (checked 2026-11).
+        """
+        url = self._reads.signed_url(name, seconds, media_type=media_type)
+        now = datetime.now(timezone.utc)
+        ends_at, is_temporary = now + timedelta(seconds=seconds), self._reads.are_temporary
+        over = self._reads.credentials_end
+        if not is_temporary or (over is not None and over >= ends_at):
+            return LinkResult(url=url, ends_at=ends_at)
+        why = "it is signed with temporary credentials, and ends with them"
+        if over is None:
+            why += ": AWS has not said when that is"
+        keys = "sign with an IAM user's access key for a link that lasts up to 7 days"
+        return LinkResult(url=url, ends_at=over or ends_at, note=f"{why}; {keys}")
 
     def list_uploads(self, client: Any) -> Sequence[Begun]:
         pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=self.name, Prefix=self.prefix)

@@ -12,6 +12,7 @@ import io
 import re
 import secrets
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -86,14 +87,30 @@ class S3Reads:
             raise botocore.exceptions.ClientError(RestXMLParser().parse(said, None), "GetObject")
         return Answer(answer.status_code, answer.headers, num_bytes, body)
 
-    def signed_url(self, name: str, seconds: int) -> str:
+    @property
+    def are_temporary(self) -> bool:
+        """Whether the credentials that sign now are temporary: only these have a token."""
+        return bool(self._credentials.get_frozen_credentials().token)
+
+    @property
+    def credentials_end(self) -> datetime | None:
+        """When the credentials end that sign now; None: never, or botocore does not know."""
+        found = getattr(self._credentials, "_expiry_time", None)  # it has no public name
+        return found if isinstance(found, datetime) else None
+
+    def signed_url(self, name: str, seconds: int, *, media_type: str | None = None) -> str:
         """Return a URL that reads the object for so many seconds, at the endpoint of the bucket's region.
+
+        Its answer states the ``media_type``, if there is one.
 
         The client's ``generate_presigned_url`` names the global endpoint, which answers 400 for buckets in
         regions launched since March 2019. Sources: S3 user guide, "Virtual hosting of general purpose
         buckets", and boto3's issue 3015 (checked 2026-11).
         """
-        request = AWSRequest("GET", self._url(name))
+        url = self._url(name)
+        if media_type is not None:
+            url += f"?response-content-type={quote(media_type, safe='')}"
+        request = AWSRequest("GET", url)
         S3SigV4QueryAuth(*self._signer(), expires=seconds).add_auth(request)
         return str(request.url)
 

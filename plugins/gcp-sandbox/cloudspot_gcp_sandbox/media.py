@@ -46,7 +46,9 @@ def media(request: Request, found: StoredObject) -> Reply:
         ApiError: 416, the range begins at the object's end or beyond.
     """
     headers = {
-        "Content-Type": found.fields.get("contentType", "application/octet-stream"),
+        "Content-Type": request.query.get(
+            "response-content-type", [found.fields.get("contentType", "application/octet-stream")]
+        )[0],
         "ETag": f'"{found.generation}"',
         "Last-Modified": f"{found.created_at:%a, %d %b %Y %H:%M:%S} GMT",
         "x-goog-generation": str(found.generation),

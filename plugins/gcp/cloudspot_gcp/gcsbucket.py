@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from http import HTTPStatus
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -14,6 +14,7 @@ from google.api_core.datetime_helpers import from_rfc3339
 from google.api_core.exceptions import NotFound
 from urllib3.connection import HTTPConnection
 
+from cloudspot.calls import LinkResult
 from cloudspot.decoding import whole_number
 from cloudspot.errors import (
     AuthError,
@@ -178,6 +179,25 @@ class GcsBucket(Bucket):
             api_access_endpoint=endpoint("storage"),
         )
         return url
+
+    def sign_link(self, client: Any, name: str, seconds: int, media_type: str) -> LinkResult:
+        """Return a URL that a browser shows; see Bucket.
+
+        A signature is a service account's, and outlives the token that it was asked for with.
+
+        Raises:
+            CloudspotError: the credentials are a user's own login, which cannot sign.
+        """
+        from cloudspot_gcp.signing import signer
+
+        url: str = client.blob(name).generate_signed_url(
+            version="v4",
+            expiration=timedelta(seconds=seconds),
+            credentials=signer(self.clients),
+            api_access_endpoint=endpoint("storage"),
+            response_type=media_type,
+        )
+        return LinkResult(url=url, ends_at=datetime.now(timezone.utc) + timedelta(seconds=seconds))
 
     def check_settings(self) -> Sequence[CheckResult]:
         try:

@@ -108,3 +108,24 @@ def test_a_dead_store_is_one_line(two, monkeypatch):
     monkeypatch.setattr(FileStore, "get", get)
     monkeypatch.setattr("cloudspot.calls.retrying.SHORT_WAITS", (0.0,) * 4)
     assert two.run("compare", "digits-a", "digits-b", status=7).stderr.count("\n") == 1
+
+
+def test_of_three_jobs_each_has_a_column_and_what_differs_is_marked(two):
+    two.stopped("digits-c")
+    value = two.run_json("compare", "digits-a", "digits-b", "digits-c")
+    assert [one["state"] for one in value["jobs"]] == ["succeeded", "failed", "stopped"]
+    assert value["job_file"] == [{"field": "run.env.LR", "values": [None, "0.1", "0.1"]}]
+    assert value["metrics"] == [{"name": "accuracy", "values": [0.975, None, None]}]
+    text = two.run("compare", "digits-a", "digits-b", "digits-c").stdout
+    assert text.splitlines()[0].split() == ["digits-a", "digits-b", "digits-c"]
+    rows = {
+        line[2:].split()[0]: [line[0], *line[2:].split()[1:]]
+        for line in text.split("\n\n")[0].splitlines()[1:]
+    }
+    assert rows["state"] == ["*", "succeeded", "failed", "stopped"]
+    assert rows["provider"] == [" ", "local", "local", "local"]
+
+
+@pytest.mark.parametrize("ids", [["digits-a"], ["digits-a"] * 11])
+def test_one_job_and_more_than_ten_are_refused(two, ids):
+    assert f"name 2 to 10 jobs: got {len(ids)}" in two.run("compare", *ids, status=2).stderr

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import urllib.request
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import oss2
 import pytest
 import urllib3
 
+from cloudspot.calls import LinkRequest
 from cloudspot.errors import (
     AuthError,
     CloudspotError,
@@ -247,6 +249,56 @@ def test_a_bucket_is_used_by_the_domain_that_the_environment_names_for_it(oss, d
     assert store.presign_get("a/b", seconds=60).startswith(f"{domain}/a/b?")
     with pytest.raises(StoreRefused):
         quick(other).get("k")  # the domain is the one bucket's
+
+
+def link(store):
+    return store.link(LinkRequest(key="a/b", seconds=600, media_type="text/html; charset=utf-8"))
+
+
+def test_a_browser_shows_what_a_link_leads_to_at_a_domain_of_the_buckets_own(domain, bucket, monkeypatch):
+    monkeypatch.setenv("CLOUDSPOT_OSS_DOMAINS", f"{bucket}={domain}")
+    store = quick(bucket)
+    store.put("a/b", b"<p>hello")
+    found = link(store)
+    assert found.url.startswith(f"{domain}/a/b?")
+    with urllib.request.urlopen(found.url) as answer:
+        assert (answer.read(), answer.headers["Content-Type"]) == (b"<p>hello", "text/html; charset=utf-8")
+        assert "Content-Disposition" not in answer.headers
+
+
+def test_at_the_default_domain_there_is_no_link_as_browsers_download_pages(oss, bucket):
+    store = quick(bucket)
+    store.put("a/b", b"<p>hello")
+    with pytest.raises(
+        CloudspotError, match="a browser downloads a page and does not show it; bind a domain"
+    ):
+        link(store)
+    url = store.bucket.ask(
+        "sign for",
+        "a/b",
+        lambda client: client.sign_url(
+            "GET",
+            store.bucket.full("a/b"),
+            60,
+            slash_safe=True,
+            params={"response-content-type": "text/html"},
+        ),
+    )
+    with urllib.request.urlopen(url) as answer:
+        assert answer.headers["x-oss-force-download"] == "true"
+
+
+def test_a_link_that_a_temporary_key_signs_ends_with_it(domain, bucket, monkeypatch):
+    monkeypatch.setenv("CLOUDSPOT_OSS_DOMAINS", f"{bucket}={domain}")
+    store = quick(bucket)
+    store.put("a/b", b"<p>hello")
+    over = datetime.now(timezone.utc) + timedelta(seconds=100)
+    for end in (over, None):
+        key = Credentials("id", "secret", "token", end)
+        monkeypatch.setattr(store.bucket._clients.credentials, "get", lambda key=key: key)
+        found = link(store)
+        assert "temporary key" in found.note
+        assert found.ends_at == over or end is None
 
 
 @pytest.mark.parametrize("wrong", ["https://x", "b=", "b=ftp://x", "b=https://x/path", "=https://x"])

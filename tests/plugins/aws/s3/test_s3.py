@@ -3,8 +3,10 @@
 import io
 import threading
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -14,6 +16,7 @@ from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import FlexibleChecksumError
 from support.clouds.bucketstoretests import one_line, upload
 
+from cloudspot.calls import LinkRequest
 from cloudspot.errors import AuthError, ObjectExists, SpecError, StoreMissing, StoreRefused, TransientError
 from cloudspot.registry import open_store
 from cloudspot.testing import plaincalls
@@ -383,3 +386,50 @@ def test_many_objects_go_with_one_request_and_one_that_is_left_is_an_error(make_
     monkeypatch.setattr(store.bucket._client, "delete_objects", lambda **_: {})
     with pytest.raises(TransientError, match="an object that was to be deleted"):
         store.delete_many(["a"])
+
+
+# --- links that a browser shows ------------------------------------------------------------------------
+
+
+def link(store, key, *, seconds=600):
+    return store.link(LinkRequest(key=key, seconds=seconds, media_type="text/html; charset=utf-8"))
+
+
+def test_a_browser_shows_what_a_link_leads_to_until_it_ends(aws, bucket, monkeypatch):
+    store = S3Store(f"s3://{bucket}")
+    store.put("a/b c+d.html", "<p>\u00fc".encode())
+    before = datetime.now(timezone.utc)
+    found = link(store, "a/b c+d.html")
+    assert found.note == ""
+    assert timedelta(seconds=599) < found.ends_at - before < timedelta(seconds=660)
+    with urllib.request.urlopen(found.url) as answer:
+        assert answer.read().decode() == "<p>\u00fc"
+        assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+        assert answer.headers["Content-Disposition"] is None
+    monkeypatch.setattr(aws.s3, "_now", lambda: found.ends_at + timedelta(seconds=1))
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(found.url)
+
+
+@pytest.mark.parametrize("ends", [timedelta(seconds=120), None, timedelta(days=1)])
+def test_a_link_of_temporary_credentials_ends_with_them(bucket, monkeypatch, ends):
+    store = S3Store(f"s3://{bucket}")
+    store.put("k", b"x")
+    over = None if ends is None else datetime.now(timezone.utc) + ends
+
+    class Temporary:
+        _expiry_time = over
+
+        def get_frozen_credentials(self):
+            return ReadOnlyCredentials("AKIA", "secret", "token")
+
+    monkeypatch.setattr(store.bucket._reads, "_credentials", Temporary())
+    found = link(store, "k")
+    if ends == timedelta(days=1):
+        assert found.note == ""
+        return
+    assert "temporary credentials" in found.note
+    assert "access key" in found.note
+    assert ("has not said when" in found.note) is (ends is None)
+    if over is not None:
+        assert found.ends_at == over

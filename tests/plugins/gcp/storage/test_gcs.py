@@ -4,11 +4,13 @@ import re
 import urllib.error
 import urllib.request
 from dataclasses import replace
+from datetime import datetime, timezone
 
 import google.auth.credentials
 import pytest
 from support.clouds.bucketstoretests import one_line, upload
 
+from cloudspot.calls import LinkRequest
 from cloudspot.errors import (
     AuthError,
     CloudspotError,
@@ -408,3 +410,31 @@ def test_check_refuses_a_rule_that_would_delete_checkpoints(gcp, bucket, store, 
     found = {one.name: one for one in plaincalls.check(store)}
     assert found["bucket lifecycle"].ok is ok
     assert found["bucket storage class"].detail.startswith("NEARLINE: each object is billed")
+
+
+# --- links that a browser shows ------------------------------------------------------------------------
+
+
+def link(store, key):
+    return store.link(LinkRequest(key=key, seconds=600, media_type="text/html; charset=utf-8"))
+
+
+def test_a_browser_shows_what_a_link_leads_to(store, machine_store):
+    for one in (store, machine_store):
+        one.put("a/b c+d.html", b"<p>hello")
+        found = link(one, "a/b c+d.html")
+        assert found.note == ""
+        assert 500 < (found.ends_at - datetime.now(timezone.utc)).total_seconds() <= 600
+        with urllib.request.urlopen(found.url) as answer:
+            assert (answer.read(), answer.headers["Content-Type"]) == (
+                b"<p>hello",
+                "text/html; charset=utf-8",
+            )
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(found.url.replace("text%2Fhtml", "text%2Fplain"))
+
+
+def test_a_users_own_login_makes_no_link_and_hears_what_would_help(machine_store):
+    machine_store.bucket.clients._found[0].service_account_email = None
+    with pytest.raises(CloudspotError, match="a user's own login; set GOOGLE_APPLICATION_CREDENTIALS"):
+        link(machine_store, "k")

@@ -1,0 +1,107 @@
+"""What limits a training, by what its machines have measured, and what to try; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Heartbeat
+from cloudspot.story.outcomes import own_beat
+
+LimitKind = Literal["data-loader", "saves", "gpu", "network", "cpu", "none"]
+
+DATA_WAIT = 0.15
+"""The share of the time from which on waiting for batches is what to mend first."""
+SAVES = 0.05
+"""The share of the time that saves may hold up the training; ``interval = "auto"`` stays below."""
+BUSY = 0.85
+"""The share from which on a GPU, a network or all cores are in use as far as a training can use them."""
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """What the training waits for, as far as it was measured."""
+
+    kind: LimitKind
+    share: float
+    """Of the time, or of what the resource can do."""
+    advice: str
+
+    @property
+    def text(self) -> str:
+        """Say it in one line."""
+        return f"{_SAID[self.kind].format(self.share)}; {self.advice}"
+
+
+_SAID: dict[LimitKind, str] = {
+    "data-loader": "data loader: {:.0%} of the time goes to waiting for batches",
+    "saves": "saves: {:.0%} of the time goes to them",
+    "gpu": "GPU: busy {:.0%} of the time",
+    "network": "network: {:.0%} of the link is used",
+    "cpu": "CPU: all cores busy {:.0%} of the time",
+    "none": "nothing that is measured: the busiest resource is in use {:.0%} of the time",
+}
+_ADVICE: dict[LimitKind, str] = {
+    "data-loader": "try more workers (num_workers), or prepare the data once",
+    "saves": "try a longer checkpoint.interval",
+    "gpu": "more speed needs a faster GPU, more nodes, or lower precision",
+    "network": "try larger batches a step, or fewer and larger machines",
+    "cpu": "try machines with more cores or with a GPU",
+    "none": "try larger batches, or profile the script",
+}
+
+
+def bottleneck(history: History) -> Bottleneck | None:
+    """Return what limits the newest generation that was measured; None: nothing was measured yet.
+
+    The nodes of a training go at the pace of the slowest, so of each figure the greatest counts.
+    """
+    beats = _measured(history)
+    found = [beat.utilization for beat in beats if beat.utilization is not None]
+    if not found:
+        return None
+    waits = max((one.data_wait or 0.0 for one in found), default=0.0)
+    saves = _saves(history, beats)
+    gpu = max((share for one in found for share in one.gpus), default=None)
+    network = max((one.network or 0.0 for one in found), default=0.0)
+    cpu = max((one.cpu or 0.0 for one in found), default=0.0)
+    if waits >= DATA_WAIT:
+        return _limit("data-loader", waits)
+    if saves >= SAVES:
+        return _limit("saves", saves)
+    if gpu is not None and gpu >= BUSY:
+        return _limit("gpu", gpu)
+    if network >= BUSY:
+        return _limit("network", network)
+    if cpu >= BUSY:
+        return _limit("cpu", cpu)
+    return _limit("none", max(cpu, network, gpu or 0.0))
+
+
+def _limit(kind: LimitKind, share: float) -> Bottleneck:
+    return Bottleneck(kind, share, _ADVICE[kind])
+
+
+def _measured(history: History) -> Sequence[Heartbeat]:
+    """Return the heartbeats of the newest generation's nodes that have measured something."""
+    for generation in reversed(history.generations):
+        beats = [own_beat(history.launches[seat.launch - 1], seat.rank) for seat in generation.seats]
+        found = [beat for beat in beats if beat is not None and beat.utilization is not None]
+        if found:
+            return found
+    return ()
+
+
+def _saves(history: History, beats: Sequence[Heartbeat]) -> float:
+    """Return the share of the time that saves take: the last one's, by the time between the last two."""
+    stall = max((beat.stall_seconds or 0.0 for beat in beats), default=0.0)
+    newest = (
+        [commit.at for commit in history.commits if commit.generation == beats[-1].generation]
+        if beats
+        else []
+    )
+    between = [(later - earlier).total_seconds() for earlier, later in pairwise(newest[-2:])]
+    return min(1.0, stall / between[0]) if between and between[0] > 0 else 0.0

@@ -1,0 +1,24 @@
+"""cloudspot's jobs as pages. Importing this imports no library of the pages; the commands do, when used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from cloudspot.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    import click
+
+cloudspot_api_version = 2
+
+COMMANDS = ("report", "share", "top", "ui", "unshare")
+
+
+@hookimpl
+def cloudspot_command(name: str) -> click.Command | None:
+    """Return the command of that name: each is a module of ``cloudspot_ui.commands``."""
+    if name not in COMMANDS:
+        return None
+    command: click.Command = getattr(import_module(f"cloudspot_ui.commands.{name}"), name)
+    return command

@@ -1,0 +1,68 @@
+"""``cloudspot share``: a link to a job's page, for people who have nothing but a browser."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import datetime, timezone
+
+import click
+
+from cloudspot.calls import LinkRequest
+from cloudspot.cli.joblog.logpieces import warn_of_gaps
+from cloudspot.cli.jobs import open_job
+from cloudspot.cli.screen import output
+from cloudspot.cli.sharedoptions import job_argument, json_option, parsed, store_option
+from cloudspot.errors import SpecError
+from cloudspot.jobfile.quantities import parse_duration
+from cloudspot.jobstore.access.retrying_store import with_retries
+from cloudspot.jobstore.layout import keys
+
+MOST_SECONDS = 7 * 86_400.0
+"""The longest that clouds sign for."""
+_MEDIA_TYPE = "text/html; charset=utf-8"
+
+
+@click.command("share")
+@job_argument
+@click.option(
+    "--for",
+    "seconds",
+    callback=parsed(parse_duration),
+    default="7d",
+    show_default=True,
+    metavar="DURATION",
+    help="How long the link is to work, at most 7d.",
+)
+@store_option
+@json_option
+def share(job_id: str, seconds: float, store_url: str | None, as_json: bool) -> None:
+    """Put a job's page into its bucket, and print a link to it.
+
+    Whoever has the link sees the page, without credentials, until the link ends. The page shows the job as it
+    is now. `unshare` ends all links to the job's pages.
+    """
+    if not 1 <= seconds <= MOST_SECONDS:
+        raise SpecError("--for must be 1s to 7d: clouds sign for no longer")
+    job = open_job(store_url, job_id)
+    request = LinkRequest(
+        # A word that was never used: a link that was ended stays so.
+        key=keys.shared_page(job.id, secrets.token_hex(16)),
+        seconds=seconds,
+        media_type=_MEDIA_TYPE,
+    )
+    job.store.link(request)  # before anything is put: it may say why there is none
+    from cloudspot_ui.page.rendering import job_page
+    from cloudspot_ui.page.story import JobReading
+
+    warn_of_gaps(job)
+    page = job_page(JobReading(job).read(datetime.now(timezone.utc)))
+    with_retries(job.store).put(request.key, page.encode(errors="replace"))
+    link = job.store.link(request)
+    if as_json:
+        output.echo_json({"url": link.url, "ends": link.ends_at.isoformat(), "note": link.note})
+        return
+    output.echo(link.url)
+    output.echo(f"it ends at {output.moment_text(link.ends_at)}", error=True)
+    if link.note:
+        output.warn(f"the link does not last for as long as was asked: {link.note}")
+    output.echo(f"end it before: {job.command('unshare')}", error=True)

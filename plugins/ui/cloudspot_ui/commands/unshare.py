@@ -1,0 +1,24 @@
+"""``cloudspot unshare``: ends the links to a job's pages."""
+
+from __future__ import annotations
+
+import click
+
+from cloudspot.cli.jobs import open_job
+from cloudspot.cli.screen import output
+from cloudspot.cli.sharedoptions import job_argument, store_option
+from cloudspot.jobstore.access.retrying_store import with_retries
+from cloudspot.jobstore.layout import keys
+
+
+@click.command("unshare")
+@job_argument
+@store_option
+def unshare(job_id: str, store_url: str | None) -> None:
+    """End all links to a job's pages, by deleting the pages. Safe to repeat."""
+    job = open_job(store_url, job_id)
+    store = with_retries(job.store)
+    found = [meta.key for meta in store.list_objects(keys.shared_pages_prefix(job.id))]
+    store.delete_many(found)
+    pages = "page" if len(found) == 1 else "pages"
+    output.echo(f"deleted {len(found)} {pages} of job {job.id}; no link to one works any more")

@@ -1,0 +1,1 @@
+"""The local site: pages that follow running jobs."""
