@@ -97,9 +97,9 @@ _STREAM = re.compile(get_args(StreamName)[1].pattern)
 def is_key(text: str) -> bool:
     """Return whether the text is a valid key, which every ObjectStore accepts.
 
-    A key is printable ASCII: names of 1 to 255 bytes with ``/`` between them, of which none is ``.`` or ``..``.
-    A store that cannot keep some of them as they are, such as those with a backslash, escapes them, so that
-    they sort as before and a prefix stays one.
+    A key is printable ASCII: names of 1 to 255 bytes with ``/`` between them, of which none is ``.`` or
+    ``..``. A store that cannot keep some of them as they are, such as those with a backslash, escapes them,
+    so that they sort as before and a prefix stays one.
     """
     return text.isascii() and text.isprintable() and is_safe_name(text)
 

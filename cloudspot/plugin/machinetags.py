@@ -31,8 +31,8 @@ def tags_of(group: InstanceGroup) -> dict[str, str]:
 
     ``instances`` finds the machines by them. Two things are not among them: the job's labels,
     ``group.labels``, which the plugin adds in whatever form the cloud takes them; and the rank, which is each
-    machine's own, as a number in its name or a tag of the plugin's. Where a value may not hold a URL's characters, put
-    ``store_digest(group.store_url)`` in place of the store's URL, and compare with that.
+    machine's own, as a number in its name or a tag of the plugin's. Where a value may not hold a URL's
+    characters, put ``store_digest(group.store_url)`` in place of the store's URL, and compare with that.
     """
     tags = {
         JOB: group.job_id,
