@@ -14,7 +14,7 @@ from support.jobs.isolated_machines import needs_isolated_machines
 from cloudspot_aws import permissions as aws
 from cloudspot_gcp import permissions as gcp
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(1500), needs_isolated_machines]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600), needs_isolated_machines]
 
 SCRIPT = Path(__file__).parents[1] / "support" / "clouds" / "bare_account.py"
 UNTRIED = {

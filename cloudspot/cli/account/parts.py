@@ -127,7 +127,7 @@ def _empty(part: SetupPart, store_url: str) -> None:
     prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
     bucket = open_store(f"{scheme}://{name}")  # others may have put something beside the jobs
     found = [meta.key for meta in bucket.list_objects("")]
-    own = [key.removeprefix(prefix) for key in found if key.startswith(prefix)]
+    own = [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
     jobs = sorted({match[0] for key in own if (match := keys.index.match(key)) is not None})
     if jobs:
         more = f" and {len(jobs) - 1} more" if jobs[1:] else ""
