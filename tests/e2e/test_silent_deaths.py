@@ -269,7 +269,8 @@ def run_with_death(user: User, undisturbed: Callable[..., str], seed: int) -> st
     saved = [one.rescue for one in user.history("hit").commits if one.rescue is not None]
     # A promise has its conditions: what was not saved is told, with the reason. Nothing is to be saved where the
     # interval's own save of the last step has just been committed.
-    if saved or "nothing was saved after the loss: " not in user.output(hit.cli):
+    reasons = ("nothing was saved after the loss: ", "could not be saved in time")
+    if saved or not any(one in user.output(hit.cli) for one in reasons):
         hit.check_no_step_twice()
     if all(one.is_exact for one in saved):
         assert shown["final"]["weights_sha256"] == undisturbed(sets=sets, MODEL=death.model)
