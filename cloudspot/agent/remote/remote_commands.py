@@ -36,6 +36,8 @@ class RemoteCommands(Worker):
         self._runtime = runtime
         self._environment: Mapping[str, str] | None = None
         """The programs' environment; None: it is not ready yet."""
+        self._answers: dict[str, RemoteAnswer] = {}
+        """By call: the same each time that it is put, since whether an earlier put succeeded may be unknown."""
         self._answered: set[str] = set()
         self._running: list[RunningCommand] = []
 
@@ -79,13 +81,15 @@ class RemoteCommands(Worker):
         if call is None or call.writer in self._answered or not self._is_ours(call):
             return
         self._running = [one for one in self._running if one.is_alive]
-        refused = self._refusal()
-        asked = RemoteAnswer(refused=refused, at=context.now(), writer=new_nonce())
+        ours = self._answers.setdefault(
+            call.writer, RemoteAnswer(refused=self._refusal(), at=context.now(), writer=new_nonce())
+        )
         answer_key = keys.remote_answer(context.job_id, *context.seat, call.writer)
-        answer = create_record(context.store, answer_key, asked)
+        answer = create_record(context.store, answer_key, ours)
         self._answered.add(call.writer)
-        context.store.delete(key)  # whoever has asked meanwhile asks again
-        if answer != asked or refused:
+        with suppress(CloudspotError):  # it is answered all the same, and the next call replaces it
+            context.store.delete(key)  # a person who has called meanwhile calls again
+        if answer != ours or ours.refused:
             return
         shown = printable(shlex.join(call.words))[:SHOWN_CHARACTERS]
         _log.warning("%s runs a command on this node: %s", printable(call.user), shown)

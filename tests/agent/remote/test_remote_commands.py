@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from cloudspot.agent.remote import remote_commands, running_command
-from cloudspot.errors import CloudspotError
-from cloudspot.jobstore.access.stored_records import read_record
+from cloudspot.errors import CloudspotError, TransientError
+from cloudspot.jobstore.access.stored_records import create_record, read_record
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import RemoteCall, RemoteCommand, Seat
 from cloudspot.jobstore.remote import calling
@@ -212,6 +212,31 @@ def test_a_call_that_comes_again_runs_nothing_again(bench, node, call, wait_unti
     time.sleep(0.5)
     assert count.read_text() == "once\n"
     assert len(recorded(bench)) == 1
+
+
+def test_an_answer_is_followed_by_its_command_whatever_the_store_says(bench, node, call, monkeypatch):
+    """The person would wait for it until they took the node for gone."""
+    node()
+    outcomes = iter([TransientError("whether it was created is unknown")])
+    delete = bench.store.delete
+
+    def create(store, key, record):
+        standing = create_record(store, key, record)
+        for error in outcomes:
+            raise error
+        return standing
+
+    def refuse(key):
+        if key == keys.remote_call(JOB, *SEAT):
+            raise TransientError("it was not deleted")
+        delete(key)
+
+    monkeypatch.setattr(remote_commands, "create_record", create)
+    monkeypatch.setattr(bench.store, "delete", refuse)
+    one = call("echo", "run")
+    assert one.hear() == 0
+    assert one.output == b"run\n"
+    assert next(outcomes, None) is None
 
 
 def test_a_node_that_is_not_ready_says_so(bench, node, call, wait_until):
