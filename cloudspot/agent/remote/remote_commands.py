@@ -1,4 +1,4 @@
-"""Looks for people's calls and runs what they ask for beside the training: see ``jobstore.remote``."""
+"""Looks for people's calls and runs their commands beside the training: see ``jobstore.remote``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RemoteCommands(Worker):
         self._environment: Mapping[str, str] | None = None
         """The programs' environment; None: it is not ready yet."""
         self._answers: dict[str, RemoteAnswer] = {}
-        """By call: the same each time that it is put, since whether an earlier put succeeded may be unknown."""
+        """By call. A second try puts the same one, since the first may have succeeded."""
         self._answered: set[str] = set()
         self._running: list[RunningCommand] = []
 
@@ -48,11 +48,11 @@ class RemoteCommands(Worker):
             super().start()
 
     def serve(self, environment: Mapping[str, str]) -> None:
-        """Run what is asked for from now on, in this environment."""
+        """Run commands from now on, in this environment."""
         self._environment = environment
 
     def end(self, why: str) -> None:
-        """Cut off what runs, and run nothing more; returns at once."""
+        """Cut off the commands that run, and begin no more; returns at once."""
         self._environment = None
         self.stop()
         self._context.is_called.set()  # wakes the thread

@@ -1,4 +1,4 @@
-"""One command that somebody runs on this node, from its start to the deletion of all that was relayed."""
+"""One command that somebody runs on this node, from its start to the deletion of its objects."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from cloudspot.jobstore.remote.relay import Frame, FrameReader, Kind
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
-"""How often it is looked whether the node has to go, and so how soon a command ends then."""
+"""How often a command looks whether the node has to go, and so how soon it ends then."""
 CLOSE_SECONDS = 10.0
 """How long the node's word waits for the person of a command that was cut off to have read it."""
 SAID_BYTES = 2000
-"""How much is passed on of what a relay that cannot start says."""
+"""How much of the message of a relay that cannot start is passed on."""
 _READ_BYTES = 256 << 10
 _COMMANDS = "remote-commands"
 
@@ -186,7 +186,7 @@ class RunningCommand:
                 end = min(end, time.monotonic() + CLOSE_SECONDS)
 
     def _pass_in(self, process: subprocess.Popen[bytes], start: bytes) -> None:
-        """Pass on to the relay what comes from the person, until they close."""
+        """Pass on the person's frames to the relay, until they close."""
         assert process.stdin is not None
         frame: Frame | None = Frame(Kind.START, start)
         with suppress(ChannelEnded):
@@ -199,7 +199,7 @@ class RunningCommand:
             self._has_closed.set()
 
     def _pass_out(self, process: subprocess.Popen[bytes]) -> None:
-        """Pass on what the relay says, and keep the status of the program for the last frame."""
+        """Pass on the relay's frames, and keep the status of the program for the last one."""
         assert process.stdout is not None
         reader = FrameReader()
         with suppress(OSError, ValueError, ChannelEnded):

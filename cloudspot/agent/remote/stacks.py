@@ -1,4 +1,4 @@
-"""The node's end of ``cloudspot stacks``: shows what each rank on this machine is doing.
+"""The node's end of ``cloudspot stacks``: shows the stack of each rank on this machine.
 
 Run as ``python -m cloudspot.agent.remote.stacks`` in the job's environment; it needs only the standard
 library. Each rank's stack comes from py-spy, if that is installed there. Otherwise a rank with a session
@@ -56,7 +56,8 @@ def find_ranks(environ: Mapping[str, str]) -> list[Rank]:
         is_jobs = all(variables.get(name.encode()) == value.encode() for name, value in marks.items())
         generation = variables.get(files.GENERATION.encode())
         if is_jobs and is_python and generation is not None:
-            number = int(variables.get(b"RANK", b"-1"))
+            told = variables.get(b"RANK", b"")
+            number = int(told) if told.isdigit() else -1  # a job may use the name for something else
             found.setdefault((int(generation), number), []).append(int(entry.name))
     newest = max((generation for generation, _ in found), default=0)
     ranks = {rank: pids for (generation, rank), pids in sorted(found.items()) if generation == newest}
@@ -109,7 +110,7 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _dumped(pid: int) -> str:
-    """Have the process write its stacks, and return what its log gets meanwhile."""
+    """Have the process write its stacks to its log, and return them."""
     log = _PROC / str(pid) / "fd" / "2"
     try:
         before = log.stat().st_size

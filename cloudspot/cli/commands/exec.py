@@ -36,7 +36,7 @@ def exec(  # noqa: A001 - the command's name
     working directory, and in its container if it has one. Standard streams are relayed through the store, and
     the exit status is the command's.
 
-    The command ends with the node, and with whoever has asked for it. The job's log says who has run what.
+    The command ends with the node, or when you leave. The job's log names each command and its user.
     """
     size = terminal_size() if has_terminal else None
     job = open_job(store_url, job_id)

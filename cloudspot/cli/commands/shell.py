@@ -24,8 +24,8 @@ def shell(
 ) -> None:
     """Open a shell on one of a job's nodes.
 
-    It has the training's environment and working directory, and is in its container if it has one. What is
-    typed and shown passes through the store. `~.` at the beginning of a line leaves it, as in ssh.
+    It has the training's environment and working directory, and is in its container if it has one. Keystrokes
+    and output pass through the store. `~.` at the beginning of a line leaves it, as in ssh.
     """
     size = terminal_size()
     job = open_job(store_url, job_id)

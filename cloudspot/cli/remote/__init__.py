@@ -1,1 +1,1 @@
-"""What the commands share that run something on a job's nodes."""
+"""Helpers of the commands that run something on a job's nodes."""

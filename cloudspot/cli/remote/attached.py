@@ -109,7 +109,7 @@ class _Streams:
         self._signals.append(signal.Signals(number).name.removeprefix("SIG"))
 
     def pass_signals(self) -> None:
-        """Pass on what has come; a signal's handler must not wait for the channel."""
+        """Pass on the signals that have come; their handler must not wait for the channel."""
         if self._has_new_size and self._has_terminal:
             self._has_new_size = False
             self._process.channel.hurry(size_frame(*terminal_size()))
@@ -117,7 +117,7 @@ class _Streams:
             self._process.channel.hurry(Frame(Kind.SIGNAL, self._signals.pop(0).encode()))
 
     def pass_in(self) -> None:
-        """Pass on what standard input has, to its end."""
+        """Pass on standard input, to its end."""
         channel, leaves = self._process.channel, _Leaving()
         with suppress(ChannelEnded):
             while data := _read_input():
@@ -128,7 +128,7 @@ class _Streams:
             channel.send(Frame(Kind.END_OF_INPUT))
 
     def write(self, frame: Frame) -> bool:
-        """Write what the command has written; return whether anybody reads it."""
+        """Write a piece of the command's output; return whether anybody reads it."""
         stream = sys.stderr if frame.kind is Kind.ERRORS else sys.stdout
         data = memoryview(frame.data)
         with suppress(BrokenPipeError):
@@ -139,7 +139,7 @@ class _Streams:
 
 
 def _read_input() -> bytes:
-    """Return what standard input has next; nothing at its end, or where it is closed."""
+    """Return the next bytes of standard input; none at its end, or where it is closed."""
     try:
         return os.read(0, _READ_BYTES)
     except OSError:

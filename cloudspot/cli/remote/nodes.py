@@ -68,7 +68,7 @@ def choose_nodes(job: Job, node: Seat | None) -> list[Seat]:
 def call(
     job: Job, seat: Seat, words: Sequence[str], *, size: tuple[int, int] | None = None, most: int
 ) -> RemoteProcess:
-    """Have the node run a command, and say on standard error what that takes."""
+    """Have the node run a command, and print the requests that this costs on standard error."""
     try:
         for word in words:
             word.encode()

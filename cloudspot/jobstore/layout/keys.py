@@ -298,14 +298,14 @@ log_segment = Key[[str, str, str, int]]("jobs/{job}/logs/{stream}/{date}/{line}"
 # --- commands that people run on its nodes --------------------------------------------------------
 
 remote_prefix = Key[[str]]("jobs/{job}/remote/")
-"""What is relayed; all of it is deleted."""
+"""The answers and pieces of commands; all of them are deleted."""
 remote_node_prefix = Key[[str, int, int]]("jobs/{job}/remote/{launch}/{rank}/")
 remote_command_prefix = Key[[str, int, int, str]]("jobs/{job}/remote/{launch}/{rank}/{nonce}/")
 remote_answer = Key[[str, int, int, str]]("jobs/{job}/remote/{launch}/{rank}/{nonce}/answer")
 """The node's answer to a call, by the call's nonce; create-only."""
 remote_input = Key[[str, int, int, str, int]]("jobs/{job}/remote/{launch}/{rank}/{nonce}/in/{record}")
 remote_output = Key[[str, int, int, str, int]]("jobs/{job}/remote/{launch}/{rank}/{nonce}/out/{record}")
-"""A piece of what is relayed to, or from, a command, counted from 0; create-only."""
+"""A piece of the input, or the output, of a command, counted from 0; create-only."""
 remote_commands_prefix = Key[[str]]("jobs/{job}/commands/")
 remote_command = Key[[str, int, int, str]]("jobs/{job}/commands/{launch}-{rank}-{nonce}")
 """Who has run a command on a node, and how it ended; overwritten once by the node, at the end."""

@@ -1,4 +1,4 @@
-"""The end of a person: calls a node, and has what comes back."""
+"""The person's end of a command: calls a node, and receives the output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from cloudspot.errors import CloudspotError
@@ -61,7 +61,7 @@ class RemoteProcess:
         return None
 
     def close(self) -> None:
-        """Say that we hear no more, and delete what was relayed; the node deletes what it has yet to read."""
+        """Leave, and delete the command's objects; the node deletes those that it has yet to read."""
         is_told = False
         with suppress(ChannelEnded):
             self.channel.leave(Frame(Kind.CLOSE))
@@ -79,7 +79,6 @@ def call_node(
     *,
     size: tuple[int, int] | None = None,
     requests: Requests | None = None,
-    is_over: Callable[[], bool] = lambda: False,
 ) -> RemoteProcess:
     """Have a node of the job run a command; ``size`` is that of the terminal that it gets, if it gets one.
 
@@ -105,7 +104,7 @@ def call_node(
         writer=new_nonce(),
     )
     try:
-        answer = _await_answer(store, job_id, seat, call, is_over)
+        answer = _await_answer(store, job_id, seat, call)
     except BaseException:
         _withdraw(store, job_id, seat, call)
         raise
@@ -124,12 +123,10 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _await_answer(
-    store: ObjectStore, job_id: str, seat: Seat, call: RemoteCall, is_over: Callable[[], bool]
-) -> RemoteAnswer:
+def _await_answer(store: ObjectStore, job_id: str, seat: Seat, call: RemoteCall) -> RemoteAnswer:
     end, put_at = time.monotonic() + ANSWER_SECONDS, -_REPEAT_SECONDS
     key = keys.remote_answer(job_id, *seat, call.writer)
-    while time.monotonic() < end and not is_over():
+    while time.monotonic() < end:
         if time.monotonic() >= put_at + _REPEAT_SECONDS:
             put_at = time.monotonic()
             store.put(keys.remote_call(job_id, *seat), codec.encode(call))
@@ -144,7 +141,7 @@ def _await_answer(
 
 
 def _withdraw(store: ObjectStore, job_id: str, seat: Seat, call: RemoteCall) -> None:
-    """Keep the node from running what it is asked for, or have it end that if it has just begun."""
+    """Keep the node from running the command, or have it end the command if it has just begun."""
     ours = RemoteAnswer(refused="it was withdrawn", at=call.at, writer=new_nonce())
     with suppress(CloudspotError):  # the store is gone; the node ends what it has begun when we are silent
         answer = create_record(store, keys.remote_answer(job_id, *seat, call.writer), ours)

@@ -1,7 +1,7 @@
 """Frames both ways between two processes that share nothing but a store.
 
 Each end puts its frames in numbered, create-only objects, *pieces*, and looks for the other end's next one.
-A piece begins with a hash of the secret that both ends know, its key and what it holds: a piece of another
+A piece begins with a hash of the secret that both ends know, its key and its content: a piece of another
 command, of the other direction or of another place, or one that was cut, ends the channel.
 """
 
@@ -58,7 +58,7 @@ class Requests:
 
     @property
     def usd(self) -> float:
-        """What they cost at S3's prices in us-east-1; those of other buckets are alike."""
+        """Their cost at S3's prices in us-east-1; those of other buckets are alike."""
         # https://aws.amazon.com/s3/pricing/, S3 Standard: for 1,000 GETs, and for 1,000 PUTs.
         return (self.num_reads * 0.0004 + self.num_writes * 0.005) / 1000
 
@@ -71,11 +71,11 @@ class Requests:
 IDLE_PER_HOUR = Requests(
     num_reads=int(2 * 3600 / IDLE_LOOK_SECONDS), num_writes=int(2 * 3600 / ALIVE_SECONDS)
 )
-"""What both ends make in an hour in which nothing happens."""
+"""The requests of both ends in an hour in which nothing happens."""
 BUSY_PER_HOUR = Requests(
     num_reads=int(2 * 3600 / FIRST_LOOK_SECONDS), num_writes=int(2 * 3600 / FIRST_LOOK_SECONDS)
 )
-"""What they make at most in an hour in which both have something to say all the time."""
+"""The most that they make in an hour, if both have something to say all the time."""
 
 
 class Channel:
@@ -193,7 +193,7 @@ class Channel:
             return None
 
     def finish(self, seconds: float) -> bool:
-        """Put what is left, and then no more; return whether that was done within ``seconds``."""
+        """Put the frames that are left, and no more; return whether that was done within ``seconds``."""
         with self._changed:
             self._is_finishing = True
             self._changed.notify_all()
@@ -328,5 +328,5 @@ class Channel:
             self._changed.notify_all()
 
     def _seal(self, key: str, data: bytes) -> bytes:
-        """Return the hash that binds what a piece holds to its place."""
+        """Return the hash that binds the content of a piece to its place."""
         return hmac.digest(self._secret, key.encode() + b"\0" + hashlib.sha256(data).digest(), "sha256")

@@ -89,10 +89,10 @@ def partial_of(path: Path) -> Path:
 
 
 def write_from(path: Path, about: dict[str, Any], start: int, read: Callable[[int], bytes]) -> None:
-    """Write a file from ``start`` on by what ``read(most)`` returns, and put it in place if it is whole.
+    """Write a file from ``start`` on, with the bytes of ``read(most)``, and put it in place once it is whole.
 
     Raises:
-        CopyError: it is not what it should be, or cannot be written. What has come is kept for the next try.
+        CopyError: it differs from its hash, or cannot be written. The part that has come is kept.
     """
     partial = partial_of(path)
     try:

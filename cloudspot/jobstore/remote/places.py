@@ -24,7 +24,7 @@ def channel_of(
     is_node: bool,
     requests: Requests | None = None,
 ) -> Channel:
-    """Return one end of what is relayed for a call: the node's, or the person's who has asked.
+    """Return one end of the channel of a call: the node's, or that of the person who has called.
 
     The secret is of both nonces. Whoever may read the store knows it; it keeps out objects of other commands.
     """
@@ -55,14 +55,14 @@ def read_commands(store: ObjectStore, job_id: str) -> list[RemoteCommand]:
 
 
 def delete_command(store: ObjectStore, job_id: str, call: RemoteCall, *, but_input: bool = False) -> None:
-    """Delete all that was relayed for a call, ``but_input``: except what the node reads; safe to repeat."""
+    """Delete the objects of a command; ``but_input``: except those for the node to read. Safe to repeat."""
     place = job_id, call.launch, call.rank, call.writer
     kept = keys.remote_input.match if but_input else lambda _: None
     delete_below(store, keys.remote_command_prefix(*place), kept)
 
 
 def delete_relayed(store: ObjectStore, job_id: str, seat: Seat | None = None) -> None:
-    """Delete the calls of a node, or of all, and what was relayed for their commands; safe to repeat."""
+    """Delete the calls of a node, or of all nodes, and the objects of their commands; safe to repeat."""
     if seat is not None:
         with_retries(store).delete(keys.remote_call(job_id, *seat))
         delete_below(store, keys.remote_node_prefix(job_id, *seat))

@@ -1,8 +1,8 @@
 """Runs one program on a node and relays its streams, in frames; the form of the frames.
 
 Run as ``python -IS relay.py``, in the job's environment and inside its container if it has one. It reads
-frames on its standard input, the first of which says what to run, and writes frames to its standard output.
-When its input ends, whoever gave it is gone, and the program is ended. It needs only the standard library: a
+frames on its standard input, the first of which names the program, and writes frames to its standard output.
+When its input ends, the agent is gone, and the program is ended. It needs only the standard library: a
 container may run it with a Python of its own.
 """
 
@@ -22,7 +22,7 @@ from collections import deque
 from typing import NamedTuple
 
 MAX_FRAME_BYTES = 256 << 10
-"""What a frame holds at most."""
+"""The most that a frame holds."""
 _HEADER = struct.Struct(">BI")
 _READ_BYTES = 64 << 10
 _MAX_WAITING_BYTES = 1 << 20
@@ -33,10 +33,10 @@ _NOT_FOUND, _NOT_RUN = 127, 126
 
 
 class Kind(enum.IntEnum):
-    """What a frame holds."""
+    """The kind of a frame's content."""
 
     START = 0
-    """What to run: ``words``, and ``rows`` and ``columns`` if it gets a terminal; JSON."""
+    """The program's ``words``, and ``rows`` and ``columns`` if it gets a terminal; JSON."""
     INPUT = 1
     END_OF_INPUT = 2
     SIZE = 3
@@ -45,7 +45,7 @@ class Kind(enum.IntEnum):
     """The name of a signal for the program and those that it has started, such as ``INT``."""
     OUTPUT = 5
     ERRORS = 6
-    """What it has written to its standard error; with a terminal, that is among the output."""
+    """Of its standard error; with a terminal, that is among the output."""
     STATUS = 7
     """How it has ended, as a shell tells it; a number in text. It is the last frame of a program."""
     SAID = 8
@@ -111,7 +111,7 @@ def size_frame(rows: int, columns: int) -> Frame:
 
 
 class _Program:
-    """The program, and what is on its way to it."""
+    """The program, and its input that waits."""
 
     def __init__(self, words: list[str], size: tuple[int, int] | None) -> None:
         self.pid = 0
@@ -185,7 +185,7 @@ class _Program:
             self.pass_on()
 
     def pass_on(self) -> None:
-        """Write what waits as far as it is taken, and close the program's input after the last of it."""
+        """Write the input that waits, as far as it is taken, and close the program's input after its end."""
         try:
             while self._waiting and self.input >= 0:
                 written = os.write(self.input, self._waiting[0])
@@ -238,7 +238,7 @@ def _relay(program: _Program, reader: FrameReader, given: list[Frame]) -> None:
         if program.wants_to_read:
             program.pass_on()
         program.look()
-        # What it has left running may keep its outputs open: what there is now is all.
+        # Background processes may keep its outputs open: the output so far is all.
         if program.status is not None and not _read_outputs(program, selector, open_outputs, seconds=0.0):
             return
         for fd in _ready(selector, 0.05 if program.wants_to_read or program.status is not None else 0.2):
@@ -257,7 +257,7 @@ def _ready(selector: selectors.BaseSelector, seconds: float) -> list[int]:
 def _read_outputs(
     program: _Program, selector: selectors.BaseSelector, open_outputs: set[int], *, seconds: float
 ) -> bool:
-    """Pass on what the program has written by now; return whether there was anything."""
+    """Pass on the program's output so far; return whether there was any."""
     has_read = False
     for fd in _ready(selector, seconds):
         if fd not in open_outputs:
@@ -290,7 +290,7 @@ def _take(program: _Program, frame: Frame) -> None:
 
 
 def main() -> None:
-    """Run what the first frame says."""
+    """Run the program that the first frame names."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     reader = FrameReader()
