@@ -10,9 +10,9 @@ import pytest
 
 from cloudspot.agent.remote import remote_commands, running_command
 from cloudspot.errors import CloudspotError, TransientError
-from cloudspot.jobstore.access.stored_records import create_record, read_record
+from cloudspot.jobstore.access.stored_records import create_record, find_record, read_record
 from cloudspot.jobstore.layout import codec, keys
-from cloudspot.jobstore.layout.records import RemoteCall, RemoteCommand, Seat
+from cloudspot.jobstore.layout.records import RemoteAnswer, RemoteCall, RemoteCommand, Seat
 from cloudspot.jobstore.remote import calling
 from cloudspot.jobstore.remote import channel as channel_module
 from cloudspot.jobstore.remote.calling import call_node
@@ -275,18 +275,20 @@ def test_a_slow_reader_has_all_of_the_output_and_the_status(bench, node, call, m
     assert len(one.output) == 200000
 
 
-def test_what_is_given_up_before_the_answer_does_not_run(bench, node, call, wait_until, monkeypatch):
+def test_a_call_that_is_given_up_before_its_answer_runs_nothing(bench, node, call, wait_until, monkeypatch):
     monkeypatch.setattr(remote_commands, "LOOK_SECONDS", 0.4)
     node()
     key = keys.remote_call(JOB, *SEAT)
 
-    def give_up():
-        if bench.store.list_page(key, limit=1).objects:  # the call is there, and not answered
+    def find(store, found_key, record_type):
+        # Ctrl-C, while the call is there and not answered.
+        if record_type is RemoteAnswer and store.list_page(key, limit=1).objects:
             raise KeyboardInterrupt
-        return False
+        return find_record(store, found_key, record_type)
 
+    monkeypatch.setattr(calling, "find_record", find)
     with pytest.raises(KeyboardInterrupt):
-        call("touch", str(bench.root / "run"), is_over=give_up)
+        call("touch", str(bench.root / "run"))
     wait_until(lambda: not left(bench))
     time.sleep(0.8)
     assert not (bench.root / "run").exists()
