@@ -29,8 +29,8 @@ def excess(found: Iterable[Document], wanted: Iterable[Document]) -> list[str]:
                 continue
             lines += [
                 f"it allows {action} on {resource}" + (f" to {principal}" if principal else "")
-                for action in _listed(statement.get("Action", "*"))
-                for resource in _listed(statement.get("Resource", "*"))
+                for action in listed(statement.get("Action", "*"))
+                for resource in listed(statement.get("Resource", "*"))
                 for principal in _principals(statement)
                 if not any(_covers(one, statement, action, resource, principal) for one in allowed)
             ]
@@ -49,8 +49,8 @@ def _covers(
         return False
     conditions = statement.get("Condition", {})
     return (
-        any(_matches(action.lower(), one.lower()) for one in _listed(wider.get("Action", "*")))
-        and any(_matches(resource, one) for one in _listed(wider.get("Resource", "*")))
+        any(_matches(action.lower(), one.lower()) for one in listed(wider.get("Action", "*")))
+        and any(_matches(resource, one) for one in listed(wider.get("Resource", "*")))
         and any(principal == one for one in _principals(wider))
         and all(conditions.get(name) == value for name, value in wider.get("Condition", {}).items())
     )
@@ -70,8 +70,9 @@ def _principals(statement: Mapping[str, Any]) -> list[str]:
     found = statement.get("Principal", "")
     if not isinstance(found, Mapping):
         return [str(found)]
-    return [f"{kind} {name}" for kind, names in found.items() for name in _listed(names)]
+    return [f"{kind} {name}" for kind, names in found.items() for name in listed(names)]
 
 
-def _listed(value: Any) -> Sequence[str]:
+def listed(value: Any) -> Sequence[str]:
+    """Return an element of a statement, which is a text or a list of texts, as a list."""
     return [str(value)] if isinstance(value, str) else [str(one) for one in value]

@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-Document = Mapping[str, Any]
-"""A policy as RAM has it."""
+from cloudspot.plugin.policydocuments import Document, listed
 
 DIRECTORY: Final = Path(__file__).with_name("policies")
 REASONS: Final[Mapping[str, str]] = {
@@ -58,9 +57,5 @@ def reasons(document: Document) -> Sequence[str]:
     """Return each statement's reason and its rights, a line each."""
     return [
         f"{REASONS[actions[0]]}: {', '.join(actions)}"
-        for actions in (_listed(one["Action"]) for one in document["Statement"])
+        for actions in (listed(one["Action"]) for one in document["Statement"])
     ]
-
-
-def _listed(value: str | Sequence[str]) -> Sequence[str]:
-    return [value] if isinstance(value, str) else value

@@ -23,6 +23,7 @@ from oss2.models import (
 from cloudspot.errors import CloudspotError
 from cloudspot.model import PartState
 from cloudspot.plugin import policydocuments
+from cloudspot.plugin.policydocuments import Document
 from cloudspot.plugin.setupparts import FREE, CloudPart, state_of
 from cloudspot_aliyun import permissions, tags
 from cloudspot_aliyun.api import ask, flatten, items
@@ -207,9 +208,7 @@ class Bucket(AliyunPart):
 class Role(AliyunPart):
     """The machines' role; its policies are attached to it."""
 
-    def __init__(
-        self, clients: AliyunClients, name: str, purpose: str, *, trust: permissions.Document
-    ) -> None:
+    def __init__(self, clients: AliyunClients, name: str, purpose: str, *, trust: Document) -> None:
         """Do no I/O."""
         text = json.dumps(trust)
         asked = {
@@ -244,9 +243,7 @@ class Role(AliyunPart):
 class Policy(AliyunPart):
     """A custom policy, which roles and people are given."""
 
-    def __init__(
-        self, clients: AliyunClients, name: str, purpose: str, *, document: permissions.Document
-    ) -> None:
+    def __init__(self, clients: AliyunClients, name: str, purpose: str, *, document: Document) -> None:
         """Do no I/O."""
         text = json.dumps(document, separators=(",", ":"))  # RAM takes at most 6,144 characters
         asked = {"PolicyName": name, "PolicyDocument": text}
@@ -285,11 +282,11 @@ class Policy(AliyunPart):
         if self._found() != self._document:
             AliyunCall("Ram", "CreatePolicyVersion", {**self._asked, **_ROTATE}).run(self.clients)
 
-    def _found(self) -> permissions.Document | None:
+    def _found(self) -> Document | None:
         answer = self.find("GetPolicy", {"PolicyName": self.name, "PolicyType": "Custom"})
         if answer is None:
             return None
-        found: permissions.Document = json.loads(answer["DefaultPolicyVersion"]["PolicyDocument"])
+        found: Document = json.loads(answer["DefaultPolicyVersion"]["PolicyDocument"])
         return found
 
 

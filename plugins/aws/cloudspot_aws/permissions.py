@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-Document = Mapping[str, Any]
-"""A policy as IAM has it."""
+from cloudspot.plugin.policydocuments import Document, listed
 
 DIRECTORY: Final = Path(__file__).with_name("policies")
 REASONS: Final[Mapping[str, str]] = {
@@ -70,14 +69,10 @@ def trust(name: str, *, partition: str) -> Document:
 
 def reasons(document: Document) -> Sequence[str]:
     """Return each statement's reason and its rights, a line each."""
-    return [f"{REASONS[one['Sid']]}: {', '.join(_listed(one['Action']))}" for one in document["Statement"]]
+    return [f"{REASONS[one['Sid']]}: {', '.join(listed(one['Action']))}" for one in document["Statement"]]
 
 
 def _filled(file: str, partition: str, bucket: str) -> Document:
     text = (DIRECTORY / file).read_text(encoding="utf-8")
     found: Document = json.loads(text.replace("arn:*:", f"arn:{partition}:").replace("BUCKET", bucket))
     return found
-
-
-def _listed(value: str | Sequence[str]) -> Sequence[str]:
-    return [value] if isinstance(value, str) else value

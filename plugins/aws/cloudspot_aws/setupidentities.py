@@ -11,6 +11,7 @@ from typing import Any
 
 from cloudspot.model import PartState
 from cloudspot.plugin import policydocuments
+from cloudspot.plugin.policydocuments import Document
 from cloudspot.plugin.setupparts import state_of
 from cloudspot_aws import permissions
 from cloudspot_aws.clients import AwsClients
@@ -28,8 +29,8 @@ class Role(AwsPart):
         name: str,
         purpose: str,
         *,
-        trust: permissions.Document,
-        policy: permissions.Document,
+        trust: Document,
+        policy: Document,
     ) -> None:
         """Do no I/O."""
         super().__init__(
@@ -74,8 +75,8 @@ class Role(AwsPart):
             return PartState(exists=False)
         role, partition = answer["Role"], str(iam.meta.partition)
         trust = [role["AssumeRolePolicyDocument"]]
-        mine: list[permissions.Document] = []
-        others: list[permissions.Document] = []
+        mine: list[Document] = []
+        others: list[Document] = []
         for page in iam.get_paginator("list_role_policies").paginate(RoleName=self.name):
             for name in page["PolicyNames"]:
                 found = iam.get_role_policy(RoleName=self.name, PolicyName=name)["PolicyDocument"]
@@ -138,9 +139,7 @@ class Profile(AwsPart):
 class Policy(AwsPart):
     """A managed policy, which principals are given."""
 
-    def __init__(
-        self, clients: AwsClients, name: str, purpose: str, *, arn: str, document: permissions.Document
-    ) -> None:
+    def __init__(self, clients: AwsClients, name: str, purpose: str, *, arn: str, document: Document) -> None:
         """Do no I/O."""
         create = {
             "PolicyName": name,
@@ -227,15 +226,13 @@ class Grant(AwsPart):
         return PartState(exists=self._arn in attached)
 
 
-def managed_document(iam: Any, arn: str) -> permissions.Document:
+def managed_document(iam: Any, arn: str) -> Document:
     """Return the version of a managed policy that is in force."""
     version = iam.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
-    found: permissions.Document = iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"][
-        "Document"
-    ]
+    found: Document = iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"]
     return found
 
 
-def _in_partition(documents: Sequence[permissions.Document], partition: str) -> list[permissions.Document]:
+def _in_partition(documents: Sequence[Document], partition: str) -> list[Document]:
     """Return the policies with their own partition in place of any: an account is in one only."""
     return [json.loads(json.dumps(one).replace('"arn:*:', f'"arn:{partition}:')) for one in documents]

@@ -7,12 +7,10 @@ import shlex
 
 import pytest
 from support.clouds.aliyun_command_line import run_command
-from support.clouds.setuptests import SetUpAccount, SetupTests
-from support.worlds.listed_host import ListedHost
+from support.clouds.setuptests import SetUpAccount, SetupTests, bare
 
 from cloudspot.calls import SetupRequest
 from cloudspot.errors import AuthError, CloudspotError, SpecError
-from cloudspot.jobstore.jobs.state_home import HOME
 from cloudspot.model import Resources
 from cloudspot.registry import open_store
 from cloudspot.testing import plaincalls
@@ -84,27 +82,15 @@ class AliyunAccount(SetUpAccount):
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        cloud = EmulatedAliyun()
-        cloud.is_bare = True
-        cloud.start(ListedHost(), address="127.0.0.1", directory=tmp_path_factory.mktemp("cloud"))
-        for name, value in cloud.environment().items():
-            patch.setenv(name, value)
+    cloud = EmulatedAliyun()
+    with bare(cloud, tmp_path_factory.mktemp("cloud")):
         yield AliyunAccount(cloud)
-        cloud.stop()
 
 
 @pytest.fixture
 def account(emulated, tmp_path, monkeypatch):
-    monkeypatch.setenv(HOME, str(tmp_path / "state"))  # where the record is
-    emulated.empty()
-    emulated.setup()
+    emulated.begin(tmp_path / "state", monkeypatch)
     return emulated
-
-
-def refusals(account):
-    """Return why each part is refused, by its kind."""
-    return {one.part.kind: one.state.excess for one in account.look() if one.state.excess}
 
 
 class TestSetup(SetupTests):
@@ -142,9 +128,9 @@ def test_with_a_vswitch_of_whomever_s_no_vpc_is_made(account):
 
 def test_a_bucket_of_the_expected_name_that_a_stranger_has_is_refused(account):
     account.cloud.oss.buckets[BUCKET] = HeldBucket(BUCKET, REGION, account.cloud.oss._now(), owner="9")
-    assert refusals(account)["bucket"] == ("it belongs to another account",)
+    assert account.refusals()["bucket"] == ("it belongs to another account",)
     account.cloud.oss.foreign_buckets.add(BUCKET)
-    assert refusals(account)["bucket"] == (
+    assert account.refusals()["bucket"] == (
         "it belongs to another account, or you may not look at it: choose another with --store",
     )
 
@@ -158,7 +144,7 @@ def test_a_bucket_that_others_can_read_or_that_has_versions_is_refused(account):
     bucket_client(account._clients, BUCKET).put_bucket_policy(
         json.dumps({"Version": "1", "Statement": [statement]})
     )
-    access, versions, policy = refusals(account)["bucket"]
+    access, versions, policy = account.refusals()["bucket"]
     assert access == "its access list is public-read"
     assert versions.startswith("it has versions")
     assert policy.startswith("it allows oss:GetObject on *")
@@ -169,15 +155,15 @@ def test_a_policy_and_a_role_that_allow_more_are_refused_and_a_policy_that_allow
     account.record().path.unlink()
     node, policies = permissions.policy("node", bucket=BUCKET), account.ram.policies
     policies["cloudspot-node"].versions = [json.dumps(ALL)]
-    assert refusals(account)["policy"] == ("it allows * on *",)
+    assert account.refusals()["policy"] == ("it allows * on *",)
     policies["cloudspot-node"].versions = [json.dumps({**node, "Statement": node["Statement"][:1]})]
     found = next(one for one in account.look() if one.part.name == "cloudspot-node")
     assert found.plan.value == "adopt"
     assert f"it does not allow oss:PutObject on acs:oss:*:*:{BUCKET}/*" in found.state.lacks
     policies["cloudspot-reap"].roles.add("cloudspot-node")
-    assert refusals(account)["role"] == ("it has the policy cloudspot-reap",)
+    assert account.refusals()["role"] == ("it has the policy cloudspot-reap",)
     account.cloud._ecs.account.roles["cloudspot-node"] = "fc.aliyuncs.com"
-    assert "it allows sts:AssumeRole on * to Service fc.aliyuncs.com" in refusals(account)["role"]
+    assert "it allows sts:AssumeRole on * to Service fc.aliyuncs.com" in account.refusals()["role"]
 
 
 def test_what_was_changed_of_its_own_is_mended(account):
@@ -193,7 +179,7 @@ def test_a_group_that_lets_others_in_is_refused(account):
     account.make()
     (group,) = account.place.groups.values()
     group.rules.append({"IpProtocol": "TCP", "PortRange": "22/22", "SourceCidrIp": "0.0.0.0/0"})
-    assert refusals(account)["security group"] == ("it lets in 0.0.0.0/0 at TCP 22/22",)
+    assert account.refusals()["security group"] == ("it lets in 0.0.0.0/0 at TCP 22/22",)
 
 
 def test_a_bucket_with_a_job_is_not_removed_and_nothing_else_is(account):

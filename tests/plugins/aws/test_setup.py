@@ -12,13 +12,11 @@ from moto.core import DEFAULT_ACCOUNT_ID
 from moto.iam.models import iam_backends
 from moto.s3.models import s3_backends
 from support.clouds.aws_command_line import run_command
-from support.clouds.setuptests import SetUpAccount, SetupTests
-from support.worlds.listed_host import ListedHost
+from support.clouds.setuptests import SetUpAccount, SetupTests, bare
 
 from cloudspot.calls import SetupRequest
 from cloudspot.cli.account.record import INTENDED
 from cloudspot.errors import AuthError, CloudspotError, SpecError
-from cloudspot.jobstore.jobs.state_home import HOME
 from cloudspot.registry import open_store
 from cloudspot_aws import permissions
 from cloudspot_aws.options import AwsOptions
@@ -134,26 +132,15 @@ class AwsAccount(SetUpAccount):
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        cloud = EmulatedAws()
-        cloud.is_bare = True
-        cloud.start(ListedHost(), address="127.0.0.1", directory=tmp_path_factory.mktemp("cloud"))
-        for name, value in cloud.environment().items():
-            patch.setenv(name, value)
+    cloud = EmulatedAws()
+    with bare(cloud, tmp_path_factory.mktemp("cloud")):
         yield AwsAccount(cloud)
-        cloud.stop()
 
 
 @pytest.fixture
 def account(emulated, tmp_path, monkeypatch):
-    monkeypatch.setenv(HOME, str(tmp_path / "state"))  # where the record is
-    emulated.empty()
+    emulated.begin(tmp_path / "state", monkeypatch)
     return emulated
-
-
-def refusals(account):
-    """Return why each part is refused, by its kind."""
-    return {one.part.kind: one.state.excess for one in account.look() if one.state.excess}
 
 
 class TestSetup(SetupTests):
@@ -177,7 +164,7 @@ def test_the_printed_commands_make_what_the_setup_makes(account):
 
 def test_a_bucket_of_the_expected_name_that_a_stranger_has_is_refused(account):
     account.cloud.s3.foreign_buckets.add(BUCKET)
-    (why,) = refusals(account)["bucket"]
+    (why,) = account.refusals()["bucket"]
     assert why == (
         "it belongs to another account, or you may not look at it: choose another name with --store"
     )
@@ -211,14 +198,14 @@ def test_a_bucket_that_others_can_read_is_refused(account, widen, said):
     account.make()
     account.record().path.unlink()
     widen(account.client("s3"))
-    assert said in refusals(account)["bucket"]
+    assert said in account.refusals()["bucket"]
 
 
 def test_a_bucket_in_another_region_is_refused(account):
     account.client("s3").create_bucket(
         Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
     )
-    assert refusals(account)["bucket"] == ("it is in eu-west-1, not in us-east-1",)
+    assert account.refusals()["bucket"] == ("it is in eu-west-1, not in us-east-1",)
     account.forget_clients()  # botocore remembers where a bucket is
 
 
@@ -236,12 +223,12 @@ def test_a_role_that_may_do_more_is_refused_and_one_that_may_do_less_is_adopted(
     assert found.plan.value == "adopt"
     assert f"it does not allow s3:ListBucket on arn:aws:s3:::{BUCKET}" in found.state.lacks
     iam.put_role_policy(RoleName=name, PolicyName="theirs", PolicyDocument=json.dumps(ADMINISTRATOR))
-    assert refusals(account)["role"] == ("it allows * on *",)
+    assert account.refusals()["role"] == ("it allows * on *",)
     iam.delete_role_policy(RoleName=name, PolicyName="theirs")
     trust = json.loads(json.dumps(trust))
     trust["Statement"][0]["Principal"]["AWS"] = "arn:aws:iam::999999999999:root"
     iam.update_assume_role_policy(RoleName=name, PolicyDocument=json.dumps(trust))
-    assert refusals(account)["role"] == (
+    assert account.refusals()["role"] == (
         "it allows sts:AssumeRole on * to AWS arn:aws:iam::999999999999:root",
     )
 
@@ -256,7 +243,7 @@ def test_a_policy_and_a_group_that_allow_more_are_refused(account):
             {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
         ],
     )
-    assert refusals(account) == {
+    assert account.refusals() == {
         "policy": ("it allows * on *",),
         "security group": ("it lets in 0.0.0.0/0 at tcp 22-22",),
     }
@@ -279,7 +266,7 @@ def test_what_was_changed_of_its_own_is_mended_and_what_others_added_to_it_is_re
     iam.put_role_policy(
         RoleName="cloudspot-limit", PolicyName="theirs", PolicyDocument=json.dumps(ADMINISTRATOR)
     )
-    assert refusals(account) == {"role": ("it allows * on *",)}
+    assert account.refusals() == {"role": ("it allows * on *",)}
 
 
 def test_an_account_without_a_default_network_gets_one_and_loses_it_again(account):

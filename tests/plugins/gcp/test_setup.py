@@ -6,12 +6,10 @@ import shlex
 
 import pytest
 from support.clouds.gcloud_command_line import Gcloud
-from support.clouds.setuptests import SetUpAccount, SetupTests
-from support.worlds.listed_host import ListedHost
+from support.clouds.setuptests import SetUpAccount, SetupTests, bare
 
 from cloudspot.calls import SetupRequest
 from cloudspot.errors import AuthError, CloudspotError, SpecError
-from cloudspot.jobstore.jobs.state_home import HOME
 from cloudspot_gcp import permissions
 from cloudspot_gcp.clients import endpoint
 from cloudspot_gcp.options import GcpOptions
@@ -96,25 +94,14 @@ def emulated(tmp_path_factory):
         # An account and a grant are known at once: otherwise each test waits for seconds.
         patch.setattr(strict_iam, "LAG_SECONDS", 0.0)
         cloud = EmulatedGcp()
-        cloud.is_bare = True
-        cloud.start(ListedHost(), address="127.0.0.1", directory=tmp_path_factory.mktemp("cloud"))
-        for name, value in cloud.environment().items():
-            patch.setenv(name, value)
-        yield GcpAccount(cloud)
-        cloud.stop()
+        with bare(cloud, tmp_path_factory.mktemp("cloud")):
+            yield GcpAccount(cloud)
 
 
 @pytest.fixture
 def account(emulated, tmp_path, monkeypatch):
-    monkeypatch.setenv(HOME, str(tmp_path / "state"))  # where the record is
-    emulated.empty()
-    emulated.setup()
+    emulated.begin(tmp_path / "state", monkeypatch)
     return emulated
-
-
-def refusals(account):
-    """Return why each part is refused, by its kind."""
-    return {one.part.kind: one.state.excess for one in account.look() if one.state.excess}
 
 
 class TestSetup(SetupTests):
@@ -148,7 +135,7 @@ def test_a_bucket_of_the_expected_name_that_a_stranger_has_is_refused(account):
     account.make()
     account.record().path.unlink()
     account.cloud.storage.foreign_buckets.add(BUCKET)
-    assert refusals(account)["bucket"] == (
+    assert account.refusals()["bucket"] == (
         "it belongs to another project, or you may not look at it: choose another with --store",
     )
 
@@ -161,7 +148,7 @@ def test_a_bucket_that_others_can_read_is_refused(account):
     policy = account.ask("GET", f"{url}/iam?optionsRequestedPolicyVersion=3")
     open_to_all = {"role": f"projects/{PROJECT}/roles/cloudspot_bucket", "members": ["allUsers"]}
     account.ask("PUT", f"{url}/iam", json={**policy, "bindings": [*policy["bindings"], open_to_all]})
-    (*settings, policy_line) = refusals(account)["bucket"]
+    (*settings, policy_line) = account.refusals()["bucket"]
     assert "it may be made public" in settings
     assert policy_line == f"it gives projects/{PROJECT}/roles/cloudspot_bucket to allUsers"
 
@@ -171,7 +158,7 @@ def test_a_role_that_grants_more_is_refused_and_one_that_grants_less_is_adopted(
     account.record().path.unlink()
     role = account.cloud.iam._roles[f"projects/{PROJECT}/roles/cloudspot_node"]
     role["includedPermissions"].append("compute.instances.delete")
-    assert refusals(account)["role"] == ("it grants compute.instances.delete",)
+    assert account.refusals()["role"] == ("it grants compute.instances.delete",)
     role["includedPermissions"] = ["logging.logEntries.list"]
     found = next(one for one in account.look() if one.part.name == "cloudspot_node")
     assert (found.plan.value, found.state.lacks) == (
@@ -204,7 +191,7 @@ def test_a_rule_of_the_network_that_lets_others_in_is_refused(account):
     rules["ssh"] = {**rules["cloudspot-nodes"], "name": "ssh", "sourceRanges": ["0.0.0.0/0"]}
     del rules["ssh"]["sourceServiceAccounts"]
     try:
-        assert refusals(account)["firewall rule"] == ("rule ssh lets in 0.0.0.0/0",)
+        assert account.refusals()["firewall rule"] == ("rule ssh lets in 0.0.0.0/0",)
     finally:
         del rules["ssh"]
 
@@ -216,7 +203,7 @@ def test_machines_end_themselves_under_the_condition_and_a_grant_without_it_is_r
     (found,) = [one for one in bindings if one["role"].endswith("cloudspot_self_end")]
     assert found["condition"] == permissions.self_end_condition()
     del found["condition"]
-    assert refusals(account)["grant"] == ("it holds for all machines, not only for cloudspot's",)
+    assert account.refusals()["grant"] == ("it holds for all machines, not only for cloudspot's",)
 
 
 @pytest.mark.parametrize("whom", ["allUsers", "allAuthenticatedUsers", "ada@example.com", "projectOwner:p"])

@@ -9,15 +9,19 @@ import http.client
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from support.worlds.listed_host import ListedHost
 
 from cloudspot.calls import SetupRequest
 from cloudspot.cli.account import parts as parts_module
 from cloudspot.cli.account.parts import Plan, look_at, make, recorded_parts, remove
 from cloudspot.cli.account.record import SetupRecord
+from cloudspot.emulation.cloud import EmulatedCloud
 from cloudspot.interfaces import AccountSetup, SetupPart
+from cloudspot.jobstore.jobs.state_home import HOME
 
 
 class Killed(BaseException):
@@ -48,6 +52,20 @@ def killed_at(number: int, when: str) -> Iterator[list[int]]:
         patch.setattr(http.client.HTTPConnection, "putrequest", counted)
         patch.setattr(http.client.HTTPResponse, "begin", answered)
         yield count
+
+
+@contextmanager
+def bare(cloud: EmulatedCloud, directory: Path) -> Iterator[None]:
+    """Run an emulated cloud whose account has only an administrator, as whom the process then acts."""
+    cloud.is_bare = True
+    with pytest.MonkeyPatch.context() as patch:
+        cloud.start(ListedHost(), address="127.0.0.1", directory=directory)
+        for name, value in cloud.environment().items():
+            patch.setenv(name, value)
+        try:
+            yield
+        finally:
+            cloud.stop()
 
 
 class SetUpAccount(ABC):
@@ -84,6 +102,16 @@ class SetUpAccount(ABC):
 
     def look(self) -> list[parts_module.Found]:
         return look_at(self.setup().parts(self.request), self.record())
+
+    def begin(self, state: Path, patch: pytest.MonkeyPatch) -> None:
+        """Begin a test with an account that nothing was made in, and records in a directory of its own."""
+        patch.setenv(HOME, str(state))
+        self.empty()
+        self.setup()
+
+    def refusals(self) -> dict[str, tuple[str, ...]]:
+        """Return why each part is refused, by its kind."""
+        return {one.part.kind: one.state.excess for one in self.look() if one.state.excess}
 
     def plans(self) -> dict[str, str]:
         """Return what becomes of each part, by kind and name."""
