@@ -128,7 +128,7 @@ class Training:
         return self.user.show(self.name, "--verify")
 
     def steps_made_again(self) -> dict[int, int]:
-        """Return, by generation, how many steps it made that an earlier one had made, where there are any.
+        """Return, by generation, how many steps it made that the one before had made, where there are any.
 
         No generation leaves out a step.
         """
@@ -141,7 +141,7 @@ class Training:
             assert min(made) <= newest + 1, (generation, newest)
             if min(made) <= newest:
                 again[generation] = newest + 1 - min(made)
-            newest = max(newest, *made)
+            newest = max(made)
         return again
 
     def check_no_step_twice(self) -> None:
