@@ -138,7 +138,10 @@ def test_what_is_said_by_turns_is_told_once_each(records):
     for number in range(6):
         watch.provisioner.said = ("ErrImagePull", "ImagePullBackOff")[number % 2]
         told += watch.look(30.0 + 15 * number)
-    assert told == ["the console of i-1-0 shows: ErrImagePull", "i-1-0 says at its boot: ImagePullBackOff"]
+    assert told == [
+        "the console of i-1-0 shows: ErrImagePull",
+        "the console of i-1-0 shows: ImagePullBackOff",
+    ]
 
 
 @pytest.mark.parametrize("error", [TransientError("503"), CloudspotError("no console is kept")])
