@@ -193,7 +193,7 @@ def _grid(outlook: Outlook) -> Floats:
 
 
 def _transitions(outlook: Outlook, step: float) -> tuple[Floats, Floats, Floats]:
-    """Return the market's transitions in a step: all, those without and those with a loss of the held zone."""
+    """Return the market's transitions in a step: all, those without and those with a loss of one's zone."""
     loss, gain = np.array(outlook.hazards.loss), np.array(outlook.hazards.gain)
     ages: Floats = np.append(np.diff((0.0, *AGE_EDGES_HOURS)), np.inf)
     older = 1 - np.exp(-step / ages)

@@ -42,7 +42,7 @@ _SAID: dict[LimitKind, str] = {
     "gpu": "GPU: busy {:.0%} of the time",
     "network": "network: {:.0%} of the link is used",
     "cpu": "CPU: all cores busy {:.0%} of the time",
-    "none": "no measured resource: the busiest is in use {:.0%} of the time",
+    "none": "no measured resource: the busiest resource is in use {:.0%} of the time",
 }
 _ADVICE: dict[LimitKind, str] = {
     "data-loader": "try more workers (num_workers), or prepare the data once",
