@@ -65,7 +65,7 @@ def _console(provisioner: EcsProvisioner) -> str:
     listed = provisioner.instances(InstancesRequest()).instances
     machines = [one for one in listed if one.state is not InstanceState.ENDED]
     if not machines:
-        raise NotKnown(f"not tried: there is no machine of cloudspot's to try {right} on")
+        raise NotKnown(f"not tried: cloudspot has no machine now to try {right} on")
     provisioner.console(machines[0])
     return f"{right} is granted"
 
