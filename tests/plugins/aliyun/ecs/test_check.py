@@ -22,7 +22,7 @@ def test_an_account_that_is_ready_passes_every_line(cloud):
     found = lines(cloud.provider(instance_types=(TYPE,)))
     assert [name for name, one in found.items() if not one.ok] == []
     assert found.pop("offers").detail == (
-        f"4, from 2.53 CNY an hour (spot {TYPE} in cn-hangzhou-i; 5-10% of those were reclaimed in the last "
+        f"4, from 2.53 CNY an hour (spot {TYPE} in cn-hangzhou-i; 5-10% of such machines were reclaimed in the last "
         "30 days)"
     )
     assert {name: one.detail for name, one in found.items()} == {
