@@ -236,8 +236,8 @@ class GcsBucket(Bucket):
         if is_redirect:
             answer.close()
             raise TransientError(
-                f"{self.url}: the answer is not Cloud Storage's (HTTP status {answer.status_code}): is there a "
-                "proxy or a login page in between?"
+                f"{self.url}: the answer (HTTP status {answer.status_code}) is not Cloud Storage's: is there "
+                "a proxy or a login page in between?"
             )
         return answer
 

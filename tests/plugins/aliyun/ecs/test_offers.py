@@ -301,7 +301,7 @@ def test_no_vswitch_or_several_vpcs_are_told_in_a_line(cloud):
         one.is_default = False
     cloud.place.add_vswitch("cn-hangzhou-i", "192.168.0.0/24", vpc="vpc-bp1own0001")
     assert failure(cloud) == (
-        "providers.aliyun.vswitches: those found are in 2 VPCs (vpc-bp1default00000001, "
+        "providers.aliyun.vswitches: the vSwitches found are in 2 VPCs (vpc-bp1default00000001, "
         'vpc-bp1own0001); name them, or tag those to use with "cloudspot"'
     )
     cloud.place.vswitches.clear()

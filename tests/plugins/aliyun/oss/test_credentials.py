@@ -169,7 +169,7 @@ def test_a_profile_may_be_named_may_be_a_role_and_must_be_usable(tmp_path, metad
     assert found("sts").get().security_token == "c"
     assert found("role").get().access_key_id == "STS.first"
     assert found().get().access_key_id == "STS.first"  # `aliyun configure` was never finished.
-    with pytest.raises(AuthError, match=r"profile 'default' of .* holds no key"):
+    with pytest.raises(AuthError, match=r"profile 'default' of .* has no key"):
         found("default").get()
     with pytest.raises(SpecError, match="has mode 'CloudSSO'; expected AK, StsToken or EcsRamRole"):
         found("sso")

@@ -155,7 +155,9 @@ def test_an_answer_that_leads_elsewhere_is_no_success(gcp, bucket, store, monkey
         lambda: upload(store, "new", b"y" * 3 * MIB),
         lambda: store.get("k"),
     ):
-        with pytest.raises(TransientError, match=f"is not Cloud Storage's .HTTP status {status}") as caught:
+        with pytest.raises(
+            TransientError, match=f"the answer .HTTP status {status}. is not Cloud Storage's"
+        ) as caught:
             call()
         one_line(caught)
     assert [one.name for one in gcp.storage.buckets.names(bucket)] == ["some/prefix/k"]
