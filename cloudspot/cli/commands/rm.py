@@ -182,7 +182,7 @@ def _check_provider(job: Job, history: History) -> None:
                 f"job {job.id} has ended, but some of its machines may still run, and its provider does not "
                 f"answer: {error}"
             ) from error
-        # Each machine has said its last word, or has provably ended; this is only a second look.
+        # Each machine has an exit record or is proven to have ended; this is only a second look.
         output.warn(f"cannot tell whether job {job.id} still has machines: {error}")
         return
     label = store_label(job.store)

@@ -86,7 +86,7 @@ class LaunchHistory:
         return None if slot is None or slot.instance_id is None else self.certificates.get(slot.instance_id)
 
     def is_over(self, rank: int) -> bool:
-        """Return whether the owner of the seat runs nothing any more, by its own last word or by proof."""
+        """Return whether the owner of the seat runs nothing any more, by its own exit record or by proof."""
         return rank in self.own_exits or self.certificate(rank) is not None
 
     @cached_property

@@ -1017,7 +1017,7 @@ class Ending(msgspec.Struct, frozen=True):
     """An event after which nodes have limited time to leave; never taken back."""
 
     what: Literal["over", "excluded", "stop", "finished"]
-    """``over``: the node has said its last word, or has provably ended. ``excluded``: the training goes on
+    """``over``: the node has an exit record, or is proven to have ended. ``excluded``: the training goes on
     without it. ``stop``: the job was asked to stop. ``finished``: it is over."""
     seat: Seat | None = None
     """The node; None: the whole job."""

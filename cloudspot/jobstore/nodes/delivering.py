@@ -20,7 +20,7 @@ for, and meanwhile they say that they run."""
 END_GRACE_SECONDS = 60.0
 """After the job's end, a node that has said nothing yet may take this long."""
 EXIT_GRACE_SECONDS = 120.0
-"""After its last word, or once the training goes on without it, a node may take this long to shut itself
+"""After its exit record, or once the training goes on without it, a node may take this long to shut itself
 down."""
 SILENT_LIMIT_SECONDS = 60 * 60.0
 """A node in the training whose heartbeat stands still for this long is ended. It is dead when the provider
