@@ -39,7 +39,7 @@ def new(name: str, directory: Path | None) -> None:
     output.echo(f"wrote {directory}; begin with its README.md. Next:")
     output.echo(f"    cd {shlex.quote(str(directory))}")
     output.echo('    python -m pip install --editable ".[test]"')
-    output.echo("    python -m pytest  # what fails is what is left to do")
+    output.echo("    python -m pytest  # the failing tests are the work that is left")
     output.echo(f"    cloudspot plugin check {name}")
 
 

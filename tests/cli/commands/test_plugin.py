@@ -70,7 +70,7 @@ def test_the_next_commands_are_printed(tmp_path, monkeypatch):
         "wrote cloudspot-acme; begin with its README.md. Next:",
         "    cd cloudspot-acme",
         '    python -m pip install --editable ".[test]"',
-        "    python -m pytest  # what fails is what is left to do",
+        "    python -m pytest  # the failing tests are the work that is left",
         "    cloudspot plugin check acme",
     ]
 
