@@ -88,7 +88,7 @@ def test_it_ends_them_and_says_so_and_a_second_run_finds_nothing(jobs, machines)
     said = jobs.run("reap", "--yes").stdout
     assert said.splitlines()[-2:] == ["ended machine m-done-1", "ended machine m-gone-1"]
     assert machines == []
-    assert jobs.run("reap").stdout.splitlines()[0] == f"nothing is left of jobs of {jobs.store.url}"
+    assert jobs.run("reap").stdout.splitlines()[0] == f"nothing to end from jobs in {jobs.store.url}"
 
 
 def test_without_a_terminal_it_ends_nothing_unless_it_is_told_yes(jobs, machines):
@@ -121,7 +121,7 @@ def test_what_is_of_another_store_is_shown_and_ended_only_if_that_store_is_named
 def test_a_store_with_live_jobs_is_not_gone(jobs, machines):
     jobs.submit("live-1")
     said = jobs.run("reap", "--gone-store", jobs.store.url, status=2).stderr
-    assert f"{jobs.store.url} is there, and live-1 may be live in it" in said
+    assert f"{jobs.store.url} exists, and jobs in it may be live: live-1" in said
 
 
 def test_only_a_store_whose_bucket_is_said_not_to_exist_is_gone(jobs, machines, monkeypatch):
