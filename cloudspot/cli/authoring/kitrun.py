@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,8 +28,10 @@ sys.exit(pytest.main(sys.argv[1:]))
 _STANDARD_ERROR = 2
 
 
-def report_on(name: str, tests: Path) -> Mapping[str, Any]:
+def report_on(name: str, tests: Path, kits: Sequence[str] = ()) -> Mapping[str, Any]:
     """Run the kits that the tests apply to the plugin, and return the report as JSON values.
+
+    ``kits`` names the kits to run; if it is empty, all of them run.
 
     pytest's own output goes to standard error. The report of a run that ends early, for example by Ctrl-C or
     a test that ends the process, covers everything up to that point.
@@ -46,6 +48,7 @@ def report_on(name: str, tests: Path) -> Mapping[str, Any]:
         path = Path(scratch) / "report.json"
         words = ["-q", "-p", "cloudspot.testing.promises", str(tests)]
         options = [f"--promises-of={name}", f"--promises-to={path}"]
+        options += [f"--promises-kit={kit}" for kit in kits]
         command = [sys.executable, "-c", _RUN, *words, *options]
         with subprocess.Popen(command, stdout=_STANDARD_ERROR) as process:
             try:
@@ -55,7 +58,8 @@ def report_on(name: str, tests: Path) -> Mapping[str, Any]:
         if not path.exists():
             raise CloudspotError(f"pytest ended with status {status} and no report; see its output above")
         told = decode(path.read_bytes(), dict[str, Any])
-    is_kept = bool(told["kits"]) and not told["errors"] and not any(one["failures"] for one in told["kits"])
+    is_broken = any(kit["failures"] or kit["not_run"] for kit in told["kits"])
+    is_kept = bool(told["kits"]) and not told["errors"] and not is_broken
     return {
         "plugin": name,
         "ok": is_kept,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,13 @@ class Training:
 
     def generation(self) -> int:
         """Return the newest generation of which a rank has started, or 0."""
-        paths = (self.user.home / "machines").glob("*/node/generations/*/worker-*.pid")
-        return max((int(path.parent.name) for path in paths), default=0)
+        return max((int(path.parent.name) for path in self._pids("*")), default=0)
+
+    def _pids(self, generation: str) -> list[Path]:
+        """Return the files of the ranks' processes; their directories may go while this looks."""
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return [*(self.user.home / "machines").glob(f"*/node/generations/{generation}/worker-*.pid")]
 
     def is_over(self) -> bool:
         """Whether the job has ended."""
@@ -84,9 +90,9 @@ class Training:
             if self.is_over():
                 return True
             newest = self.generation()
-            pids = (self.user.home / "machines").glob(f"*/node/generations/{newest:06}/worker-*.pid")
+            pids = self._pids(f"{newest:06}")
             made = max(map(len, self.steps(newest).values()), default=0)
-            return newest > after and len([*pids]) == num_ranks and made >= num_steps
+            return newest > after and len(pids) == num_ranks and made >= num_steps
 
         wait_for(f"generation {after + 1} or later", has_come, seconds=2 * self.patience)
         return 0 if self.is_over() else self.generation()
@@ -122,7 +128,7 @@ class Training:
         return self.user.show(self.name, "--verify")
 
     def steps_made_again(self) -> dict[int, int]:
-        """Return, by generation, how many steps it made that an earlier one had made, where there are any.
+        """Return, by generation, how many steps it made that the one before had made, where there are any.
 
         No generation leaves out a step.
         """
@@ -135,7 +141,7 @@ class Training:
             assert min(made) <= newest + 1, (generation, newest)
             if min(made) <= newest:
                 again[generation] = newest + 1 - min(made)
-            newest = max(newest, *made)
+            newest = max(made)
         return again
 
     def check_no_step_twice(self) -> None:
