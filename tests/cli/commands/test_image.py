@@ -88,7 +88,7 @@ def test_images_are_listed_as_json(jobs, host):
 
 def test_only_known_images_are_removed_and_none_if_one_is_unknown(jobs, host):
     refused = jobs.run("image", "rm", "image-1", "image-9", status=1)
-    assert "local has no image 'image-9' that `cloudspot image bake` has made" in refused.stderr
+    assert "local has no image 'image-9' made by `cloudspot image bake`" in refused.stderr
     assert len(host.listed) == 3
     assert jobs.run("image", "rm", "image-1", "image-2").stdout == "removed image-1\nremoved image-2\n"
     assert [one.id for one in host.listed] == ["image-3"]

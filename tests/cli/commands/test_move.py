@@ -64,7 +64,7 @@ def test_where_no_machine_can_be_had_each_offer_is_tried_and_the_job_trains_on(j
     ]
     assert "warning: launch 2 (on-demand/local-a/local): capacity: no capacity today" in result.stderr
     assert (
-        f"error: job {job_id} has not moved, but keeps training:  local (on-demand) was refused"
+        f"error: job {job_id} has not moved, but keeps training: local (on-demand) was refused"
         in result.stderr
     )
 
@@ -125,13 +125,13 @@ def moving(jobs, *, commits, began):
             False,
             102,
             104,
-            "first makes a checkpoint and trains until {until}, ten times the duration of its start",
+            "wait, while billed, until the training makes a checkpoint and trains until {until}, ten times the duration of its start",
         ),
         (
             True,
             102,
             104,
-            "while the training first trains until {until}, ten times the duration of its start",
+            "wait, while billed, until the training trains until {until}, ten times the duration of its start",
         ),
         (True, 102, 115, "the new machines are ready and take over now"),
     ],

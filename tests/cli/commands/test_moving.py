@@ -190,7 +190,7 @@ def test_where_it_was_it_asks_for_no_secret(jobs, other, monkeypatch):
     move(jobs, other)
     asked = []
     monkeypatch.setattr(resume_module, "with_secrets", lambda *_: asked.append(1))
-    assert "goes on there only" in jobs.run("resume", JOB, status=1).stderr
+    assert "can only be resumed there" in jobs.run("resume", JOB, status=1).stderr
     assert asked == []
 
 
@@ -246,7 +246,7 @@ def test_it_comes_back_with_what_it_did_elsewhere(jobs, other):
     assert [type(turn).__name__ for _, turn in back.turns] == ["Finished", "Moved", "Resumed"] * 2
     assert jobs.run_json("show", JOB)["cost"]["spent"] == pytest.approx(0.6)
     jobs.store = other
-    assert "goes on there only" in jobs.run("resume", JOB, status=1).stderr
+    assert "can only be resumed there" in jobs.run("resume", JOB, status=1).stderr
 
 
 def test_a_whole_id_means_that_job_and_no_other_that_begins_with_it(jobs, other):
@@ -327,7 +327,7 @@ def test_killed_at_any_request_nothing_is_lost_or_runs_twice_and_the_next_try_fi
         # However often: one end that was taken back, in one store.
         assert [type(r) for r in Journal(target, JOB).read()][-2:] == [Moved, Resumed]
         assert checkpoints(target) == (CheckpointId(1, 40),)
-        assert "goes on there only" in jobs.run("resume", JOB, status=1).stderr
+        assert "can only be resumed there" in jobs.run("resume", JOB, status=1).stderr
     assert fates >= {(False, False), (True, False)}
 
 

@@ -43,7 +43,7 @@ def test_plan_stores_nothing_and_launches_nothing(jobs, local_home, tmp_path):
 def test_plan_says_what_starts_and_how(jobs, sets, said):
     options = [word for one in sets for word in ("--set", one)]
     lines = jobs.run("plan", str(jobs.job_file), *options).stdout.splitlines()
-    assert f"command on each node:  {said}" in lines
+    assert f"command on each node: {said}" in lines
 
 
 @pytest.mark.full
@@ -123,7 +123,7 @@ def test_a_checkpoint_that_a_tryout_has_left_is_sent_with_a_warning(jobs, comman
 def test_a_command_is_planned_without_a_script(jobs):
     text = jobs.job_file.read_text().replace('entrypoint = "train.py"', 'command = ["swift", "sft"]')
     jobs.job_file.write_text(text)
-    assert "command on each node:  swift sft" in jobs.run("plan", str(jobs.job_file)).stdout.splitlines()
+    assert "command on each node: swift sft" in jobs.run("plan", str(jobs.job_file)).stdout.splitlines()
 
 
 def test_the_job_file_is_job_toml_by_default(jobs, monkeypatch):

@@ -290,7 +290,7 @@ def test_a_store_in_which_no_job_passes_says_so(several):
             ["--filter", "cots>3"],
             ["--filter: unknown field 'cots'; did you mean 'cost'?", ", ".join(FIELD_NAMES)],
         ),
-        (["--sort", "-loss"], ["--sort: unknown field 'loss'; it is one of", "metrics.NAME"]),
+        (["--sort", "-loss"], ["--sort: unknown field 'loss'; the fields are id,", "metrics.NAME"]),
         (["--sort", "metrics."], ["--sort: unknown field 'metrics.'"]),
         (["--sort", ""], ["--sort: unknown field ''"]),
         (["--filter", "metrics.loss!=nan"], ["--filter metrics.loss: expected a number, got 'nan'"]),

@@ -60,7 +60,7 @@ def test_a_dry_run_shows_what_is_left_where_and_why_and_ends_nothing(jobs, machi
         ["KIND", "A", "DAY", "WHERE", "ID", "WHY"],
         ["machine", "(big)", "?", "local-a", "m-done-1", "job", "done-1", "has", "ended"],
         ["machine", "(big)", "?", "local-a", "m-gone-1", "job", "gone-1", "is", "not", "in", "its", "store"],
-        ["together", "?", "a", "day;", "the", "price", "of", "2", "is", "not", "known"],
+        ["together", "?", "a", "day;", "the", "price", "of", "2", "is", "unknown"],
         [
             "2",
             "more",
@@ -189,7 +189,7 @@ def test_what_cannot_be_ended_is_said_and_fails_the_command(jobs, machines, monk
         patch.setattr(LocalProvisioner, "terminate", refuse)
         said = jobs.run("reap", "--yes", status=1).stderr
         (one,) = jobs.run_json("reap", "--yes", status=1)["assets"]
-    assert said == "warning: machine m-gone-1 is not ended: it is protected\n"
+    assert said == "warning: machine m-gone-1 was not ended: it is protected\n"
     assert (one["ended"], one["error"]) == (False, "it is protected")
 
 
@@ -222,7 +222,7 @@ def test_prices_are_added_up_by_currency():
     ]
     judged = [reap_module.Judged(one, reap_module.Fate.ORPHAN, "") for one in assets]
     assert reap_module._sum_text(judged) == (
-        "together 10.00 CNY and 25.50 USD a day; the price of 1 is not known"
+        "together 10.00 CNY and 25.50 USD a day; the price of 1 is unknown"
     )
 
 

@@ -37,7 +37,7 @@ def test_a_stopped_job_goes_on_with_the_changes_that_are_asked_for(jobs):
     result = jobs.run(
         "resume", jobs.stopped(), "--set", "limits.max_cost=40", "--set", "spot.policy=on-demand"
     )
-    assert result.stdout == "resumed job digits-1 on local; it goes on at step 40\n"
+    assert result.stdout == "resumed job digits-1 on local, at step 40\n"
     assert result.stderr == ""
     resumed = history(jobs, "digits-1")
     assert resumed.finished is None

@@ -72,7 +72,9 @@ def test_whoever_waits_for_the_proof_of_the_last_ends_is_told_so(jobs, monkeypat
     jobs.store.delete(keys.certificate(job_id, newest.number, machine))
     lines = jobs.run("attach", job_id).stdout.splitlines()
     told = f"checking that {machine} has ended, which usually takes half a minute"
-    assert [line for line in lines if told in line] == [line for line in lines if "making sure" in line] != []
+    assert (
+        [line for line in lines if told in line] == [line for line in lines if "checking that" in line] != []
+    )
 
 
 @pytest.mark.parametrize(("outcome", "status"), [("succeeded", 0), ("failed", 1), ("stopped", 10)])

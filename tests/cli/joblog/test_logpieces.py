@@ -114,7 +114,7 @@ def test_old_days_are_pruned_and_the_rest_stays(jobs):
     write(jobs, "going-1", "1-0", [9, 8, 3, 0])
     write(jobs, "going-1", "1-1", [9])
     result = jobs.run("logs", "going-1", "--prune", "7d", "--node", "1.0", "--yes")
-    assert result.stdout.startswith("deleted 2 pieces, ")
+    assert result.stdout.startswith("deleted 2 pieces (")
     assert result.stdout.endswith(f" of the log of going-1 from before {day(7)} (UTC)\n")
     assert [
         line["text"] for line in map(json.loads, jobs.run("logs", "going-1", "--json").stdout.splitlines())

@@ -210,7 +210,7 @@ def test_a_helper_that_has_no_log_in_hides_none_that_is_written_down(registry, t
     ("says", "status", "told"),
     [
         ("credentials not found in native keychain", 1, "or is private; set run.image_login, or write"),
-        ("the keychain is locked", 1, "or it is private; docker-credential-kept does not answer: the keychain is locked"),
+        ("the keychain is locked", 1, "or is private; docker-credential-kept does not answer: the keychain is locked"),
         ("{}", 0, "docker-credential-kept does not answer: "),
         ("not JSON", 0, "docker-credential-kept does not answer: "),
         (MINE.replace('"me"', '"<token>"'), 0, "docker-credential-kept has an identity token, which cannot be used"),
@@ -267,7 +267,7 @@ def test_a_cloud_that_gives_no_log_in_is_told_unless_dockers_will_do(registry, t
     def refuse(_registry):
         raise AuthError("logging in takes cloud:LogIn")
 
-    with pytest.raises(AuthError, match="or it is private; logging in takes cloud:LogIn; name a log-in"):
+    with pytest.raises(AuthError, match=r"or is private; logging in takes cloud:LogIn; set run\.image_login"):
         with_digest(f"{registry.name}/team/train:7", refuse)
     log_in(registry, tmp_path)
     assert with_digest(f"{registry.name}/team/train:7", refuse).endswith(DIGEST)
@@ -322,7 +322,7 @@ def test_what_is_no_digest_is_refused_with_the_reason(registry, changes, says):
 
 def test_what_a_registry_says_at_length_is_cut_short(registry):
     registry.digest = "sha256:" + "0" * 60_000
-    with pytest.raises(SpecError, match=r"it says sha256:0+") as refused:
+    with pytest.raises(SpecError, match=r"it states sha256:0+") as refused:
         with_digest(f"{registry.name}/team/train:7")
     assert len(str(refused.value)) < 1000
 

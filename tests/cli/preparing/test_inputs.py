@@ -57,7 +57,7 @@ def test_plan_tells_what_is_fetched_while_the_job_trains(with_data, data):
     with_data.job_file.write_text(f'{text}\n[data.one]\nurl = "{data.url}/images/one"\nwait = false\n')
     lines = with_data.run("plan", str(with_data.job_file)).stdout.splitlines()
     assert any(
-        line.startswith("each new machine fetches 3.0 KiB before it trains and 1.0 KiB meanwhile")
+        line.startswith("each new machine fetches 3.0 KiB before it trains and 1.0 KiB during the training")
         for line in lines
     )
 
@@ -177,7 +177,7 @@ def test_inputs_for_which_the_usual_disk_is_too_small_are_warned_of(with_data, m
     def warned(*words):
         plan = with_data.run("plan", str(with_data.job_file), "--set", "data.images.url=memory://x/", *words)
         assert "1 file(s), 3.0 KiB" in plan.stdout
-        return "the inputs have 3.0 KiB, and resources.disk is not given" in plan.stderr
+        return "the inputs have 3.0 KiB, but resources.disk is not set" in plan.stderr
 
     assert not warned()  # the disk is this computer's
     monkeypatch.setattr(LocalProvider, "capabilities", frozenset())

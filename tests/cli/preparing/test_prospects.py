@@ -67,7 +67,7 @@ def test_an_earlier_job_of_the_name_tells_the_length(saving):
 
 
 def test_where_nothing_outlives_a_machine_the_cost_is_not_known(jobs):
-    assert expected(jobs, *LONG) == "expected: not known: nothing of the work outlives its machine"
+    assert expected(jobs, *LONG) == "expected: unknown: nothing of the work outlives its machine"
     assert "expected: 48 USD" in expected(jobs, *LONG, "--set", "spot.policy=on-demand")
 
 

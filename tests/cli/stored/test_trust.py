@@ -102,7 +102,7 @@ def test_a_message_that_a_variable_would_go_into_is_named_and_its_url_may_be_any
     jobs.put(keys.spec(JOB), msgspec.structs.replace(submission, spec=spec, secret_names=("WORD",)))
     said = jobs.run("fork", JOB, "--name", "child", status=2).stderr
     assert '  notify.urls: [] -> ["json://[${WORD}"]\n' in said
-    assert f"would be sent to the store {jobs.store.url}; wherever notify.urls[0] leads\n" in said
+    assert f"would be sent to the store {jobs.store.url}; the server of notify.urls[0]\n" in said
 
 
 def test_the_option_is_shown_whole_however_many_variables_it_names(jobs, nothing_leaves):
