@@ -48,7 +48,7 @@ class SpecError(CloudspotError):
 
 
 class StoreMissing(SpecError):
-    """The store's bucket does not exist, in the words of its service. The user creates or corrects it."""
+    """The store's bucket does not exist (the message quotes its service): the user creates or corrects it."""
 
 
 class PluginError(CloudspotError):

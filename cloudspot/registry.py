@@ -471,7 +471,7 @@ def _imported(declared: Declared) -> object:
     try:
         return declared.load()
     except CloudspotError as error:
-        raise RuntimeError(str(error)) from error  # It was only imported, so this is a fault.
+        raise RuntimeError(str(error)) from error  # a bug: nothing was called yet
     except ModuleNotFoundError as error:
         module = declared.module.partition(":")[0]
         if error.name and f"{module}.".startswith(f"{error.name}."):

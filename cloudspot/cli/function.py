@@ -13,7 +13,7 @@ from cloudspot.plugin.answers import number
 EVERY = "CLOUDSPOT_DRIVER_EVERY"
 """The variable with the seconds between two passes."""
 NAME = "CLOUDSPOT_DRIVER_NAME"
-"""The variable with the driver's name for people; ``CLOUDSPOT_STORE`` has the store's URL."""
+"""The variable with the driver's name in messages; ``CLOUDSPOT_STORE`` has the store's URL."""
 
 PROVIDER = "CLOUDSPOT_DRIVER_PROVIDER"
 """The variable with the provider in whose account the function runs."""

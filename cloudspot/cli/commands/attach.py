@@ -16,7 +16,7 @@ from cloudspot.controller.ownership import adopt, check_adopted
 from cloudspot.errors import NotAdopted, SpecError
 
 WAIT_SECONDS = 60.0
-"""How long the job is looked for at the start if the store does not answer."""
+"""How long to look for the job at the start if the store does not answer."""
 
 
 @click.command("attach")

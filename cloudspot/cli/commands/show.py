@@ -29,7 +29,7 @@ from cloudspot.jobstore.remote.places import read_commands
 from cloudspot.story.states import TERMINAL_STATES
 
 UNDRIVEN_SECONDS = 900.0
-"""The time without a look after which a job counts as undriven. A cron job may look every ten minutes."""
+"""A job last driven longer ago than this counts as undriven. A cron job may come every ten minutes."""
 MAX_COMMANDS = 3
 MAX_WARNINGS = 8
 """How many warnings are shown. Many nodes may report the same one, each with its own figures."""
@@ -40,7 +40,7 @@ MAX_WARNINGS = 8
 @click.option(
     "--verify", "verify_chunks", is_flag=True, help="Read the whole newest checkpoint and verify it."
 )
-@click.option("-a", "--all", "show_all", is_flag=True, help="Every row of long tables, also of what is over.")
+@click.option("-a", "--all", "show_all", is_flag=True, help="Show every row of long tables.")
 @plot_option
 @store_option
 @json_option

@@ -34,7 +34,7 @@ def terminal_size() -> tuple[int, int]:
         CloudspotError: standard input or output is not a terminal.
     """
     if not (os.isatty(0) and os.isatty(1)):
-        raise CloudspotError("standard input and output are no terminal: use cloudspot exec without --tty")
+        raise CloudspotError("standard input and output are not a terminal; use cloudspot exec without --tty")
     size = os.get_terminal_size(1)
     return size.lines or 24, size.columns or 80  # some containers report a size of 0
 
@@ -52,7 +52,7 @@ def attach(process: RemoteProcess, *, has_terminal: bool) -> int:
             while process.status is None:
                 streams.pass_signals()
                 if streams.has_left:
-                    raise ChannelEnded("you have left it")
+                    raise ChannelEnded("you left it")
                 frame = process.frames()
                 if frame is not None and not streams.write(frame):
                     return exit_codes.PIPE_CLOSED

@@ -48,7 +48,7 @@ def choose_nodes(job: Job, node: Seat | None) -> list[Seat]:
         CloudspotError: there is none, or no command may run there.
     """
     if not job.spec.run.exec:
-        raise CloudspotError(f"job {job.id} runs no commands: its job file says run.exec = false")
+        raise CloudspotError(f"job {job.id} runs no commands: its job file has run.exec = false")
     history = job.first_history
     claimed = [
         Seat(launch.number, rank)
@@ -73,7 +73,7 @@ def call(
         for word in words:
             word.encode()
     except UnicodeEncodeError as error:
-        raise SpecError(f"{word!a} is not UTF-8, as the words of a command have to be") from error
+        raise SpecError(f"{word!a} is not UTF-8; the words of a command must be") from error
     idle, busy = (
         f"{one.num_reads + one.num_writes:,} requests of the store an hour ({one.usd:.3f} USD at S3's prices)"
         for one in (IDLE_PER_HOUR, BUSY_PER_HOUR)

@@ -75,7 +75,7 @@ def echo_summary(job: Job, history: History) -> None:
     echo_last_lines(job, report)
     if sandbox := os.environ.get(SANDBOX_VARIABLE):
         output.echo()
-        output.echo(f"the store is in sandbox {sandbox}: these commands find the job until that is over")
+        output.echo(f"the store is in sandbox {sandbox}: these commands find the job until the sandbox ends")
 
 
 def echo_title(value: Mapping[str, Any]) -> None:
@@ -97,7 +97,7 @@ def weights_text(final: Mapping[str, Any]) -> str:
     """Return the hash of the last weights, or why there is none."""
     if final["weights_sha256"] is not None:
         return f"sha256 {final['weights_sha256']}"
-    return "sharded over the ranks, so without a hash" if final["are_weights_sharded"] else ""
+    return "no hash, because they are sharded over the ranks" if final["are_weights_sharded"] else ""
 
 
 def headline_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -123,9 +123,9 @@ def _next_text(job: Job, value: Mapping[str, Any]) -> str:
     if state == "failed":
         new = f"{job.command('fork')} --code ." if value["last_commit"] is not None else "cloudspot run"
         again = job.command("resume")
-        return f"see why: {job.command('logs')}; go on after a change of the code: {new}; as it is: {again}"
+        return f"see why: {job.command('logs')}; continue with changed code: {new}; or unchanged: {again}"
     if state in {"stopped", "suspended"}:
-        return f"let it go on: {job.command('resume')}"
+        return f"continue it: {job.command('resume')}"
     return f"follow and drive it: {job.command('attach')}"
 
 
@@ -209,7 +209,7 @@ def _inexact(rescue: Mapping[str, Any] | None) -> str:
     if rescue is None or rescue["is_exact"]:
         return ""
     lost = ", ".join(str(rank) for rank in rescue["lost"] if rank not in rescue["kept"])
-    return f", without what rank {lost} alone had, as its random generators"
+    return f", without the state that only rank {lost} had, such as its random generators"
 
 
 def _cost_text(cost: Mapping[str, Any]) -> str:
@@ -256,12 +256,12 @@ def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:
 
 def _nothing_kept_text(outputs: Sequence[str] | None) -> str:
     if outputs is None:
-        why = "the training wrote no file below its working directory that is kept"
+        why = "the training wrote no file to keep below its working directory"
     elif outputs:
-        why = "the training wrote nothing that run.outputs names"
+        why = "the training wrote no file that matches run.outputs"
     else:
         why = "run.outputs is empty"
-    return f"nothing of this job was kept: it has no checkpoint, and {why}"
+    return f"this job has kept nothing: it has no checkpoint, and {why}"
 
 
 def _failed_nodes(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -100,7 +100,7 @@ def noting(store: ObjectStore, provider: Provider) -> Callable[[Submission, str]
 
 
 def _differences(submission: Submission, noted: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield a line for each field that differs or, without a note, for each that has not its default."""
+    """Yield a line for each field that differs from the note or, without a note, from its default."""
     if noted is None:
         noted = {"spec": spec_to_json(spec_from_json({"name": "none", "run": {"command": ["none"]}}))}
     for one in field_differences(noted, content_of(codec.encode(submission))):

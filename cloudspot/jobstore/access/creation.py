@@ -13,7 +13,7 @@ from cloudspot.jobstore.access.retrying_store import with_retries
 WAITS = (0.2, 0.4, 0.8, 1.6)
 """Seconds between tries."""
 MAX_LARGE_BYTES: Final = 4 << 30
-"""The limit for manifests, which hold the seals of all ranks, with a line per shard: 100 MiB for hundreds."""
+"""The limit for manifests. The seals in them have a line per shard: 100 MiB for hundreds of ranks."""
 
 
 def read_large(store: ObjectStore, key: str) -> bytes:

@@ -346,7 +346,7 @@ def _content(part: Part) -> tuple[object, ...]:
 
 @contextmanager
 def _forgetting_frames() -> Iterator[None]:
-    """Clear the frames of an error that passes: a view of the data in a frame would keep its mapping open."""
+    """Clear the frames of errors that leave the block: a view of the data in one keeps its mapping open."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Check that a job's records fit each other and their keys, on whose numbers later code relies; pure."""
+"""Check that a job's records fit each other and their keys, because later code relies on it; pure."""
 
 from __future__ import annotations
 

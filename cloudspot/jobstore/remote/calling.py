@@ -114,7 +114,7 @@ def call_node(
         raise
     if answer.refused:
         delete_command(store, job_id, call)
-        raise CloudspotError(f"node {seat} of job {job_id} does not run it: {answer.refused}")
+        raise CloudspotError(f"node {seat} of job {job_id} does not run the command: {answer.refused}")
     channel = channel_of(store, job_id, call, answer, is_node=False, requests=requests)
     channel.start()
     return RemoteProcess(store, job_id, call, channel)
@@ -140,7 +140,7 @@ def _await_answer(store: ObjectStore, job_id: str, seat: Seat, call: RemoteCall)
         time.sleep(_LOOK_SECONDS)
     raise CloudspotError(
         f"node {seat} of job {job_id} has not answered for {ANSWER_SECONDS:.0f} s: its machine is gone,"
-        " or its agent is an older one; see: cloudspot show"
+        " or its agent is too old; see: cloudspot show"
     )
 
 

@@ -34,10 +34,10 @@ _GROWTH = 1.25
 ALIVE_SECONDS = 20.0
 """The time after which an end without frames to send puts a piece all the same."""
 SILENT_SECONDS = 75.0
-"""An end of which nothing has come for this long is taken for gone."""
+"""An end that has put nothing for this long counts as gone."""
 MAX_PIECE_BYTES = 4 << 20
 WINDOW_BYTES = 16 << 20
-"""As much is put at most without the other end having taken it."""
+"""The most bytes that are put before the other end has acknowledged them."""
 _ACKNOWLEDGED_BYTES = 4 << 20
 _GATHER_SECONDS = 0.01
 """How long to wait for more frames to put into the same piece as the first."""
@@ -110,7 +110,7 @@ class Channel:
         self._is_leaving = False
         self._has_finished = False
         self.is_left = False
-        """Whether the other end has said that it leaves; what came before may still wait to be taken."""
+        """Whether the other end has left. Its earlier frames may still wait to be taken."""
         self._ended: str | None = None
         self._active_at = time.monotonic()
         self._threads = [
@@ -227,7 +227,7 @@ class Channel:
             self._changed.notify_all()
 
     def _gather(self) -> bytes | None:
-        """Wait for something to put, and return it; None: there is nothing, and nothing will come."""
+        """Wait for frames and return them encoded, or None if the channel has ended or finished."""
         with self._changed:
             has_come = self._changed.wait_for(
                 lambda: (
@@ -270,7 +270,7 @@ class Channel:
             try:
                 if not self._is_taken(key, piece):
                     return
-                raise ChannelEnded("somebody else has written in its place")
+                raise ChannelEnded("someone else has written under the key of its next piece")
             except TransientError:
                 if time.monotonic() >= end or self._ended is not None:
                     raise
@@ -306,7 +306,7 @@ class Channel:
             heard_at, pause = now, FIRST_LOOK_SECONDS
             digest, data = piece[:_DIGEST_BYTES], piece[_DIGEST_BYTES:]
             if not hmac.compare_digest(digest, self._seal(key, data)):
-                raise CorruptData("a piece is not of this command, or not whole")
+                raise CorruptData("a piece is truncated or belongs to another command")
             number += 1
             self._receive(reader.feed(data))
             time.sleep(FIRST_LOOK_SECONDS)

@@ -49,7 +49,7 @@ def describe(path: Path) -> dict[str, Any]:
         CopyError: the path is not a file, or the file cannot be read.
     """
     if path.is_dir():
-        raise CopyError(f"{path} is a directory: copy an archive of it, such as tar makes")
+        raise CopyError(f"{path} is a directory; copy an archive of it, for example one made with tar")
     if path.exists() and not path.is_file():  # a device or a pipe may have no end
         raise CopyError(f"{path} is not a file")
     try:
