@@ -75,7 +75,7 @@ def test_a_dry_run_shows_what_is_left_where_and_why_and_ends_nothing(jobs, machi
             "are",
             "young",
             "(--json",
-            "names",
+            "lists",
             "them)",
         ],
     ]
