@@ -131,7 +131,7 @@ def _marked_copy(test: Callable[..., None], marks: Mapping[str, pytest.MarkDecor
 
 
 def wait_until(condition: Callable[[], object], what: str, *, seconds: float) -> None:
-    """Return when the condition holds; fail the test if it does not within ``seconds``, nor in one more try."""
+    """Return when the condition holds; fail the test if it does not in time, nor in one more try."""
     end, is_over = time.monotonic() + seconds, False
     while not condition():
         if is_over:
