@@ -184,7 +184,6 @@ class AccountReaper:
         return assets, problems
 
     def _end_all(self, assets: Sequence[Asset]) -> list[Ended]:
-        """End an account's assets in their order."""
         done: dict[int, Ended] = {}
         left = list(assets)
         for wait in (0.0, *WAITS_SECONDS):
@@ -225,5 +224,5 @@ def _unmarked_status(store: ObjectStore, job_id: str) -> JobStatus:
         return JobStatus.ABSENT
     except CorruptData:
         return JobStatus.UNKNOWN
-    # A job without a submission is being submitted or copied, or that was interrupted and `rm` removes it.
+    # A job without a submission is being submitted or copied; if that was interrupted, `rm` removes it.
     return JobStatus.ENDED if has_finished(store, job_id) else JobStatus.UNKNOWN

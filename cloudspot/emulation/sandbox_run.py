@@ -284,7 +284,6 @@ def _command_environment(sandbox: Sandbox, added: Mapping[str, str]) -> dict[str
 
 
 def _path() -> str:
-    """Return PATH with this cloudspot's directory at the end."""
     return os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
 
 

@@ -188,7 +188,6 @@ class LiveJobTests(WholeJobTests):
 
 
 def _toml(value: Any) -> str:
-    """Return a JSON value as one line of TOML."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items()) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str):

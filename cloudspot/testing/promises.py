@@ -183,7 +183,6 @@ def _kit_of(item: pytest.Item, name: str) -> type[Any] | None:
 
 
 def _marked(report: pytest.TestReport) -> list[str]:
-    """Return the class, the kit and the promise of the reported test."""
     (words,) = (value for name, value in report.user_properties if name == _PROPERTY)
     assert isinstance(words, list)
     return words

@@ -180,7 +180,6 @@ class ProviderTests(Kit):
 
 
 def _imported_by(code: str) -> set[str]:
-    """Return the top-level packages that the code imports anywhere."""
     found = set()
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):

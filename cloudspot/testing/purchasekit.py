@@ -85,7 +85,6 @@ class PurchaseTests(LaunchingKit):
         assert (len(set(ids(made))), len(account.running())) == (3, 3)
 
     def _buy(self, account: Account, offer: Offer) -> Bought:
-        """Buy a machine in a separate launch."""
         launch = len(account.running()) + 1
         request = self._request(account, offer=offer, launch=launch)
         (made,) = self._create(account, request, token=str(launch))
