@@ -149,7 +149,9 @@ class AccountReaper:
             try:
                 known[label] = KnownStore(_statuses(store, job_ids))
             except CloudspotError as error:
-                problems.append(Unlisted(f"the jobs of {store.url}, so all that is theirs is kept", error))
+                problems.append(
+                    Unlisted(f"the jobs of {store.url}, so all assets of these jobs are kept", error)
+                )
                 known[label] = KnownStore()
         now = self._now()
         judged = (fate_of(one, known, now=now, older_than=self._older_than) for one in assets)
@@ -199,7 +201,7 @@ class AccountReaper:
     def _end(self, asset: Asset) -> CloudspotError | None:
         try:
             if asset.job_id and any(is_marked_live(store, asset.job_id) for store in self._stores.values()):
-                return CloudspotError(f"job {asset.job_id} has come to life meanwhile: it keeps what it has")
+                return CloudspotError(f"job {asset.job_id} has become live meanwhile, so its assets are kept")
             self._found_by[id(asset)][1].end(asset)
         except Exception as error:  # noqa: BLE001 - one asset's fault must not keep the others
             return as_cloudspot_error(error)
