@@ -794,7 +794,5 @@ def test_an_accelerator_that_knows_of_one_process_of_two_is_refused(monkeypatch)
         spot_accelerate.session(accelerator)
     accelerator.prepare(net())
     monkeypatch.setattr(spot_accelerate, "current_world", lambda: World(0, 2, 0, 2))
-    with pytest.raises(
-        SessionError, match="2 processes were started, but the accelerator counts 1"
-    ):
+    with pytest.raises(SessionError, match="2 processes were started, but the accelerator counts 1"):
         spot_accelerate.session(accelerator)

@@ -350,7 +350,7 @@ def test_the_kind_of_loop_must_stay_the_same(open_session, courier, until_held):
         pass
     restore = courier.carry(3)
     run = open_session(courier.begin(restore), model=torch.nn.Linear(1, 1))
-    with pytest.raises(spot.SessionError, match=r"a loop over run\.steps\(\): use that again"):
+    with pytest.raises(spot.SessionError, match=r"a loop over run\.steps\(\): use run\.steps\(\) again"):
         next(run.batches([1, 2, 3]))
 
 
