@@ -477,7 +477,7 @@ def resumed(open_session, courier, until_held, caplog):
     return resume
 
 
-CHOOSING = "both the loading of the data and the training draw from NumPy's generator"
+CHOOSING = "loading the data and the training both draw from NumPy's generator"
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,7 @@ def test_samples_that_are_chosen_by_what_the_training_draws_from_are_warned_of(
         assert (is_exact, warned) == (True, [])
 
 
-UNTOLD = "the first epoch of this process is epoch 1, which {} cannot be told"
+UNTOLD = "the first epoch of this process is epoch 1, but {} has no set_epoch"
 ANOTHER = "the first batch of the epoch is another one. What {} yields"
 
 
