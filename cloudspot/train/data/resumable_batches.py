@@ -380,9 +380,7 @@ class ResumableBatches:
 
     def _open(self) -> Iterator[Any]:
         set_epoch(self._loader, self.epoch)
-        self._length = _length(
-            self._loader
-        )  # it may differ between epochs, as with batches of a number of tokens
+        self._length = _length(self._loader)  # it may differ between epochs
         self._kept_workers = self._share is None and sample_order.keeps_workers(self._loader)
         if self._share is not None:
             return iter(self._share)
