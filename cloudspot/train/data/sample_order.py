@@ -67,7 +67,7 @@ class SampleOrder:
         order = rebuild("order of samples", value)
         if not isinstance(order, dict) or set(order) != {"length", "seed", "state"}:
             raise CheckpointError(
-                f"the checkpoint's order of samples is malformed: expected length, seed and state"
+                "the checkpoint's order of samples is malformed: expected length, seed and state"
             )
         length, seed, state = order["length"], order["seed"], order["state"]
         is_length = type(length) is int and 0 <= length < 2**62
