@@ -124,9 +124,9 @@ def plan(
     holds it. The result does not depend on the order of the items.
 
     Ranks to ``avoid``, whose machines are about to go, are relieved: they have no part, and boxes that no
-    other rank holds are handed over to ranks that stay. If these boxes exceed ``handover_bytes``, the ranks to
-    avoid write them themselves, and nothing else. ``avoid`` is ignored if it names every rank, or if a part
-    would outgrow its slot; ``rooms`` are the sizes of each rank's slots in bytes, if there is a limit.
+    other rank holds are handed over to ranks that stay. If these boxes exceed ``handover_bytes``, the ranks
+    to avoid write them themselves, and nothing else. ``avoid`` is ignored if it names every rank, or if a
+    part would outgrow its slot; ``rooms`` are the sizes of each rank's slots in bytes, if there is a limit.
 
     If the ranks to avoid ``are_lost``, they hand over nothing now. Of buffers that may differ between ranks,
     the rank ``buffers_from`` writes those that rank 0 has handed over before; if it is None, the first rank
