@@ -152,7 +152,7 @@ class LiveProvisionerTests(ProvisionerTests):
             "test_fewer_than_wished_but_enough_are_kept_and_a_replay_finds_them",
             "test_without_room_for_all_there_are_none",
         ),
-        "a real cloud cannot be told to refuse, to lag or to lose an answer",
+        "a test cannot make a real cloud refuse, lag or lose an answer",
     )
 
     @pytest.fixture
