@@ -148,8 +148,8 @@ class MachineHost(ABC):
     def reclaim(self, machine_id: str, *, notice_seconds: float) -> None:
         """Announce the end through the machine's metadata service, and end it ``notice_seconds`` later.
 
-        With 0, the machine ends at once. A second reclaim can only bring the end forward. An unknown or ended machine
-        is no error.
+        With 0, the machine ends at once. A second reclaim can only bring the end forward. An unknown or ended
+        machine is no error.
         """
 
     def save_disk(self, machine_id: str) -> str:

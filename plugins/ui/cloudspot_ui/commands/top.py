@@ -49,9 +49,7 @@ def top(job_id: str, follow: bool, store_url: str | None, as_json: bool) -> None
 
 def _echo(found: Mapping[str, Any], job_id: str) -> None:
     if not found["nodes"]:
-        output.echo(
-            f"no node of job {job_id} has measured anything yet; the first figures come after 10 s of training"
-        )
+        output.echo(f"no node of job {job_id} has measured anything yet; it takes 10 s of training")
         return
     rows = [
         (
