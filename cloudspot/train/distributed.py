@@ -48,7 +48,7 @@ class Store(Protocol):
         """Return at once whether all keys are present."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Write the key if its value is ``expected`` (if empty: if it is absent); return its value then."""
+        """Write the key if its value is ``expected`` (empty means absent); return its value after that."""
 
 
 def start_process_group() -> Any:
