@@ -12,10 +12,12 @@ A distribution declares what its plugin provides::
     acme-thrifty = "cloudspot_acme"
     [project.entry-points."cloudspot.notifiers"]   # by the name in notify.through
     acme-pager = "cloudspot_acme"
+    [project.entry-points."cloudspot.trackers"]    # by the name in run.trackers
+    acme-board = "cloudspot_acme"
     [project.entry-points."cloudspot.commands"]    # by the name after `cloudspot`
     acme-report = "cloudspot_acme"
 
-cloudspot imports the module only when that provider, scheme, policy, notifier or command is used, and
+cloudspot imports the module only when that provider, scheme, policy, notifier, tracker or command is used, and
 registers it with pluggy. The module must import quickly: its classes import SDKs when they first use them.
 """
 
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import pluggy
 
-from cloudspot.interfaces import Notifier, ObjectStore, Provider
+from cloudspot.interfaces import Notifier, ObjectStore, Provider, Tracker
 
 if TYPE_CHECKING:
     import click
@@ -43,6 +45,7 @@ SANDBOX_VARIABLE = "CLOUDSPOT_SANDBOX"
 """Names the sandbox in which a command runs."""
 POLICY_GROUP = "cloudspot.policies"
 NOTIFIER_GROUP = "cloudspot.notifiers"
+TRACKER_GROUP = "cloudspot.trackers"
 
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
@@ -78,6 +81,11 @@ def cloudspot_market_policy(name: str) -> type[object] | None:
 @hookspec(firstresult=True)
 def cloudspot_notifier(name: str) -> type[Notifier] | None:
     """Return the notifier class of that name, or None. It is made without arguments."""
+
+
+@hookspec(firstresult=True)
+def cloudspot_tracker(name: str) -> type[Tracker] | None:
+    """Return the tracker class of that name, or None. It is made without arguments."""
 
 
 @hookspec(firstresult=True)

@@ -2,8 +2,8 @@
 
 A plugin provides a :class:`Provider`, which makes a :class:`Provisioner` (machines), a
 :class:`PreemptionSource` (notices) and, where the cloud has them, a :class:`LogSink` (logs). An
-:class:`ObjectStore` (buckets) is opened by URL and need not belong to a provider, and a :class:`Notifier`
-tells people what happens to a job.
+:class:`ObjectStore` (buckets) is opened by URL and need not belong to a provider, a :class:`Notifier`
+tells people what happens to a job, and a :class:`Tracker` keeps its run in an experiment tracker one.
 
 Everything is synchronous and must be thread-safe. A plugin translates its SDK's errors at its edge into
 :mod:`cloudspot.errors` (``raise CapacityError(...) from error``), so that the core never sees an SDK.
@@ -49,6 +49,7 @@ from cloudspot.calls import (
     SetupRequest,
     TerminateRequest,
     TerminateResult,
+    TrackingRequest,
 )
 from cloudspot.calls.guard import Guarded, check_answers
 from cloudspot.decoding import MAX_PRICE, MAX_TALLY, StreamName, fault_of, is_possible_time
@@ -1132,6 +1133,24 @@ class Notifier(Guarded, ABC):
 
         Raises:
             CloudspotError: it was not; the message says why, as in ``answered 500``.
+        """
+
+
+class Tracker(Guarded, ABC):
+    """What makes a training's run in an experiment tracker continue, whatever machines it runs on."""
+
+    name: ClassVar[str]
+    """As in ``run.trackers`` and the entry point."""
+
+    @abstractmethod
+    def variables(self, request: TrackingRequest) -> Mapping[int, Mapping[str, str]]:
+        """Return the environment variables of ranks, by rank, before these start.
+
+        It is called on the machine, at each start of the training. Variables that the job file sets go
+        first. What the tracker has to put into the working directory it puts there now.
+
+        Raises:
+            CloudspotError: the run may not continue; the training starts all the same, and people are warned.
         """
 
 

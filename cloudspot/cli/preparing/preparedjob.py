@@ -18,6 +18,7 @@ from cloudspot.cli.config import open_configured, with_configured
 from cloudspot.cli.invocation import ChosenStore, current_invocation
 from cloudspot.cli.jobs import Job, unnamed_store
 from cloudspot.cli.preparing.image_digest import with_digest
+from cloudspot.cli.preparing.imported_trackers import imported_trackers
 from cloudspot.cli.preparing.notifying import check_messages, with_notify
 from cloudspot.cli.screen import output
 from cloudspot.errors import SpecError
@@ -30,7 +31,7 @@ from cloudspot.jobstore.code.extraction import read_bundle
 from cloudspot.jobstore.jobs.forking import code_of
 from cloudspot.jobstore.jobs.submission import check_secrets
 from cloudspot.model import Capability
-from cloudspot.registry import driver_distributions, open_store, plugin_distributions
+from cloudspot.registry import driver_distributions, open_store, open_tracker, plugin_distributions
 
 _SESSION = re.compile(r"\bcloudspot\.train\b|\bfrom cloudspot import train\b")
 
@@ -83,10 +84,12 @@ def open_pinned(
     Among these is the key of the job's setup, if the provider keeps images; ``digests`` returns those of the
     job's code.
 
-    The tag of an image is replaced by its digest. A market policy of a plugin is opened too, and the messages
-    that the job will send are checked. ``environ`` has the secrets of the image's log-in and of the messages.
+    The tag of an image is replaced by its digest. A market policy and the trackers of plugins are opened too, and
+    the messages that the job will send are checked. ``environ`` has the secrets of the image's log-in and of the messages.
     """
     check_messages(spec.notify, environ)
+    for tracker in spec.run.trackers:
+        open_tracker(tracker)
     spec = with_configured(spec, provider_name)
     provider = open_configured(provider_name, spec)
     if spec.run.image is not None:
@@ -157,6 +160,19 @@ def warn_of_losses(job: PreparedJob) -> None:
         )
 
 
+def suggest_trackers(job: PreparedJob) -> None:
+    """Name the trackers that the code imports and ``run.trackers`` lacks."""
+    code = [job.workdir / name for name in code_files(job.workdir) if name.endswith(".py")]
+    found = [name for name in imported_trackers(code) if name not in job.spec.run.trackers]
+    if found:
+        listed = ", ".join(f'"{name}"' for name in (*job.spec.run.trackers, *found))
+        output.echo(
+            f"the code imports {' and '.join(found)}: with trackers = [{listed}] in [run], each keeps one run "
+            "across reclaims, moves and resumes",
+            error=True,
+        )
+
+
 def _own_checkpoints(job: PreparedJob, code: Sequence[str]) -> list[str]:
     """Return the files of the code that are in a checkpoint of the script, as a tryout here leaves them."""
     found = [path for pattern in job.spec.checkpoint.patterns for path in expand(job.workdir, pattern)]
@@ -192,6 +208,7 @@ def agent_archive(provider: Provider, store: ObjectStore, spec: JobSpec) -> Agen
     if provider.boot_profile().has_cloudspot:
         return None
     urls = (store.url, *(one.url for one in spec.data.values() if not one.is_http))
+    trackers = spec.run.trackers
     if spec.nodes.drive:
-        return make_agent_archive(driver_distributions(provider.name, *urls), drives=True)
-    return make_agent_archive(plugin_distributions(provider.name, *urls))
+        return make_agent_archive(driver_distributions(provider.name, *urls, trackers=trackers), drives=True)
+    return make_agent_archive(plugin_distributions(provider.name, *urls, trackers=trackers))

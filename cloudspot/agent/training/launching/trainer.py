@@ -42,6 +42,7 @@ _KEEP_STATUS = '"$@"; status=$?; echo "$status" > "$0.tmp" && mv "$0.tmp" "$0"'
 # exits with 1, whatever the status was. The trap lets a rank that handles SIGTERM do so: torchrun waits for
 # this shell.
 _KEEP_RANK_STATUS = (
+    f'to="${files.HANDOFF}/variables-$RANK"; [ ! -f "$to" ] || . "$to"; '
     f': > "${files.HANDOFF}/started-$RANK"; trap : TERM; "$@"; status=$?; '
     f'to="${files.HANDOFF}/exited-$RANK"; '
     'echo "$status" > "$to.tmp" && mv "$to.tmp" "$to"; exit "$status"'
