@@ -3,7 +3,8 @@
 A plugin provides a :class:`Provider`, which makes a :class:`Provisioner` (machines), a
 :class:`PreemptionSource` (notices) and, where the cloud has them, a :class:`LogSink` (logs). An
 :class:`ObjectStore` (buckets) is opened by URL and need not belong to a provider, a :class:`Notifier`
-tells people what happens to a job, and a :class:`Tracker` keeps its run in an experiment tracker one.
+tells people what happens to a job, :class:`Tracker` keeps its run in an experiment tracker one, and a :class:`DriverTask` is done by its
+drivers now and then.
 
 Everything is synchronous and must be thread-safe. A plugin translates its SDK's errors at its edge into
 :mod:`cloudspot.errors` (``raise CapacityError(...) from error``), so that the core never sees an SDK.
@@ -47,6 +48,8 @@ from cloudspot.calls import (
     PreemptRequest,
     PreemptResult,
     SetupRequest,
+    TaskRequest,
+    TaskResult,
     TerminateRequest,
     TerminateResult,
     TrackingRequest,
@@ -1151,6 +1154,28 @@ class Tracker(Guarded, ABC):
 
         Raises:
             CloudspotError: the run may not continue; the training starts all the same, and people are warned.
+        """
+
+
+class DriverTask(Guarded, ABC):
+    """Work that whatever drives a job does now and then, as long as a record of the job asks for it.
+
+    The record is ``keys.task(job_id, name)``: whoever wants the work writes it, and deletes it to end it. A
+    driver sees it without a request of its own, and does what nobody has done for ``every_seconds``, in
+    another thread: two drivers may still do it at once. There is an object for each job, which may keep what
+    it knows from one time to the next; a driver that passes by has a new one each time. A task that a driver does not have, or that fails, is told in its events and by ``show``.
+    """
+
+    name: ClassVar[str]
+    """As in the key of the record and the entry point."""
+    every_seconds: ClassVar[float]
+
+    @abstractmethod
+    def run(self, store: ObjectStore, request: TaskRequest) -> TaskResult:
+        """Do it once.
+
+        Raises:
+            CloudspotError: it was not done; the next time it is tried again.
         """
 
 

@@ -26,7 +26,7 @@ from cloudspot import hookspecs
 from cloudspot.calls.guard import LOAD, Guard, Guarded, attribute_fault
 from cloudspot.errors import CloudspotError, PluginError, SpecError
 from cloudspot.host.left_calls import LeftAloneError, call_within
-from cloudspot.interfaces import CAPABILITY_METHODS, Notifier, ObjectStore, Provider, Tracker
+from cloudspot.interfaces import CAPABILITY_METHODS, DriverTask, Notifier, ObjectStore, Provider, Tracker
 from cloudspot.jobfile.spec import POLICIES, TRACKERS, JobSpec, decode_options
 from cloudspot.jobfile.tables import convert
 from cloudspot.model import Capability
@@ -70,6 +70,9 @@ POLICY: Final = Kind("market policy", hookspecs.POLICY_GROUP, "cloudspot_market_
 NOTIFIER: Final = Kind("notifier", hookspecs.NOTIFIER_GROUP, "cloudspot_notifier", hides_text=True)
 TRACKER: Final = Kind(
     "tracker", hookspecs.TRACKER_GROUP, "cloudspot_tracker", together=dict.fromkeys(TRACKERS, "trackers")
+)
+TASK: Final = Kind(
+    "driver task", hookspecs.TASK_GROUP, "cloudspot_driver_task", together={"shared-page": "ui"}
 )
 COMMAND: Final = Kind("command", COMMAND_GROUP, "cloudspot_command")
 
@@ -217,6 +220,16 @@ def open_tracker(name: str) -> Tracker:
     return _made(TRACKER, declared, _class_of(TRACKER, declared, Tracker), Tracker)  # type: ignore[type-abstract]
 
 
+def open_driver_task(name: str) -> DriverTask:
+    """Import the plugin and return its driver's task of that name, a new one each time.
+
+    Raises:
+        PluginError: no such task is installed (the message says what to run), or it is broken.
+    """
+    declared = _find(TASK, name)
+    return _made(TASK, declared, _class_of(TASK, declared, DriverTask), DriverTask)  # type: ignore[type-abstract]
+
+
 def plugin_command(name: str, base: type[R]) -> R:
     """Import the plugin and return its command of that name, an instance of ``base``.
 
@@ -247,12 +260,13 @@ def plugin_distributions(
 def driver_distributions(
     provider: str, *store_urls: str, trackers: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return those, and what else a driver of any job may need: notifiers and market policies.
+    """Return those, and what else a driver of any job may need: notifiers, market policies and tasks.
 
     Raises:
         PluginError: the provider or a store's plugin is not installed.
     """
-    others = (declared.distribution for kind in (NOTIFIER, POLICY) for declared in _all_declared(kind))
+    kinds = NOTIFIER, POLICY, TASK
+    others = (declared.distribution for kind in kinds for declared in _all_declared(kind))
     found = dict.fromkeys((*plugin_distributions(provider, *store_urls, trackers=trackers), *others))
     return tuple(one for one in found if one != "cloudspot")
 

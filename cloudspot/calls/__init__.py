@@ -80,6 +80,23 @@ class TrackingRequest(Call, frozen=True, kw_only=True):
     what it prints. Raises CloudspotError if it fails."""
 
 
+class TaskRequest(Call, frozen=True, kw_only=True):
+    """For ``DriverTask.run``."""
+
+    job_id: str
+    asked: bytes
+    """What was written when drivers were asked to do it."""
+    is_over: bool
+    """The job has ended: drivers do this once more, and then no longer look at it."""
+
+
+class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ``DriverTask.run``."""
+
+    is_finished: bool = False
+    """It is to be done no more: the record that asks for it is deleted."""
+
+
 class InstancesRequest(Call, frozen=True, kw_only=True):
     """For ``Provisioner.instances``."""
 

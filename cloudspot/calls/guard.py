@@ -110,6 +110,7 @@ CALLS: Final[Mapping[str, dict[str, Rule]]] = {
         **_within(600.0, "write remove", is_unknown=True),
     },
     "Notifier": _within(20.0, "holds_credential send"),
+    "DriverTask": _within(60.0, "run"),
     "Tracker": _within(300.0, "variables"),
     # Arithmetic alone, and a simulation asks thousands of times.
     "PluginPolicy": _within(math.inf, "choose"),

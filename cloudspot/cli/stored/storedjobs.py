@@ -36,7 +36,9 @@ _Found = TypeVar("_Found")
 
 def driven_json(job: Summary) -> dict[str, str] | None:
     """Return who last drove the job, and when, as ``ps`` and ``show`` print it; None: nobody knows."""
-    return None if job.driven_at is None else {"by": job.driven_by, "at": job.driven_at.isoformat()}
+    if job.driven_at is None:
+        return None
+    return {"by": job.driven_by, "at": job.driven_at.isoformat(), "undone": job.undone}
 
 
 class StoredJobs:

@@ -124,6 +124,9 @@ class HistoryReader:
         self._has_recalled = False
         self.num_copied = 0
         """How many launches came from the copy of those that are settled."""
+        self.task_times: dict[tuple[str, bool], datetime] = {}
+        """When the tasks of drivers were asked for, by name and False, and last begun, by name and True: as of
+        the newest look at what the nodes say."""
         self._first_unsettled = 1
         """The first launch that was not settled in the previous pass: the older ones were read completely."""
 
@@ -194,7 +197,7 @@ class HistoryReader:
         }
         if any(len(self._records[keys.slot][number]) < num_nodes for number, num_nodes in unsettled.items()):
             return None
-        listed = list(self._list_nodes())
+        listed = self._list_nodes()
         new, beating = self._sort(listed, unsettled)
         stop = keys.stop(self._job_id, known.submission.resumption)
         if new or (self._stop is None and any(meta.key == stop for meta in listed)):
@@ -282,10 +285,18 @@ class HistoryReader:
         self._read_places([*places, *beating[:MAX_REREADS]])
         return {meta.key for meta in new}
 
-    def _list_nodes(self) -> Iterable[ObjectMeta]:
+    def _list_nodes(self) -> Sequence[ObjectMeta]:
         """List what the nodes say, from the first launch on that is not settled."""
         after = keys.launch_nodes_prefix(self._job_id, self._first_unsettled)
-        return self._store.list_objects(keys.nodes_prefix(self._job_id), after=after)
+        found = list(self._store.list_objects(keys.nodes_prefix(self._job_id), after=after))
+        forms = (keys.task, False), (keys.task_done, True)
+        self.task_times = {
+            (match[1], is_done): meta.modified_at
+            for meta in found
+            for form, is_done in forms
+            if (match := form.match(meta.key)) is not None
+        }
+        return found
 
     def _is_behind(self, commits: Sequence[Commit], number: int) -> bool:
         """Return whether nodes speak of a commit or of a generation that these do not have."""

@@ -286,6 +286,11 @@ stop = Key[[str, int]]("jobs/{job}/nodes/stop{resumption}")
 report, so that whoever lists that sees it without a request of its own."""
 remote_call = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/call")
 """Asks a node to run a command; overwritten by the next one who asks. It is here for the same reason."""
+task = Key[[str, str]]("jobs/{job}/nodes/tasks/{event}/asked")
+"""What drivers are asked to do now and then, by the name of a plugin's task; overwritten, and deleted to end
+it. It is here for the same reason."""
+task_done = Key[[str, str]]("jobs/{job}/nodes/tasks/{event}/done")
+"""A mark that a driver has begun to do it; overwritten, and dated by the store."""
 REPORTS: tuple[Key[[str, int, int]], ...] = (heartbeat, notice, exit_record)
 """The forms of a node's reports."""
 logs_prefix = Key[[str]]("jobs/{job}/logs/")

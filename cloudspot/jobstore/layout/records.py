@@ -932,6 +932,8 @@ class Summary(Dated, frozen=True, kw_only=True):
     """What last drove the job, such as ``run on laptop``; empty: nobody knows."""
     driven_at: datetime | None = None
     """When it last did, by its own clock."""
+    undone: str = ""
+    """Which tasks that it is asked for it does not do, and why; empty: none, as far as is known."""
 
 
 class StandingDriver(Dated, frozen=True, kw_only=True):
