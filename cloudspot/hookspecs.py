@@ -19,8 +19,9 @@ A distribution declares what its plugin provides::
     [project.entry-points."cloudspot.commands"]    # by the name after `cloudspot`
     acme-report = "cloudspot_acme"
 
-cloudspot imports the module only when that provider, scheme, policy, notifier, tracker, task or command is used, and
-registers it with pluggy. The module must import quickly: its classes import SDKs when they first use them.
+cloudspot imports the module only when that provider, scheme, policy, notifier, tracker, task or command is
+used, and registers it with pluggy. The module must import quickly: its classes import SDKs when they first
+use them.
 """
 
 from __future__ import annotations

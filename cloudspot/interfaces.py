@@ -2,9 +2,9 @@
 
 A plugin provides a :class:`Provider`, which makes a :class:`Provisioner` (machines), a
 :class:`PreemptionSource` (notices) and, where the cloud has them, a :class:`LogSink` (logs). An
-:class:`ObjectStore` (buckets) is opened by URL and need not belong to a provider, a :class:`Notifier`
-tells people what happens to a job, :class:`Tracker` keeps its run in an experiment tracker one, and a :class:`DriverTask` is done by its
-drivers now and then.
+:class:`ObjectStore` (buckets) is opened by URL and need not belong to a provider. A :class:`Notifier` tells
+people what happens to a job, a :class:`Tracker` keeps its run in an experiment tracker one, and a
+:class:`DriverTask` is done by its drivers now and then.
 
 Everything is synchronous and must be thread-safe. A plugin translates its SDK's errors at its edge into
 :mod:`cloudspot.errors` (``raise CapacityError(...) from error``), so that the core never sees an SDK.
@@ -1163,7 +1163,8 @@ class DriverTask(Guarded, ABC):
     The record is ``keys.task(job_id, name)``: whoever wants the work writes it, and deletes it to end it. A
     driver sees it without a request of its own, and does what nobody has done for ``every_seconds``, in
     another thread: two drivers may still do it at once. There is an object for each job, which may keep what
-    it knows from one time to the next; a driver that passes by has a new one each time. A task that a driver does not have, or that fails, is told in its events and by ``show``.
+    it knows from one time to the next; a driver that passes by has a new one each time. A task that a driver
+    does not have, or that fails, is told by ``show``.
     """
 
     name: ClassVar[str]

@@ -240,9 +240,7 @@ def plugin_command(name: str, base: type[R]) -> R:
     return _hooked(COMMAND, declared, base, name=name)
 
 
-def plugin_distributions(
-    provider: str, *store_urls: str, trackers: Sequence[str] = ()
-) -> tuple[str, ...]:
+def plugin_distributions(provider: str, *store_urls: str, trackers: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the distributions, besides cloudspot, that a node needs for these stores and trackers.
 
     Raises:
@@ -257,9 +255,7 @@ def plugin_distributions(
     return tuple(dict.fromkeys(one.distribution for one in found if one.distribution != "cloudspot"))
 
 
-def driver_distributions(
-    provider: str, *store_urls: str, trackers: Sequence[str] = ()
-) -> tuple[str, ...]:
+def driver_distributions(provider: str, *store_urls: str, trackers: Sequence[str] = ()) -> tuple[str, ...]:
     """Return those, and what else a driver of any job may need: notifiers, market policies and tasks.
 
     Raises:

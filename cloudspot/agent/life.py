@@ -215,7 +215,7 @@ class Life:
             return generations.run_all()
 
     def _deliver_tracked(self) -> None:
-        """Deliver what trackers have written, so that no step of a checkpoint is missing there after a loss."""
+        """Deliver what trackers have written: no step of a checkpoint is to be missing there after a loss."""
         if not self.context.job.spec.run.trackers or self.context.orders.pending:
             return
         end = time.monotonic() + TRACKED_SECONDS

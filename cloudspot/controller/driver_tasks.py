@@ -16,7 +16,7 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.registry import open_driver_task
 
 LEEWAY_SECONDS = 5.0
-"""So much early counts as in time: the looks of drivers that pass by are not exactly as far apart as tasks."""
+"""So much early counts as in time: drivers do not pass by exactly as often as tasks are due."""
 
 
 class DriverTasks:

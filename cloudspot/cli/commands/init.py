@@ -219,7 +219,7 @@ def job_file_text(
 ) -> str:
     """Return a commented job file for a script, or for a command as its words.
 
-    ``slow`` are its imports, ``saved`` the files that it seems to save, and ``trackers`` those that it imports.
+    ``slow`` are its imports, ``saved`` the files that it seems to save, ``trackers`` those that it imports.
     """
     slow = slow or {}
     preload = f"# preload = {json.dumps([*slow])}  # would save {sum(slow.values()):.1f} s of each restart\n"

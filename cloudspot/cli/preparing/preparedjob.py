@@ -84,8 +84,9 @@ def open_pinned(
     Among these is the key of the job's setup, if the provider keeps images; ``digests`` returns those of the
     job's code.
 
-    The tag of an image is replaced by its digest. A market policy and the trackers of plugins are opened too, and
-    the messages that the job will send are checked. ``environ`` has the secrets of the image's log-in and of the messages.
+    The tag of an image is replaced by its digest. A market policy and trackers of plugins are opened too, and
+    the messages that the job will send are checked. ``environ`` has the secrets of the image's log-in and of
+    the messages.
     """
     check_messages(spec.notify, environ)
     for tracker in spec.run.trackers:
@@ -167,8 +168,8 @@ def suggest_trackers(job: PreparedJob) -> None:
     if found:
         listed = ", ".join(f'"{name}"' for name in (*job.spec.run.trackers, *found))
         output.echo(
-            f"the code imports {' and '.join(found)}: with trackers = [{listed}] in [run], each keeps one run "
-            "across reclaims, moves and resumes",
+            f"the code imports {' and '.join(found)}: with trackers = [{listed}] in [run], each keeps one "
+            "run across reclaims, moves and resumes",
             error=True,
         )
 

@@ -125,7 +125,7 @@ class HistoryReader:
         self.num_copied = 0
         """How many launches came from the copy of those that are settled."""
         self.task_times: dict[tuple[str, bool], datetime] = {}
-        """When the tasks of drivers were asked for, by name and False, and last begun, by name and True: as of
+        """When tasks of drivers were asked for (by name and False) and last begun (by name and True), as of
         the newest look at what the nodes say."""
         self._first_unsettled = 1
         """The first launch that was not settled in the previous pass: the older ones were read completely."""

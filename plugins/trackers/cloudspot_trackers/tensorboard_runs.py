@@ -16,6 +16,8 @@ EVENTS = "events.out.tfevents."
 OWN_DIRECTORY = "tensorboard"
 """Below the artifacts: the files of ``run.log()``, in which steps appear once as it is."""
 MARK_SECONDS = 60.0
+_OWN = ".cloudspot-"
+"""What follows the name of an event file in that of the mark behind it."""
 _MARK = """
 import json
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -34,7 +36,7 @@ class TensorBoardTracker(Tracker):
     """Puts the mark of a restart at the step that a session resumes from beside the event files there are.
 
     The mark is that of ``SummaryWriter(purge_step=...)``: readers drop what was logged at that step and later
-    ones. It is in a file of its own, whose name sorts behind the earlier ones and before the next.
+    ones. It is in a file of its own, which readers read after the earlier ones and before the next.
 
     Source: ``torch.utils.tensorboard.writer.FileWriter`` and ``SummaryWriter`` (torch 2.13),
     ``tensorboard.backend.event_processing.event_accumulator`` (tensorboard 2.21, checked 2026-11).
@@ -46,19 +48,22 @@ class TensorBoardTracker(Tracker):
         """Mark the restart; ranks need no variables."""
         step, now = request.step, time.time()
         if step is not None:
-            # The digit sorts before the name of a host, which comes next in the names of other files.
-            name = f"{EVENTS}{int(now)}.0.cloudspot-{request.generation:06d}"
-            marks = [(str(directory / name), step, now) for directory in logged(request)]
+            suffix = f"{_OWN}{request.generation:06d}"
+            marks = [(f"{newest}{suffix}", step, now) for newest in newest_files(request)]
             if marks:
                 request.run_python(_MARK.format(marks=json.dumps(marks)), MARK_SECONDS)
         return {}
 
 
-def logged(request: TrackingRequest) -> Iterator[Path]:
-    """Yield the directories with event files below the working directory and the artifacts."""
+def newest_files(request: TrackingRequest) -> Iterator[Path]:
+    """Yield the newest event file of each directory below the working directory and the artifacts.
+
+    Their names begin with the time: one that is longer by a suffix sorts behind it, and before the next.
+    """
     for root in (request.work, request.artifacts):
         for parent, directories, names in os.walk(root):
             directories[:] = [one for one in directories if not one.startswith(".")]
             here = Path(parent)
-            if here != request.artifacts / OWN_DIRECTORY and any(one.startswith(EVENTS) for one in names):
-                yield here
+            events = [one for one in names if one.startswith(EVENTS) and _OWN not in one]
+            if events and here != request.artifacts / OWN_DIRECTORY:
+                yield here / max(events)

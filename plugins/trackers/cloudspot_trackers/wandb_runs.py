@@ -11,8 +11,8 @@ from cloudspot.interfaces import Tracker
 class WandbTracker(Tracker):
     """Names each rank's run after the job, and lets ``wandb.init`` resume it.
 
-    A run exists only where the script calls ``wandb.init``: one for the job if rank 0 alone does, else one for
-    each rank that does, in a group of the job's name.
+    A run exists only where the script calls ``wandb.init``: one for the job if rank 0 alone does, else one
+    for each rank that does, in a group of the job's name.
 
     Source: the environment variables that wandb documents, and ``wandb.sdk.wandb_settings.Settings``, whose
     run ids may hold no ``:;,#?/'`` (wandb 0.31.0, checked 2026-11). A job's id is a DNS label.

@@ -67,7 +67,6 @@ class SharedPage(DriverTask):
         if not ends:
             return TaskResult(is_finished=True)
         from cloudspot.cli.jobs import Job
-
         from cloudspot_ui.page.rendering import job_page
         from cloudspot_ui.page.story import JobReading
 

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from cloudspot_trackers.mlflow_runs import MlflowTracker
 
 from cloudspot.calls import TrackingRequest
 from cloudspot.errors import CloudspotError
+from cloudspot_trackers.mlflow_runs import MlflowTracker
 
 
 def request(environment, *, generation, run_python=None, ranks=(0, 1)):
@@ -70,7 +70,9 @@ def test_the_first_run_of_a_rank_is_found_among_nested_runs_and_those_of_other_j
         tags = json.dumps({"cloudspot.job": job, "cloudspot.rank": str(rank)})
         return run_python(f"import mlflow\n{lines}", 120, MLFLOW_RUN_CONTEXT=tags).split()
 
-    nested = "with mlflow.start_run() as run:\n print(run.info.run_id)\n with mlflow.start_run(nested=True): pass"
+    nested = (
+        "with mlflow.start_run() as run:\n print(run.info.run_id)\n with mlflow.start_run(nested=True): pass"
+    )
     (first,) = start("digits-7k3f", 0, nested)
     start("digits-7k3f", 0, "mlflow.start_run()")
     start("digits-other", 1, "mlflow.set_experiment('elsewhere'); mlflow.start_run()")

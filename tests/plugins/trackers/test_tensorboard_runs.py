@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 import pytest
-from cloudspot_trackers.tensorboard_runs import TensorBoardTracker, logged
 
 from cloudspot.calls import TrackingRequest
+from cloudspot_trackers.tensorboard_runs import TensorBoardTracker, newest_files
 
 
 def request(tmp_path, *, step=3, generation=2, run_python=None):
@@ -25,15 +25,23 @@ def request(tmp_path, *, step=3, generation=2, run_python=None):
     )
 
 
-def test_directories_of_events_are_found_but_for_hidden_ones_and_those_of_cloudspot(tmp_path):
+def test_the_newest_file_of_each_directory_is_found_but_for_hidden_ones_and_those_of_cloudspot(tmp_path):
     asked = request(tmp_path)
     for name in ("work/runs/a", "work/runs/b/c", "work/.cache/d", "artifacts/e", "artifacts/tensorboard"):
         (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "events.out.tfevents.1700000000.host.1.0").touch()
+        for event_file in (
+            "1700000000.host.9.0",
+            "1700000001.host.1.0",
+            "1700000001.host.1.0.cloudspot-000002",
+        ):
+            (tmp_path / name / f"events.out.tfevents.{event_file}").touch()
     (tmp_path / "work/plain").mkdir()
     (tmp_path / "work/plain/notes.txt").touch()
-    found = {path.relative_to(tmp_path).as_posix() for path in logged(asked)}
-    assert found == {"work/runs/a", "work/runs/b/c", "artifacts/e"}
+    found = {path.relative_to(tmp_path).as_posix() for path in newest_files(asked)}
+    assert found == {
+        f"{place}/events.out.tfevents.1700000001.host.1.0"
+        for place in ("work/runs/a", "work/runs/b/c", "artifacts/e")
+    }
 
 
 def test_nothing_is_marked_where_nobody_knows_the_step_or_nothing_was_logged(tmp_path):

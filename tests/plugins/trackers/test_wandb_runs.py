@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from cloudspot_trackers.wandb_runs import WandbTracker
-
 from cloudspot.calls import TrackingRequest
+from cloudspot_trackers.wandb_runs import WandbTracker
 
 
 def request(**changes):

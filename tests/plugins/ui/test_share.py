@@ -4,7 +4,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from cloudspot_ui.shared_page import LiveShares, SharedPage
 from support.stores.faultstore import FaultPlan, FaultyStore
 
 from cloudspot import registry
@@ -15,11 +14,12 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.local.filestore import FileStore
 from cloudspot.local.provisioner import LocalProvisioner
 from cloudspot.plugin import installed
+from cloudspot_ui.shared_page import LiveShares, SharedPage
 
 from .pagereading import Page
 
 ROOT = Path(__file__).parents[3]
-MOST_OF_A_REFRESH = 25
+MOST_OF_A_REFRESH, MOST_OF_THE_FIRST = 20, 30
 
 
 @pytest.fixture
@@ -135,11 +135,13 @@ def test_a_refresh_asks_the_store_for_little(jobs, going, tmp_path):
         job_id=job_id, asked=jobs.store.get(keys.task(job_id, SharedPage.name)), is_over=False
     )
     jobs.add_log(job_id, "1-0", ["step 1"], minutes=103)
-    for most in (MOST_OF_A_REFRESH + 10, MOST_OF_A_REFRESH):
+    for most in (MOST_OF_THE_FIRST, MOST_OF_A_REFRESH):
         counted.calls.clear()
         task.run(counted, request)
-        assert sum(counted.calls.values()) <= most, counted.calls
-    assert f"{MOST_OF_A_REFRESH} requests" in (ROOT / "docs" / "pages.md").read_text()
+        # The driver gets the record, and puts a mark.
+        assert sum(counted.calls.values()) + 2 <= most, counted.calls
+    told = " ".join((ROOT / "docs" / "pages.md").read_text().split())
+    assert f"at most {MOST_OF_A_REFRESH} requests to the store, {MOST_OF_THE_FIRST} where" in told
 
 
 def test_a_refresh_after_the_last_link_has_ended_ends_the_refreshing(jobs, going):

@@ -1,4 +1,4 @@
-"""Makes the training's runs in experiment trackers continue: asks ``run.trackers`` for each rank's variables."""
+"""Asks ``run.trackers`` for each rank's variables, so that runs in experiment trackers continue."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cloudspot.agent.node_context import NodeContext
 from cloudspot.agent.training.programs.runtime import Runtime
 from cloudspot.calls import TrackingRequest
 from cloudspot.errors import CloudspotError, reason_of
+from cloudspot.jobstore.access.parallel import map_parallel
 from cloudspot.registry import open_tracker
 from cloudspot.train import handoff as files
 
@@ -21,7 +22,12 @@ _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 
 
 def track(
-    context: NodeContext, runtime: Runtime, environment: Mapping[str, str], *, generation: int, step: int | None
+    context: NodeContext,
+    runtime: Runtime,
+    environment: Mapping[str, str],
+    *,
+    generation: int,
+    step: int | None,
 ) -> dict[int, dict[str, str]]:
     """Return the trackers' variables of the ranks here, and put them where their shells read them.
 
@@ -29,31 +35,36 @@ def track(
     tracker that fails is warned of, and the training starts without it.
     """
     node, ranks = context.node, context.status.ranks
-    found: dict[int, dict[str, str]] = {rank: {} for rank in ranks}
-    for name in context.job.spec.run.trackers:
-        request = TrackingRequest(
-            job_id=node.job_id,
-            generation=generation,
-            ranks=tuple(ranks),
-            step=step,
-            work=node.work,
-            artifacts=node.artifacts,
-            environment=environment,
-            run_python=lambda code, seconds: _run_python(runtime, environment, code, seconds),
-        )
-        problem = None
+    request = TrackingRequest(
+        job_id=node.job_id,
+        generation=generation,
+        ranks=tuple(ranks),
+        step=step,
+        work=node.work,
+        artifacts=node.artifacts,
+        environment=environment,
+        run_python=lambda code, seconds: _run_python(runtime, environment, code, seconds),
+    )
+
+    def ask(name: str) -> Mapping[int, Mapping[str, str]]:
+        problem, told = None, {}
         try:
-            for rank, variables in open_tracker(name).variables(request).items():
-                if rank in found:
-                    found[rank].update(
-                        (variable, value)
-                        for variable, value in variables.items()
-                        if variable not in environment and _NAME.fullmatch(variable)
-                    )
+            told = {**open_tracker(name).variables(request)}
         except CloudspotError as error:
             problem = f"the run in {name} may not continue as one: {error}"
             _log.warning("%s", problem)
         context.status.warn(f"tracker {name}", problem)
+        return told
+
+    found: dict[int, dict[str, str]] = {rank: {} for rank in ranks}
+    # At once: each may wait for a server, and the training waits for all.
+    for told in map_parallel(ask, context.job.spec.run.trackers):
+        for rank in found.keys() & told.keys():
+            found[rank].update(
+                (name, value)
+                for name, value in told[rank].items()
+                if name not in environment and _NAME.fullmatch(name)
+            )
     for rank, variables in found.items():
         lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
         path = files.variables_path(node.handoff(generation), rank)

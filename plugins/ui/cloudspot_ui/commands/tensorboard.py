@@ -39,8 +39,8 @@ _OTHER_NODE = re.compile(r"node-[0-9]+\.[0-9]+/")
 def tensorboard(job_ids: Sequence[str], port: int, store_url: str | None) -> None:
     """Show jobs in TensorBoard, and what they log from now on.
 
-    Without an ID: all jobs of the store that have not ended. Their event files come to this computer, and what
-    is new in them every half minute. Ctrl-C ends it.
+    Without an ID: all jobs of the store that have not ended. Their event files come to this computer, and
+    what is new in them every half minute. Ctrl-C ends it.
     """
     if importlib.util.find_spec("tensorboard") is None:
         raise CloudspotError("TensorBoard is not installed here; run: pip install tensorboard")

@@ -66,7 +66,7 @@ def seen_by(node, rank):
 
 
 def test_each_ranks_shell_gives_it_its_own_variables_as_they_are(node, track):
-    odd = "it's \"$HOME\" `ls`\nand more"
+    odd = 'it\'s "$HOME" `ls`\nand more'
     track(lambda request: {rank: {"BOARD_RUN": f"{rank} {odd}"} for rank in request.ranks})
     assert [seen_by(node, rank) for rank in (2, 3)] == [f"2 {odd}", f"3 {odd}"]
     assert seen_by(node, 7) == ""  # a rank without a file, as in a job without trackers
