@@ -206,6 +206,7 @@ class GenerationRun:
             environment[files.HAND_OVER] = f"{record.writer}@{context.job.identity.address}"
         if restored.directory is not None:
             environment[files.RESTORE] = str(restored.directory)
+        self._artifacts.begin_training()  # what trackers write is an output, too
         if run.trackers:
             tracked = track(
                 context,
@@ -240,7 +241,6 @@ class GenerationRun:
         memory.restored_step = status.restored_step
         memory.next_why = "agent-restarted"
         memory.save(node)
-        self._artifacts.begin_training()
         trainer = Trainer.start(plan, handoff, self._runtime)
         memory.trainer_pid = trainer.pid
         memory.trainer_started_at = time.monotonic()
