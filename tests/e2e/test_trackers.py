@@ -51,6 +51,8 @@ class Tracked:
         """Wait until that start of the training has made so many steps beyond where it resumed."""
 
         def has_come() -> bool:
+            if not (self.user.home / "store" / "jobs" / "tracked" / "journal").exists():
+                return False
             history = self.user.history("tracked")
             if len(history.generations) < number:
                 return False
@@ -157,7 +159,10 @@ def test_a_script_that_logs_on_each_rank_has_a_run_for_each(user: User, tmp_path
     user.cloudspot("preempt", "tracked", "--notice", "20s")
     job.end(tmp_path)
     every = list(range(4 * STEPS_PER_EPOCH // 2))
-    assert {rank: sorted(set(steps)) for rank, steps in job.mlflow_steps().items()} == {"0": every, "1": every}
+    assert {rank: sorted(set(steps)) for rank, steps in job.mlflow_steps().items()} == {
+        "0": every,
+        "1": every,
+    }
     found = {run: sorted(set(steps)) for run, steps in wandb_steps(tmp_path / "wandb").items()}
     assert found == {"tracked": every, "tracked-rank1": every}
     for rank in (0, 1):
