@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from support.jobs.acting_user import JOBS, User, wait_for
 
+from cloudspot.cli.exit_codes import STOPPED
+
 pytestmark = pytest.mark.full
 
 mlflow = pytest.importorskip("mlflow", reason="MLflow keeps runs", exc_type=ImportError)
@@ -62,9 +64,9 @@ class Tracked:
 
         wait_for(f"generation {number}", has_come, seconds=400)
 
-    def end(self, directory: Path) -> dict[str, Any]:
-        """Wait for the job's success, bring its artifacts to the directory, and return what ``show`` tells."""
-        assert self.run.wait(900) == 0, self.user.output(self.run)[-6000:]
+    def end(self, directory: Path, *, status: int = 0) -> dict[str, Any]:
+        """Wait for the job's end, bring its artifacts to the directory, and return what ``show`` tells."""
+        assert self.run.wait(900) == status, self.user.output(self.run)[-6000:]
         self.user.cloudspot("artifacts", "download", "tracked", "--to", str(directory))
         shown = self.user.show("tracked")
         assert not [one for one in shown["warnings"] if "may not continue" in one]
@@ -77,7 +79,6 @@ class Tracked:
         found = {}
         for run in runs:
             assert run.data.tags["cloudspot.job"] == "tracked"
-            assert run.info.status == "FINISHED"
             history = client.get_metric_history(run.info.run_id, "loss")
             assert run.data.tags["cloudspot.rank"] not in found
             found[run.data.tags["cloudspot.rank"]] = [
@@ -130,15 +131,16 @@ def stored_records(path: Path) -> Iterator[bytes]:
 def test_three_reclaims_a_loss_without_notice_and_a_move_are_one_run_in_each_with_no_step_missing(
     user: User, tmp_path: Path
 ) -> None:
-    job = Tracked(user, epochs=12)
+    job = Tracked(user, epochs=1000)
     for number, notice in enumerate((("--notice", "20s"),) * 3 + (("--no-notice",),), start=1):
         job.await_generation(number, steps=12)
         user.cloudspot("preempt", "tracked", *notice)
     job.await_generation(5, steps=8)
     user.cloudspot("move", "tracked", "--zone", "local-b", "--yes", timeout=400)
-    shown = job.end(tmp_path)
-    assert len(shown["generations"]) == 6
-    every = list(range(12 * STEPS_PER_EPOCH))
+    job.await_generation(6, steps=8)
+    user.cloudspot("stop", "tracked", "--wait", status=STOPPED, timeout=400)
+    shown = job.end(tmp_path, status=STOPPED)
+    every = list(range(shown["step"]))
 
     assert tensorboard_steps(tmp_path / "runs" / "rank0") == every  # each once
     ((rank, steps),) = job.mlflow_steps().items()
