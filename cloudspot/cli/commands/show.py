@@ -1,4 +1,4 @@
-"""``cloudspot show``: everything known about one job."""
+"""``cloudspot show``: show everything about one job."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from cloudspot.jobstore.remote.places import read_commands
 from cloudspot.story.states import TERMINAL_STATES
 
 UNDRIVEN_SECONDS = 900.0
-"""A job that no driver has looked at for so long is said to have none; a cron may come every ten minutes."""
+"""A job last driven longer ago than this counts as undriven. A cron job may come every ten minutes."""
 MAX_COMMANDS = 3
 MAX_WARNINGS = 8
-"""Many nodes may report the same thing, each with its own figures."""
+"""How many warnings are shown. Many nodes may report the same one, each with its own figures."""
 FEW = 2
-"""So many artifacts, commands and warnings are in the overview."""
+"""The number of artifacts, commands and warnings in the overview."""
 SHORT, MARGIN = 120, 40
-"""Characters of a warning there; it is not cut for fewer than ``MARGIN`` more."""
+"""The overview cuts a warning after ``SHORT`` characters if it has at least ``MARGIN`` more."""
 TAIL_LINES = 5
-"""Lines there of a node that failed."""
+"""The number of a failed node's last lines in the overview."""
 SECTIONS = (*TABLES, "warnings", "log")
 
 
@@ -155,7 +155,7 @@ def _stop(value: Mapping[str, Any]) -> str:
 
 
 def _driver_text(value: Mapping[str, Any]) -> str:
-    """Return who drives the job; empty once it has ended."""
+    """Return who drives the job and who drove it last. It is empty once the job has ended."""
     driven = value["driven"]
     if driven is None or value["state"] in TERMINAL_STATES:
         return ""
@@ -172,7 +172,7 @@ def _origin(origin: Mapping[str, Any] | None) -> str:
 
 
 def _resumptions(turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield when the job was resumed, and from what."""
+    """Yield when the job was resumed, and from which state."""
     before = "waiting"
     for turn in turns:
         if turn["what"] == "resumed":
@@ -194,7 +194,7 @@ def _command_json(one: RemoteCommand) -> dict[str, Any]:
 
 
 def _commands(commands: Sequence[Mapping[str, Any]], most: int) -> str:
-    """Return the newest commands that people have run, a line each."""
+    """Return a line for each of the newest commands that people have run on nodes."""
     lines = []
     for one in commands[-most:]:
         ended = "runs" if one["ended"] is None else one["cut_off"] or f"ended with {one['status']}"
