@@ -16,11 +16,9 @@ from cloudspot.jobfile.spec import load_job
 from cloudspot.registry import (
     ProviderEntry,
     close_stores,
-    driver_distributions,
     list_providers,
     open_provider,
     open_store,
-    plugin_distributions,
     provider_class,
     sandbox_class,
 )
@@ -520,12 +518,3 @@ def test_a_sandbox_is_judged_like_a_provider(site, answer, message):
     else:
         with pytest.raises(PluginError, match=message):
             sandbox_class("sky", EmulatedCloud)
-
-
-def test_machines_get_the_trackers_of_their_job_and_drivers_what_any_job_may_ask_of_them():
-    assert plugin_distributions("local", "file:///x") == ()
-    assert plugin_distributions("local", "file:///x", trackers=("wandb", "mlflow")) == ("cloudspot-trackers",)
-    with pytest.raises(PluginError, match='no tracker "aim" is installed'):
-        plugin_distributions("local", trackers=("aim",))
-    # The page of `share --live` is one of these.
-    assert {"cloudspot-apprise", "cloudspot-ui"} <= {*driver_distributions("local", "file:///x")}
