@@ -15,6 +15,7 @@ import pytest
 from support.jobs.acting_user import JOBS, User, wait_for
 
 from cloudspot.cli.exit_codes import STOPPED
+from cloudspot.story.progress import newest_step
 
 pytestmark = pytest.mark.full
 
@@ -41,18 +42,11 @@ class Tracked:
         job = str(JOBS / "tracked" / "job.toml")
         self.run = user.start("run", job, "--name", "tracked", "--provider", "local", *options)
 
-    def step(self) -> int:
-        """Return the newest step of the newest generation; -1 before the job is there."""
-        done = self.user.cloudspot("show", "tracked", "--json", status=None)
-        if done.returncode != 0:
-            return -1
-        shown = self.user.show("tracked")
-        return int(shown["step"]) if shown["state"] == "running" else -1
-
     def await_generation(self, number: int, *, steps: int) -> None:
         """Wait until that start of the training has made so many steps beyond where it resumed."""
 
         def has_come() -> bool:
+            # From the records: a command each time would take most of the processor.
             if not (self.user.home / "store" / "jobs" / "tracked" / "journal").exists():
                 return False
             history = self.user.history("tracked")
@@ -60,9 +54,9 @@ class Tracked:
                 return False
             restored = history.generations[number - 1].restore_from
             begin = 0 if restored is None else restored.step
-            return self.step() >= begin + steps
+            return newest_step(history) >= begin + steps
 
-        wait_for(f"generation {number}", has_come, seconds=400)
+        wait_for(f"generation {number}", has_come, seconds=600)
 
     def end(self, directory: Path, *, status: int = 0) -> dict[str, Any]:
         """Wait for the job's end, bring its artifacts to the directory, and return what ``show`` tells."""
@@ -136,7 +130,7 @@ def test_three_reclaims_a_loss_without_notice_and_a_move_are_one_run_in_each_wit
         job.await_generation(number, steps=12)
         user.cloudspot("preempt", "tracked", *notice)
     job.await_generation(5, steps=8)
-    user.cloudspot("move", "tracked", "--zone", "local-b", "--yes", timeout=400)
+    user.cloudspot("move", "tracked", "--zone", "local-b", "--yes", timeout=900)
     job.await_generation(6, steps=8)
     user.cloudspot("stop", "tracked", "--wait", status=STOPPED, timeout=400)
     shown = job.end(tmp_path, status=STOPPED)

@@ -11,7 +11,7 @@ from cloudspot.interfaces import Tracker
 
 JOB_TAG = "cloudspot.job"
 RANK_TAG = "cloudspot.rank"
-SEARCH_SECONDS = 60.0
+SEARCH_SECONDS = 180.0
 """How long a start of the training waits for the tracking server."""
 _SEARCH = """
 import json, os

@@ -15,7 +15,7 @@ EVENTS = "events.out.tfevents."
 """How the names of TensorBoard's files begin."""
 OWN_DIRECTORY = "tensorboard"
 """Below the artifacts: the files of ``run.log()``, in which steps appear once as it is."""
-MARK_SECONDS = 60.0
+MARK_SECONDS = 180.0
 _OWN = ".cloudspot-"
 """What follows the name of an event file in that of the mark behind it."""
 _MARK = """
