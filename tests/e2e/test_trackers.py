@@ -6,6 +6,7 @@ Each is read back by its own library.
 from __future__ import annotations
 
 import struct
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +47,7 @@ class Tracked:
         """Wait until that start of the training has made so many steps beyond where it resumed."""
 
         def has_come() -> bool:
-            # From the records: a command each time would take most of the processor.
+            time.sleep(1.0)  # whoever looks all the time takes the processor from the job
             if not (self.user.home / "store" / "jobs" / "tracked" / "journal").exists():
                 return False
             history = self.user.history("tracked")
