@@ -28,6 +28,7 @@ A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
     own-state-R.json       trainer -> agent  rank R hands over nothing of what it alone has: {"problem"}
     likeness-R.json        trainer -> agent  how far rank R is like the others, if it is lost: `RankLikeness`
     imports-R.json         trainer -> agent  what rank R imports slowly, and may be imported once a machine
+    variables-R            agent -> launcher what run.trackers adds to the environment of rank R
     started-R              launcher -> agent torchrun has started rank R
     exited-R               launcher -> agent the exit status of rank R, as a shell tells it
 
@@ -372,6 +373,11 @@ def read_rescue(handoff: Path) -> RescueWord | None:
 def imports_path(handoff: Path, rank: int) -> Path:
     """Return the file of a rank's slow imports: {"seconds": {name: seconds}}, by what run.preload takes."""
     return handoff / f"imports-{rank}.json"
+
+
+def variables_path(handoff: Path, rank: int) -> Path:
+    """Return the file of shell assignments that the rank's launcher reads, if it is there."""
+    return handoff / f"variables-{rank}"
 
 
 def started_path(handoff: Path, rank: int) -> Path:

@@ -940,6 +940,8 @@ class Summary(Dated, frozen=True, kw_only=True):
     """The last driver of the job, such as ``run on laptop``; it is empty if unknown."""
     driven_at: datetime | None = None
     """The time of its last pass, by its own clock."""
+    undone: str = ""
+    """The tasks that it was asked for and does not do, with reasons; empty if none is known."""
 
 
 class StandingDriver(Dated, frozen=True, kw_only=True):
