@@ -181,6 +181,8 @@ class NodeMemory(msgspec.Struct, kw_only=True):
     """Where the last failure was that may be the script's own."""
     failed_with: str = ""
     """Its fingerprint."""
+    kept_until: float = 0.0
+    """When the machine, which is kept for inspection, ends (``boot_seconds``); 0: it is not kept."""
 
     @classmethod
     def load(cls, node: Node) -> NodeMemory:

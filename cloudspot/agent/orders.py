@@ -17,6 +17,8 @@ class Orders:
         self.stop: StopRequest | None = None
         self.superseded: str | None = None
         """Why the job goes on, or has ended, without this node: it must not train any more."""
+        self.is_kept = False
+        """Whether the node stays for inspection, so that the job's end is no order to leave."""
         self.is_shutting_down = False
         """Whether the machine or its agent ends already: others, too, may have sent the training SIGTERM."""
         self.newer: Generation | None = None
@@ -36,6 +38,11 @@ class Orders:
             self.stop = self.stop or stop
             self.superseded = self.superseded or superseded
             self._changed.notify_all()
+
+    def keep(self) -> None:
+        """Stay for inspection, although the job is over."""
+        with self._changed:
+            self.is_kept, self.superseded = True, None
 
     @property
     def pending(self) -> bool:

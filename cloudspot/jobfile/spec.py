@@ -379,6 +379,11 @@ class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """``"warn"`` names nodes that are idle; ``"stop"`` also saves the job and ends it, with or without a
     driver, once all of them are."""
 
+    keep_failed: PositiveDuration | None = None
+    """When the job has failed for good, the machine of the rank that failed first is kept for so long, for
+    ``cloudspot shell`` and the like. It is paid for: it ends earlier where ``max_cost`` or ``max_runtime``
+    would be passed, and at ``cloudspot stop``. If left out: it ends at once."""
+
     rules: ClassVar[tuple[TableRule, ...]] = (Needs("on_idle", "idle_after", value="stop"),)
 
 

@@ -20,6 +20,7 @@ from cloudspot.jobstore.layout.records import (
     Suspended,
     Turn,
 )
+from cloudspot.jobstore.nodes.keeping import kept_text
 from cloudspot.story.node_names import named
 from cloudspot.story.outcomes import how_it_ended, launch_end, own_exit
 from cloudspot.story.states import is_holding, nodes_of
@@ -37,6 +38,7 @@ class EventKind(enum.Enum):
     NOTICED = "a node has a notice that its machine will be taken"
     COMMITTED = "a checkpoint exists"
     NODE_ENDED = "a node wrote its exit record, or its machine has provably ended"
+    KEPT = "the machine of a node stays for inspection, as the job has failed"
     LAUNCH_ENDED = "nothing of a launch runs any more"
     STOP_REQUESTED = "somebody, or a limit, asked the job to checkpoint and end"
     JOB_FINISHED = "the job is over"
@@ -214,6 +216,8 @@ def _ended(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Even
         elif proof is not None:
             told = f"node {node} ({slot.instance_id}) {how_it_ended(proof)}"
             yield Event(EventKind.NODE_ENDED, told, proof.ended_at, "lost")
+    if launch.kept is not None and (before is None or before.kept is None):
+        yield Event(EventKind.KEPT, kept_text(launch.kept), launch.kept.at)
     end = launch_end(launch) if before is None or before.ended_at is None else None
     if end is not None:
         why = "" if end.detail == told else _because(end.detail)  # the line before says it already

@@ -150,13 +150,16 @@ def end_by_nodes(history: History) -> JobEnd | None:
     """Return the end that needs nobody's judgement; None: not yet.
 
     Success needs the word of all members of the newest generation, after equally many steps. A stop, or a
-    failure that no other machine would mend, is the end once no claimed seat is live.
+    failure that no other machine would mend, is the end once no claimed seat is live. Once a node is kept for
+    inspection, the job has failed, whoever asks it to stop after that.
     """
     if succeeded(history):
         unequal = _unequal(history)
         return JobEnd("failed", unequal, 1) if unequal else JobEnd("succeeded", _left_early(history), 0)
     if any(set(launch.claimed) & set(launch.live_ranks) for launch in history.live_launches):
         return None
+    if history.kept is not None:
+        return JobEnd("failed", history.kept.detail, history.kept.exit_code or 1)
     if history.stop is not None:
         reason, figures = history.stop.reason, history.stop.detail
         detail = _STOP_DETAILS.get(reason, reason) + (f": {figures}" if figures else "")
@@ -258,10 +261,13 @@ def left_at(launch: LaunchHistory, rank: int) -> datetime | None:
 
     A node's exit record and its last heartbeat come within seconds, and the store's clock dates the latter. A
     copy of the store dates it anew, so it counts for no more than the node's clock can have been behind.
+    A node that was kept for inspection has gone on with its heartbeat after its exit record.
     """
     last = own_exit(launch, rank)
     if last is None:
         return None
+    if launch.kept is not None and launch.kept.rank == rank:
+        return max(last.at, last_sign(launch, rank))
     behind = max(timedelta(), launch.intent.at - launch.slots[rank].at)
     return max(last.at, min(last_sign(launch, rank), last.at + behind + _LONGEST_BOOT))
 

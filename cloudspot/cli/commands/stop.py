@@ -12,6 +12,7 @@ from cloudspot.cli.sharedoptions import job_argument, store_option
 from cloudspot.errors import NotAdopted
 from cloudspot.jobstore.access.store_clock import clock_of
 from cloudspot.jobstore.jobs.submission import request_stop
+from cloudspot.jobstore.nodes.keeping import kept_now
 from cloudspot.story.states import is_over, job_state
 
 
@@ -24,17 +25,22 @@ def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> 
     """Save a checkpoint and stop a job.
 
     A script without a session saves one only if checkpoint.on_notice tells it to. Safe to repeat; a job that
-    has already ended is left as it is. With --wait, exits with the job's own status.
+    has already ended is left as it is, but a machine that is kept since it has failed (limits.keep_failed)
+    ends at once. With --wait, exits with the job's own status.
     """
     job = open_job(store_url, job_id)
     job.check_not_moved()
-    if is_over(job.first_history):
+    clock = clock_of(job.store)
+    kept = kept_now(job.first_history, clock.now())
+    if is_over(job.first_history) and kept is None:
         state = job_state(job.first_history)
         output.echo(f"job {job.id} has already ended: {state}")
         ctx.exit(exit_codes.OF_OUTCOME[state] if wait else exit_codes.SUCCEEDED)
-    clock_of(job.store).compare(job.store)
+    clock.compare(job.store)
     request_stop(job.store, job.id, "user", resumption=job.first_history.submission.resumption)
-    output.echo(_answer(job))
+    output.echo(
+        _answer(job) if kept is None else f"asked node {kept.seat} of job {job.id}, which is kept, to end"
+    )
     if wait:
         ctx.exit(follow(job))
     # One pass, for a job that nothing else drives: without a machine, it ends right here.

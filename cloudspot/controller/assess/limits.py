@@ -157,7 +157,8 @@ def stop_seconds(history: History) -> float:
     """Return how long a stop takes that is requested now, from the moment that it is due: the longest seen.
 
     That is until all know of it and are at a boundary, the last save with its upload, and from the last
-    word of a node to the end of its machine. What was not measured yet counts as its default.
+    word of a node to the end of its machine. What was not measured yet counts as its default. Once the job is
+    over, nothing is saved any more: a machine that is kept for inspection only has to end.
     """
     beats = [
         beat
@@ -170,6 +171,8 @@ def stop_seconds(history: History) -> float:
         beat.upload_seconds + (beat.stall_seconds or 0.0) for beat in beats if beat.upload_seconds is not None
     ]
     ends = [seconds for launch in history.launches for seconds in _end_seconds(launch)]
+    if history.finished is not None:
+        return LOOK_SECONDS + max(ends, default=DEFAULT_END_SECONDS)
     return (
         LOOK_SECONDS
         + (DEFAULT_BOUNDARY_SECONDS if boundary is None else boundary)

@@ -36,6 +36,7 @@ from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.journal.journal import Journal
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import Moved, Resumed, Seat, Submission, new_nonce
+from cloudspot.jobstore.nodes.keeping import kept_now, kept_text
 
 if TYPE_CHECKING:
     from cloudspot.boot.agentarchive import AgentArchive
@@ -48,7 +49,8 @@ def check_resumable(store: ObjectStore, history: History) -> None:
     """Check that nothing of the job runs, that it has something left to do, and may do it in this store.
 
     Raises:
-        CloudspotError: it has succeeded, was moved to another store, or a machine of it may still run.
+        CloudspotError: it has succeeded, was moved to another store, or a machine of it may still run or is
+            kept for inspection.
     """
     job_id = history.submission.job_id
     if history.moved_to not in {None, store.canonical_url}:
@@ -64,6 +66,12 @@ def check_resumable(store: ObjectStore, history: History) -> None:
     if history.submission.bakes:
         raise CloudspotError(
             f"job {job_id!r} was submitted by `cloudspot image bake`: run that again instead"
+        )
+    kept = kept_now(history, clock_of(store).now())
+    if kept is not None:
+        raise CloudspotError(
+            f"{kept_text(kept)} of job {job_id!r}, and paid for; end it first with: "
+            f"cloudspot stop {job_id} --store {store.url}"
         )
     if history.live_launches:
         launch = history.live_launches[0]

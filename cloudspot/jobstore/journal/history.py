@@ -20,6 +20,7 @@ from cloudspot.jobstore.layout.records import (
     Heartbeat,
     Intent,
     JournalRecord,
+    Kept,
     Moved,
     Notice,
     Repriced,
@@ -50,6 +51,8 @@ class LaunchHistory:
     beat, whether it was read or not."""
     prices: tuple[Repriced, ...] = ()
     """How the price has changed since the intent, in order."""
+    kept: Kept | None = None
+    """The node whose machine stayed for inspection after the job had failed."""
 
     @property
     def number(self) -> int:
@@ -169,6 +172,14 @@ class History:
     def current_launches(self) -> tuple[LaunchHistory, ...]:
         """Return the launches since the job was last resumed: those by which its future is judged."""
         return self.launches[max((n for n, turn in self.turns if isinstance(turn, Resumed)), default=0) :]
+
+    @cached_property
+    def kept(self) -> Kept | None:
+        """Return the node that was kept for inspection since the job was last resumed; None: none was.
+
+        ``keeping.in_force`` says whether it still is.
+        """
+        return next((launch.kept for launch in self.current_launches if launch.kept is not None), None)
 
     @cached_property
     def asked_at(self) -> datetime:

@@ -53,7 +53,9 @@ VoidOutcome = Literal["capacity", "quota", "refused", "voided"]
 """How a launch ends that never trained."""
 LaunchOutcome = VoidOutcome | Literal["succeeded", "reclaimed", "stopped", "failed", "lost", "left"]
 """How a launch ended of which nothing is live any more; ``left``: its nodes were not needed."""
-NodeState = Literal["setup", "staging", "restoring", "ready", "running", "draining", "uploading", "ending"]
+NodeState = Literal[
+    "setup", "staging", "restoring", "ready", "running", "draining", "uploading", "ending", "kept"
+]
 NodeOutcome = Literal["succeeded", "drained", "stopped", "failed", "left", "superseded"]
 FailureKind = Literal["trainer-failed", "trainer-stuck", "not-connected", "not-restored"]
 TransferKind = Literal["staging", "restoring", "uploading"]
@@ -344,9 +346,30 @@ class Repriced(_Written, frozen=True, kw_only=True, tag="repriced"):
     """Of one node, in the currency of the launch's offer."""
 
 
+class Kept(_Written, frozen=True, kw_only=True, tag="kept"):
+    """The job has failed for good, and the machine of this node stays for inspection: ``limits.keep_failed``.
+
+    No launch and no generation follows, only what was uploaded before, and the end of the job.
+    """
+
+    launch: Ordinal
+    rank: Rank
+    instance_id: InstanceId
+    until: datetime
+    """It ends by then, whatever becomes of its agent and of drivers."""
+    detail: str
+    """Why the job has failed."""
+    exit_code: ExitStatus
+
+    @property
+    def seat(self) -> Seat:
+        """Name the node."""
+        return Seat(self.launch, self.rank)
+
+
 Turn = Finished | Suspended | Resumed | Moved
 """What the journal says of the job as a whole."""
-JournalRecord = Intent | Generation | Commit | Repriced | Turn
+JournalRecord = Intent | Generation | Commit | Repriced | Kept | Turn
 
 
 class JournalCopy(msgspec.Struct, frozen=True, kw_only=True):
@@ -715,6 +738,9 @@ class Exit(_Written, frozen=True, kw_only=True):
     """The training script's if the outcome is ``failed``, else 0."""
     permanent: bool = False
     """No other machine would fare better: the job ends."""
+    waits_until: datetime | None = None
+    """``failed``, where failed machines are kept: for so long it waits for a driver to say that the job has
+    failed, and that this machine is kept (``Kept``)."""
     is_cut_off: bool = False
     """The network to other members, who live, is cut."""
     fingerprint: str | None = None
@@ -918,6 +944,9 @@ class Summary(Dated, frozen=True, kw_only=True):
     """How many the job may have."""
     idle: str = ""
     """Which nodes do not use what is paid for; empty: none, as far as is known."""
+    kept: Seat | None = None
+    """The node whose machine is kept for inspection, as the job has failed; None: none is."""
+    kept_until: datetime | None = None
     name: str | None = None
     """The job file's."""
     code_sha256: Sha256 | None = None
