@@ -26,8 +26,9 @@ def reapable(history: History, seats: Seats, observed: Observed, now: datetime) 
 
     It ends machines whose seat is void or another's, nodes that have said their last word or were left out
     of the training and do not go, those that are silent, those that outstay a stop, the job's end or the time
-    for which they are kept for inspection, and machines of no launch in the journal. A notice is no reason. ``history`` must have been read after the
-    machines were listed: an intent is written before its machines exist, so no launch of theirs is missing.
+    for which they are kept for inspection, and machines of no launch in the journal. A notice is no reason.
+    ``history`` must have been read after the machines were listed: an intent is written before its machines
+    exist, so no launch of theirs is missing.
     """
     doomed: dict[str, list[str]] = {}
     for instance in observed.instances or ():

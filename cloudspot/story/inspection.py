@@ -63,11 +63,15 @@ def keeping_seconds(spec: JobSpec, history: History, seat: Seat, now: datetime) 
 
 
 def first_waiting(history: History, now: datetime) -> Exit | None:
-    """Return the exit record of the node that has failed first, of those that wait to be kept; None: none."""
+    """Return the exit record of the node that has failed first, of those that wait to be kept; None: none.
+
+    A node waits no longer once a launch has followed its failure.
+    """
+    newest = max((launch.intent.at for launch in history.current_launches), default=now)
     waiting = (
         last
         for launch in history.current_launches
         for last in launch.own_exits.values()
-        if last.waits_until is not None and now < last.waits_until
+        if last.waits_until is not None and newest < last.at and now < last.waits_until
     )
     return min(waiting, key=lambda last: (last.at, last.launch, last.rank), default=None)

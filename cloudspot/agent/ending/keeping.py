@@ -45,6 +45,8 @@ class Keeping:
         self._context = context
         self._sleep = sleep
         self._guard: subprocess.Popen[bytes] | None = None
+        self._num_known = 0
+        """How many records the journal had when this node said its last word."""
         self.is_kept = False
         """Whether the journal says that this machine is kept."""
 
@@ -64,6 +66,7 @@ class Keeping:
             return leaving
         context.orders.keep()
         if not leaving.permanent:
+            self._num_known = len(context.journal.known)
             return replace(leaving, waits_until=context.now() + timedelta(seconds=VERDICT_SECONDS))
         until = time.monotonic() + TRY_SECONDS
         try:
@@ -79,6 +82,7 @@ class Keeping:
         is_waiting = said.waits_until is not None and context.now() < said.waits_until
         if not is_waiting and not (self._is_ours(records) and self._is_in_time(records)):
             return False
+        self._num_known = sum(one.at < said.at for one in records)
         context.orders.keep()
         return True
 
@@ -155,7 +159,7 @@ class Keeping:
                 records = context.journal.read()
                 if self._is_ours(records):
                     return self._is_in_time(records)
-                goes_on = any(isinstance(one, Intent) and one.launch > launch for one in records)
+                goes_on = any(isinstance(one, Intent) for one in records[self._num_known :])
                 if goes_on or _kept(records) is not None or why_over(records, launch) is not None:
                     return False
             context.orders.wait(LOOK_SECONDS)

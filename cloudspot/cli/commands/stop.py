@@ -38,9 +38,10 @@ def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> 
         ctx.exit(exit_codes.OF_OUTCOME[state] if wait else exit_codes.SUCCEEDED)
     clock.compare(job.store)
     request_stop(job.store, job.id, "user", resumption=job.first_history.submission.resumption)
-    output.echo(
-        _answer(job) if kept is None else f"asked node {kept.seat} of job {job.id}, which is kept, to end"
-    )
+    if kept is None:
+        output.echo(_answer(job))
+    else:
+        output.echo(f"asked node {kept.seat} of job {job.id}, which is kept for inspection, to end")
     if wait:
         ctx.exit(follow(job))
     # One pass, for a job that nothing else drives: without a machine, it ends right here.

@@ -702,6 +702,8 @@ class RemoteCommand(_Written, frozen=True, kw_only=True):
     """Who has asked for it, by their own word."""
     words: tuple[str, ...]
     has_terminal: bool
+    agent: str = ""
+    """The agent that runs it: it ends with that."""
     ended: datetime | None = None
     status: ExitStatus | None = None
     """As a shell tells it; None: it was cut off."""
