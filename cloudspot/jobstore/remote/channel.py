@@ -159,7 +159,7 @@ class Channel:
                 lambda: self._ended or self._is_leaving or self._outgoing_bytes < MAX_PIECE_BYTES
             )
             if self._ended is not None or self._is_leaving:
-                raise ChannelEnded(self._ended or "this end has left")
+                raise ChannelEnded(self._ended or self._leaves_for or "this end has left")
             self._outgoing.append(frame)
             self._outgoing_bytes += frame.size
             self._active_at = time.monotonic()
