@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from support.records import made_journal
+from support.records.made_records import Records
 
 from cloudspot.agent.ending import keeping
 from cloudspot.agent.remote import remote_commands
@@ -141,14 +142,13 @@ def test_the_next_agent_of_the_machine_goes_on_with_the_same_deadline(bench, sub
     assert not thread.is_alive()
 
 
-def test_another_node_that_is_kept_leaves_this_one_to_end(bench, submitted, run, wait_until):
-    life = submitted(BROKEN, nodes={"min": 1, "max": 2}, **KEEPS)
-    now = life.context.now()
+def test_another_node_that_is_kept_leaves_this_one_to_end(bench, submitted, run):
+    life = submitted(BROKEN, **KEEPS)
     real = life.keeping.settle
 
     def settle(leaving):
-        append(bench, Kept(launch=1, rank=1, instance_id="m-2", until=now + timedelta(hours=1), detail="x",
-                           exit_code=1, at=now, writer="other"))  # fmt: skip
+        made_journal.open_launch(bench.store, JOB, 2)
+        append(bench, Records().kept(launch=2))
         return real(leaving)
 
     life.keeping.settle = settle
