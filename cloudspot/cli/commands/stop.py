@@ -10,7 +10,7 @@ from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, store_option
 from cloudspot.errors import NotAdopted
-from cloudspot.jobstore.access.store_clock import clock_of
+from cloudspot.jobstore.access.store_clock import clock_of, store_time
 from cloudspot.jobstore.jobs.submission import request_stop
 from cloudspot.jobstore.nodes.keeping import kept_now
 from cloudspot.story.states import is_over, job_state
@@ -30,13 +30,12 @@ def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> 
     """
     job = open_job(store_url, job_id)
     job.check_not_moved()
-    clock = clock_of(job.store)
-    kept = kept_now(job.first_history, clock.now())
+    kept = None if job.first_history.kept is None else kept_now(job.first_history, store_time(job.store))
     if is_over(job.first_history) and kept is None:
         state = job_state(job.first_history)
         output.echo(f"job {job.id} has already ended: {state}")
         ctx.exit(exit_codes.OF_OUTCOME[state] if wait else exit_codes.SUCCEEDED)
-    clock.compare(job.store)
+    clock_of(job.store).compare(job.store)
     request_stop(job.store, job.id, "user", resumption=job.first_history.submission.resumption)
     if kept is None:
         output.echo(_answer(job))

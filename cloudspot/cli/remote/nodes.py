@@ -9,7 +9,7 @@ import click
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.errors import CloudspotError, SpecError
-from cloudspot.jobstore.access.store_clock import clock_of
+from cloudspot.jobstore.access.store_clock import store_time
 from cloudspot.jobstore.layout.records import Seat
 from cloudspot.jobstore.nodes.keeping import kept_now
 from cloudspot.jobstore.remote.calling import RemoteProcess, call_node
@@ -58,7 +58,7 @@ def choose_nodes(job: Job, node: Seat | None) -> list[Seat]:
         for rank in launch.claimed
         if rank in launch.live_ranks
     ]
-    kept = kept_now(history, clock_of(job.store).now())
+    kept = None if history.kept is None else kept_now(history, store_time(job.store))
     claimed += [] if kept is None else [kept.seat]
     found = [*live_members(history)] or claimed
     if node is not None:

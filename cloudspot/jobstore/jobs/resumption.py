@@ -18,7 +18,7 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec, spec_to_json
 from cloudspot.jobstore.access.creation import create
 from cloudspot.jobstore.access.retrying_store import with_retries
-from cloudspot.jobstore.access.store_clock import clock_of
+from cloudspot.jobstore.access.store_clock import clock_of, store_time
 from cloudspot.jobstore.access.stored_records import find_meta
 from cloudspot.jobstore.code.bundle import OpenProgress, no_progress
 from cloudspot.jobstore.jobs.job_lists import mark_live, resumed_writer, unmark_live
@@ -67,7 +67,8 @@ def check_resumable(store: ObjectStore, history: History) -> None:
         raise CloudspotError(
             f"job {job_id!r} was submitted by `cloudspot image bake`: run that again instead"
         )
-    kept = kept_now(history, clock_of(store).now())
+    # This computer's own clock may be wrong, so the store is asked.
+    kept = None if history.kept is None else kept_now(history, store_time(store))
     if kept is not None:
         raise CloudspotError(
             f"{kept_text(kept)} of job {job_id!r}, and paid for; end it first with: "

@@ -24,6 +24,7 @@ from cloudspot.jobfile.spec import spec_from_json, spec_to_json
 from cloudspot.jobstore.access import parallel
 from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.access.stored_records import find_meta
+from cloudspot.jobstore.jobs import resumption
 from cloudspot.jobstore.jobs.job_lists import is_marked_live
 from cloudspot.jobstore.jobs.reader import HistoryReader, job_file_of
 from cloudspot.jobstore.jobs.resumption import resume
@@ -338,7 +339,11 @@ def _play(
         world.start(moving(world, store, cloud))
     if resumes:
         lives += [world.start(resuming(world, store, cloud, lives)) for _ in range(2)]
-    with mock.patch.object(loop, "decide", loop.decide if max_cost is None else purse.decide):
+    asked = resumption.store_time if keeps is None else world.store_time  # by those who resume the job
+    with (
+        mock.patch.object(resumption, "store_time", asked),
+        mock.patch.object(loop, "decide", loop.decide if max_cost is None else purse.decide),
+    ):
         while not all(life.is_over for life in lives):
             if world.time > LIMIT_SECONDS or not world.step():
                 is_finished = HistoryReader(store.inner, JOB).read().finished is not None
