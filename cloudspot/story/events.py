@@ -13,6 +13,7 @@ from cloudspot.jobstore.layout.records import (
     Finished,
     Generation,
     Intent,
+    Kept,
     Moved,
     Resumed,
     Seat,
@@ -68,7 +69,7 @@ def diff(old: History | None, new: History) -> tuple[Event, ...]:
 
 def _diff(old: History | None, new: History) -> Iterator[Event]:
     if new.stop is not None and (old is None or old.stop is None):
-        yield Event(EventKind.STOP_REQUESTED, stop_text(new.stop), new.stop.at)
+        yield Event(EventKind.STOP_REQUESTED, stop_text(new.stop, new.kept), new.stop.at)
     known_launches = () if old is None else old.launches
     before = [known_launches[n] if n < len(known_launches) else None for n in range(len(new.launches))]
     for known, launch in zip(before, new.launches, strict=True):
@@ -102,10 +103,13 @@ def _turned(turn: Turn) -> Event:
     return Event(_TURNS[type(turn)], turn_text(turn), turn.at, outcome)
 
 
-def stop_text(stop: StopRequest) -> str:
-    """Return in one line why the job was asked to end, with the figures."""
+def stop_text(stop: StopRequest, kept: Kept | None = None) -> str:
+    """Return in one line why the job was asked to end, or the machine that is kept, with the figures."""
     figures = f"; {stop.detail}" if stop.detail else ""
-    return f"stop requested ({stop.reason}): the job checkpoints and ends{figures}"
+    ends = "the job checkpoints and ends"
+    if kept is not None and kept.at <= stop.at:
+        ends = f"the machine of node {kept.seat}, which is kept for inspection, ends"
+    return f"stop requested ({stop.reason}): {ends}{figures}"
 
 
 def turn_text(turn: Turn) -> str:

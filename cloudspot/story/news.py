@@ -49,7 +49,7 @@ def news(history: History, now: datetime, zone: tzinfo) -> Iterator[News]:
             yield News(NewsKind.STALLED, f"stalled-generation-{generation.number}", text, generation.at)
     if history.stop is not None and history.stop.reason != "user":
         key = f"capped-{history.submission.resumption}"
-        yield News(NewsKind.CAPPED, key, stop_text(history.stop), history.stop.at)
+        yield News(NewsKind.CAPPED, key, stop_text(history.stop, history.kept), history.stop.at)
     yield from _turned(history)
     if history.finished is None and history.stop is None:
         if history.suspended is None:
