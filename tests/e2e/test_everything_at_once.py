@@ -24,7 +24,7 @@ from cloudspot.local.machines import MachineDirectory
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
-PATIENCE = 600.0
+PATIENCE = 1200.0
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -184,8 +184,9 @@ def disturb(user: User) -> None:
         lambda shown: user.cloudspot("preempt", "all", "--node", last(shown), "--notice", "20s"),
     )
     goes_on("the training after the death", lambda shown: kill_silently(user, machine_of(shown)))
+    # It comes when the training has lasted ten times as long as its start took.
     goes_on(
-        "the training after the move", lambda _: user.cloudspot("move", "all", "--zone", "local-b", "--yes")
+        "the training after the move", lambda _: user.start("move", "all", "--zone", "local-b", "--yes")
     )
 
 
