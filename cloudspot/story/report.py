@@ -218,7 +218,7 @@ def _reported_metrics(history: History) -> dict[str, float]:
 
 
 def _final(history: History) -> dict[str, Any] | None:
-    """Return the final report of the first rank, which alone knows the weights of all ranks."""
+    """Return the result of the first rank, which alone knows the weights of all ranks."""
     for member_exit in member_exits(history):
         if member_exit is not None and member_exit.outcome == "succeeded" and member_exit.final is not None:
             newest, step = history.head, member_exit.final.step

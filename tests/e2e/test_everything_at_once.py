@@ -185,9 +185,7 @@ def disturb(user: User) -> None:
     )
     goes_on("the training after the death", lambda shown: kill_silently(user, machine_of(shown)))
     # It comes when the training has lasted ten times as long as its start took.
-    goes_on(
-        "the training after the move", lambda _: user.start("move", "all", "--zone", "local-b", "--yes")
-    )
+    goes_on("the training after the move", lambda _: user.start("move", "all", "--zone", "local-b", "--yes"))
 
 
 def measure(user: User, kind: str, features: tuple[Feature, ...]) -> list[Row]:
