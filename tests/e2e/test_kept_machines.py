@@ -219,7 +219,7 @@ def test_in_an_emulated_cloud_too(user: User, cloud: str, tmp_path: Path) -> Non
         FAILS,
         'limits.keep_failed="30m"',
     ]
-    done = user.cloudspot("sandbox", cloud, "--", *inside, timeout=380)
+    done = user.cloudspot("sandbox", cloud, "--", *inside, timeout=800)
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert "train.py" in told["said"].splitlines()
     assert told["status"] == 1
