@@ -1029,7 +1029,7 @@ class Provider(Guarded, ABC, Generic[_Options]):
 
     @abstractmethod
     def preemption_source(self) -> PreemptionSource:
-        """Return the source of preemption notices; called on a node."""
+        """Return the machine's source of notices; called on a node."""
 
     @abstractmethod
     def node_identity(self) -> NodeIdentity:

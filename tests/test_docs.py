@@ -150,6 +150,13 @@ def test_every_page_is_found_from_the_readme():
     assert {str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md")} - linked == set()
 
 
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
+def test_a_page_says_in_its_first_words_which_question_it_answers(page):
+    title, _, first, *_ = page.read_text().splitlines()
+    assert title.startswith("# ")
+    assert first.startswith(("This page ", "本页")), page.name
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_links_of_a_page_lead_somewhere(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
