@@ -394,6 +394,11 @@ class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """``"warn"`` names idle nodes; ``"stop"`` also saves and ends the job, with or without a driver, once all
     nodes are idle."""
 
+    keep_failed: PositiveDuration | None = None
+    """When the job has failed for good, the machine of the rank that failed first is kept for so long, for
+    ``cloudspot shell`` and the like. It is paid for: it ends earlier where ``max_cost`` or ``max_runtime``
+    would be passed, and at ``cloudspot stop``. If left out: it ends at once."""
+
     rules: ClassVar[tuple[TableRule, ...]] = (Needs("on_idle", "idle_after", value="stop"),)
 
 

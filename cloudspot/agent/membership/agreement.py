@@ -285,7 +285,13 @@ class Membership:
             self._patience.spend(found)
             if isinstance(found, Leave):
                 raise LeavingError(
-                    Leaving(found.outcome, found.detail, found.exit_code, permanent=found.permanent)
+                    Leaving(
+                        found.outcome,
+                        found.detail,
+                        found.exit_code,
+                        permanent=found.permanent,
+                        is_consequence=found.permanent,
+                    )
                 )
             if isinstance(found, Adopt | Hold):
                 among = self._cut_off.intersection(found.generation.seats)

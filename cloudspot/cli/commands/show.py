@@ -25,8 +25,10 @@ from cloudspot.cli.screen.jobsummary import (
 from cloudspot.cli.sharedoptions import job_argument, json_option, plot_option, store_option
 from cloudspot.cli.stored.storedjobs import StoredJobs, driven_json
 from cloudspot.errors import CorruptData
+from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout.records import RemoteCommand, Seat
 from cloudspot.jobstore.remote.places import read_commands
+from cloudspot.story.outcomes import own_beat
 from cloudspot.story.states import TERMINAL_STATES
 
 UNDRIVEN_SECONDS = 900.0
@@ -86,7 +88,7 @@ def show(
     report = job_json(job, job.first_history, verify_chunks=verify_chunks)
     summary = StoredJobs(job.store).find_summary(job.id)
     report["driven"] = None if summary is None else driven_json(summary)
-    report["commands"] = [_command_json(one) for one in read_commands(job.store, job.id)]
+    report["commands"] = [_command_json(one, job.first_history) for one in read_commands(job.store, job.id)]
     if as_json:
         output.echo_json(report)
     else:
@@ -180,7 +182,15 @@ def _resumptions(turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         before = f"moved to {turn['detail']}" if turn["what"] == "moved" else turn["what"]
 
 
-def _command_json(one: RemoteCommand) -> dict[str, Any]:
+def _command_json(one: RemoteCommand, history: History) -> dict[str, Any]:
+    launch = history.launch_of(Seat(one.launch, one.rank))
+    beat = None if launch is None else own_beat(launch, one.rank)
+    # Its agent notes its end, unless it has ended with it.
+    has_vanished = one.ended is None and (
+        launch is None
+        or launch.certificate(one.rank) is not None
+        or (beat is not None and bool(one.agent) and beat.agent != one.agent)
+    )
     return {
         "node": str(Seat(one.launch, one.rank)),
         "user": one.user,
@@ -189,7 +199,7 @@ def _command_json(one: RemoteCommand) -> dict[str, Any]:
         "started": one.at.isoformat(),
         "ended": None if one.ended is None else one.ended.isoformat(),
         "status": one.status,
-        "cut_off": one.why,
+        "cut_off": "its agent has ended" if has_vanished else one.why,
     }
 
 
@@ -197,7 +207,8 @@ def _commands(commands: Sequence[Mapping[str, Any]], most: int) -> str:
     """Return a line for each of the newest commands that people have run on nodes."""
     lines = []
     for one in commands[-most:]:
-        ended = "runs" if one["ended"] is None else one["cut_off"] or f"ended with {one['status']}"
+        runs = one["ended"] is None and not one["cut_off"]
+        ended = "runs" if runs else one["cut_off"] or f"ended with {one['status']}"
         lines.append(f"{one['user']} on {one['node']}: {shlex.join(one['words'])} ({ended})")
     left = len(commands) - most
     return "\n".join([*([f"{left} older; see them all with --json"] if left > 0 else []), *lines])

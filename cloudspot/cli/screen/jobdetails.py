@@ -109,6 +109,8 @@ def _echo_nodes(value: Mapping[str, Any], most: int) -> None:
 def _node_outcome(node: Mapping[str, Any]) -> str:
     if node["ended"] is None:
         return str(node["state"])
+    if node["state"] == "kept":
+        return f"{node['outcome']}, and kept: {node['detail']}"
     return f"{node['outcome']}{': ' if node['detail'] else ''}{node['detail']}"
 
 

@@ -109,8 +109,17 @@ def headline_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]
         steps if value["counts_steps"] else ("last save", f"{value['step']}; steps lost: {told}"),
         ("cost", _cost_text(value["cost"])),
         ("duration", output.duration_text(value["time"]["total"])),
+        ("kept", _kept_text(job, value["kept"])),
         ("next", _next_text(job, value)),
     ]
+
+
+def _kept_text(job: Job, kept: Mapping[str, Any] | None) -> str:
+    """Return which machine is kept for inspection, and how to use and end it; empty: none is."""
+    if kept is None or not kept["is_kept"]:
+        return ""
+    until = output.moment_text(kept["until"])
+    return f"node {kept['node']} until {until}: {job.command('shell')}; end it: {job.command('stop')}"
 
 
 def _next_text(job: Job, value: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from cloudspot.jobstore.layout.records import (
     Finished,
     Intent,
     JournalRecord,
+    Kept,
     Moved,
     Repriced,
     Resumed,
@@ -156,8 +157,11 @@ class HistoryReader:
             submission, sha256 = self._read_submissions(turns)
             intents = [record for record in journal if isinstance(record, Intent)]
         prices = [record for record in journal if isinstance(record, Repriced)]
+        kept = {record.launch: record for record in journal if isinstance(record, Kept)}
         launches = tuple(
-            self._fold_launch(intent, [one for one in prices if one.launch == intent.launch])
+            self._fold_launch(
+                intent, [one for one in prices if one.launch == intent.launch], kept.get(intent.launch)
+            )
             for intent in intents
         )
         for launch in launches[self._first_unsettled - 1 :]:
@@ -208,7 +212,7 @@ class HistoryReader:
         if self._is_behind(known.commits, len(known.generations)):
             return None
         changed = [known.launches[number - 1] for number in sorted(unsettled)]
-        changed = [self._fold_launch(launch.intent, launch.prices) for launch in changed]
+        changed = [self._fold_launch(launch.intent, launch.prices, launch.kept) for launch in changed]
         launches = (*known.launches[: self._first_unsettled - 1], *changed)
         self._history = dataclasses.replace(known, launches=launches)
         return self._history
@@ -351,7 +355,7 @@ class HistoryReader:
                 if place.form is keys.heartbeat:
                     self._beats_read[place.key] = place.version
 
-    def _fold_launch(self, intent: Intent, prices: Sequence[Repriced]) -> LaunchHistory:
+    def _fold_launch(self, intent: Intent, prices: Sequence[Repriced], kept: Kept | None) -> LaunchHistory:
         launch = intent.launch
         return LaunchHistory(
             intent=intent,
@@ -362,4 +366,5 @@ class HistoryReader:
             certificates=dict(self._records[keys.certificate][launch]),
             beats_listed=dict(self._beats_listed.get(launch, {})),
             prices=tuple(prices),
+            kept=kept,
         )

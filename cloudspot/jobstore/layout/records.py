@@ -53,7 +53,9 @@ VoidOutcome = Literal["capacity", "quota", "refused", "voided"]
 """The outcomes of a launch that never trained."""
 LaunchOutcome = VoidOutcome | Literal["succeeded", "reclaimed", "stopped", "failed", "lost", "left"]
 """The outcomes of a launch without live nodes; ``left`` means that its nodes were not needed."""
-NodeState = Literal["setup", "staging", "restoring", "ready", "running", "draining", "uploading", "ending"]
+NodeState = Literal[
+    "setup", "staging", "restoring", "ready", "running", "draining", "uploading", "ending", "kept"
+]
 NodeOutcome = Literal["succeeded", "drained", "stopped", "failed", "left", "superseded"]
 FailureKind = Literal["trainer-failed", "trainer-stuck", "not-connected", "not-restored"]
 TransferKind = Literal["staging", "restoring", "uploading"]
@@ -347,9 +349,30 @@ class Repriced(_Written, frozen=True, kw_only=True, tag="repriced"):
     """The price of one node, in the currency of the launch's offer."""
 
 
+class Kept(_Written, frozen=True, kw_only=True, tag="kept"):
+    """The job has failed for good, and the machine of this node stays for inspection: ``limits.keep_failed``.
+
+    No launch and no generation follows, only what was uploaded before, and the end of the job.
+    """
+
+    launch: Ordinal
+    rank: Rank
+    instance_id: InstanceId
+    until: datetime
+    """It ends by then, whatever becomes of its agent and of drivers."""
+    detail: str
+    """Why the job has failed."""
+    exit_code: ExitStatus
+
+    @property
+    def seat(self) -> Seat:
+        """Name the node."""
+        return Seat(self.launch, self.rank)
+
+
 Turn = Finished | Suspended | Resumed | Moved
 """Records about the job as a whole."""
-JournalRecord = Intent | Generation | Commit | Repriced | Turn
+JournalRecord = Intent | Generation | Commit | Repriced | Kept | Turn
 
 
 class JournalCopy(msgspec.Struct, frozen=True, kw_only=True):
@@ -685,6 +708,8 @@ class RemoteCommand(_Written, frozen=True, kw_only=True):
     """The name that the caller stated."""
     words: tuple[str, ...]
     has_terminal: bool
+    agent: str = ""
+    """The agent that runs it: it ends with that."""
     ended: datetime | None = None
     status: ExitStatus | None = None
     """The exit status, as in a shell; None if the command was interrupted."""
@@ -721,6 +746,9 @@ class Exit(_Written, frozen=True, kw_only=True):
     """The exit code of the training script if the outcome is ``failed``, otherwise 0."""
     permanent: bool = False
     """Whether another machine would fail in the same way, so that the job ends."""
+    waits_until: datetime | None = None
+    """``failed``: until then the node waits for a driver to decide that the job has failed and that this
+    machine is kept (``Kept``). It is set only if the job has ``limits.keep_failed``."""
     is_cut_off: bool = False
     """Whether the network to other members, which are alive, is interrupted."""
     fingerprint: str | None = None
@@ -926,6 +954,9 @@ class Summary(Dated, frozen=True, kw_only=True):
     """The most nodes that the job may have."""
     idle: str = ""
     """The nodes that do not use their resources; it is empty if none is known."""
+    kept: Seat | None = None
+    """The node whose machine is kept for inspection after the job's failure, if one is."""
+    kept_until: datetime | None = None
     name: str | None = None
     """The name in the job file."""
     code_sha256: Sha256 | None = None
