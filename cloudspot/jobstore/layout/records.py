@@ -569,6 +569,17 @@ class LogStanding(msgspec.Struct, frozen=True, kw_only=True):
     """Why the sink has not taken the last lines; empty if it has."""
 
 
+class SaveCost(msgspec.Struct, frozen=True, kw_only=True):
+    """How a session's newest interval save was copied, and what such saves cost the training."""
+
+    way: str
+    """``boundary``: between two steps. ``overlapped``: large tensors next to the step that follows."""
+    copy_seconds: Seconds
+    """How long the copying took."""
+    lost_seconds: float | None = None
+    """How much longer a save makes the time to the next boundary, by the newest such saves; None: unknown."""
+
+
 class Heartbeat(Dated, frozen=True, kw_only=True):
     """A node's report of itself, every few seconds; overwritten."""
 
@@ -591,6 +602,8 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     committed: CheckpointId | None
     stall_seconds: Seconds | None
     """How long the last save held up the training."""
+    save_cost: SaveCost | None = None
+    """Of the sessions here; None: none has saved yet, or its version did not say."""
     upload_seconds: Seconds | None
     """How long its upload and commit took."""
     notice_seconds: Seconds | None = None

@@ -100,9 +100,10 @@ class DrainSchedule:
 
     @property
     def _save_seconds(self) -> float:
-        """How long a save and its upload take, as far as that was measured."""
+        """How long a drain's save and its upload take, as far as that was measured."""
         status = self._context.status
-        return (status.upload_seconds or 0.0) + (status.stall_seconds or 0.0)
+        copying = 0.0 if status.save_cost is None else status.save_cost.copy_seconds
+        return (status.upload_seconds or 0.0) + max(status.stall_seconds or 0.0, copying)
 
     def _step_seconds(self, now: float) -> float:
         """How long a step of a session takes on the average, in this generation."""

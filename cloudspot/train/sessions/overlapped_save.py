@@ -1,0 +1,104 @@
+"""A save whose large tensors are copied next to the step after its boundary, and that is sealed then (P6)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+from cloudspot.train.state.overlapped_copy import OverlappedCopy
+
+QUIET_SECONDS = 1.0
+"""Without a step of an optimizer, a copy counts after so long, and after ``QUIET_COPIES`` times as long as it
+took: a write that had begun before its end is over by then, and shows."""
+QUIET_COPIES = 20
+
+
+class OverlappedSave:
+    """One of them, from its boundary until it is sealed or given up.
+
+    The main thread calls everything but ``cancel``.
+    """
+
+    def __init__(
+        self, copy: OverlappedCopy, *, seal: Callable[[float, float], None], release: Callable[[], None]
+    ) -> None:
+        """Begin to copy.
+
+        A thread calls ``seal`` if all that was copied is what it was at the boundary, with the seconds for
+        which the training has waited since, and those that the copying took. At the end, however it comes,
+        ``release`` is called.
+        """
+        self.spoilt: Sequence[str] = ()
+        """What was written to before it was copied, once the save ``has_ended``: it was not sealed then."""
+        self.error: OSError | None = None
+        """Why it could not be sealed."""
+        self.has_ended = False
+        self.is_cancelled = False
+        self._copy = copy
+        self._seal = seal
+        self._release = release
+        self._lock = threading.RLock()
+        self._decided = threading.Event()
+        self._is_held_back = False
+        self._waited = 0.0
+        copy.start(self._end)
+
+    def before_write(self) -> None:
+        """Return when nothing that is written from now on can get into the copy."""
+        if self._is_held_back:
+            return
+        with self._lock:
+            self._is_held_back = True
+            if self.has_ended or self.is_cancelled:
+                return
+            if self._copy.is_on_gpu and torch.cuda.is_current_stream_capturing():
+                # What is captured is no write yet, and may be one without a hook later.
+                self.spoilt = ("a step that a CUDA graph captures",)
+            else:
+                self._waited = self._copy.finish()
+                self.spoilt = self._copy.written()
+                if not self.spoilt and not self._copy.is_done():
+                    return  # at the next boundary, perhaps
+            self._decided.set()
+
+    def settle(self, *, waits: bool) -> bool:
+        """At a boundary: let it end, at once if it ``waits``; return whether it has."""
+        if self.has_ended:
+            return True
+        self.before_write()
+        if waits:
+            self._copy.wait()
+        if self._copy.is_done():
+            self._decided.set()
+        if waits:
+            self._copy.join()
+        return self.has_ended
+
+    def cancel(self) -> None:
+        """Give it up, unless it is sealed; nothing is copied afterwards. For any thread."""
+        with self._lock:  # the main thread copies nothing now, nor later
+            self.is_cancelled = not self.has_ended
+        if self._copy.cancel():
+            self._decided.set()
+            self._copy.join()
+
+    def _end(self) -> None:
+        """Wait in the thread until it is known whether the copy counts, and seal it if so."""
+        quiet = None if self._copy.is_on_gpu else max(QUIET_SECONDS, QUIET_COPIES * self._copy.seconds)
+        self._decided.wait(quiet)
+        with self._lock:
+            try:
+                if not self.is_cancelled:
+                    # Without a decision, the main thread is long past any write that had begun before.
+                    if not self._decided.is_set():
+                        self.spoilt = self._copy.written()
+                    self.spoilt = self.spoilt or self._copy.torn()
+                    if not self.spoilt:
+                        self._seal(self._waited, self._copy.seconds)
+            except OSError as error:
+                self.error = error
+            finally:
+                self._release()
+                self.has_ended = True
