@@ -16,6 +16,8 @@ _BLOCK_BYTES = 4096
 """A multiple of the logical block of all usual disks: what O_DIRECT asks of memory, offset and length."""
 _PIECE_BYTES = 1 << 20
 """Small enough that the copy of a piece stays in the processor's cache until it is written."""
+_IN_PLACE_BYTES = 8 << 20
+"""How much one call writes of memory that the disk takes as it lies. It is not copied, so it may be large."""
 _FILE_SYSTEMS = ("ext4",)
 """Where it was tried. Those of a network have a cache of their own, and may be slower for it."""
 
@@ -37,38 +39,63 @@ def write_past_cache(descriptor: int, data: memoryview) -> int:
     try:
         if _file_system(os.fstat(descriptor).st_dev) not in _FILE_SYSTEMS:
             return 0
-        # Memory of its own, since O_DIRECT needs it to begin at a block; a file, since a write to it lets
-        # other threads run, as a copy in memory does not.
+    except OSError:
+        return 0
+    import fcntl
+
+    flags, written = fcntl.fcntl(descriptor, fcntl.F_GETFL), 0
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | flag)
+        with data[:size] as blocks:
+            # As arena slots do, whose chunks begin at a page; what does not is copied to where one begins.
+            written = _write_in_place(descriptor, blocks)
+            if written == 0:
+                written = _write_copies(descriptor, blocks)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+    return written
+
+
+def _write_in_place(descriptor: int, data: memoryview) -> int:
+    """Write from where the data lies; return how many bytes were written, none if the disk refuses that."""
+    written = 0
+    try:
+        while written < len(data):
+            with data[written : written + _IN_PLACE_BYTES] as given:
+                count = os.write(descriptor, given)
+            written += count
+            if count == 0 or count % _BLOCK_BYTES:  # cut short, as by a disk that is full
+                break
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return written
+
+
+def _write_copies(descriptor: int, data: memoryview) -> int:
+    """Write from memory that begins at a block; return how many bytes were written."""
+    try:
+        # A file, since a write to it lets other threads run, as a copy in memory does not.
         copy = os.memfd_create("direct-write", os.MFD_CLOEXEC)
     except OSError:
         return 0
+    written = 0
     try:
-        return _write(descriptor, data, size, flag, copy)
-    finally:
-        os.close(copy)
-
-
-def _write(descriptor: int, data: memoryview, size: int, flag: int, copy: int) -> int:
-    import fcntl
-
-    os.ftruncate(copy, min(size, _PIECE_BYTES))
-    flags, written = fcntl.fcntl(descriptor, fcntl.F_GETFL), 0
-    with mmap.mmap(copy, 0) as memory, memoryview(memory) as piece:
-        try:
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | flag)
-            while written < size:
-                with data[written : min(written + len(piece), size)] as given:
+        os.ftruncate(copy, min(len(data), _PIECE_BYTES))
+        with mmap.mmap(copy, 0) as memory, memoryview(memory) as piece:
+            while written < len(data):
+                with data[written : written + len(piece)] as given:
                     length = os.pwrite(copy, given, 0)
                 with piece[:length] as aligned:
-                    count = os.write(descriptor, aligned)
+                    count = _write_in_place(descriptor, aligned)
                 written += count
-                if count == 0 or count % _BLOCK_BYTES:  # cut short, as by a disk that is full
+                if count < length:
                     break
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-        finally:
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+    finally:
+        os.close(copy)
     return written
 
 
