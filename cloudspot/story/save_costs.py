@@ -10,12 +10,13 @@ _WAYS = {"boundary": "between two steps", "overlapped": "next to the steps"}
 
 
 def save_cost(history: History) -> SaveCost | None:
-    """Return the costliest of what the nodes of the newest generation say; None: none has saved yet."""
-    if not history.generations:
-        return None
-    beats = [own_beat(history.launches[seat.launch - 1], seat.rank) for seat in history.generations[-1].seats]
-    costs = [beat.save_cost for beat in beats if beat is not None and beat.save_cost is not None]
-    return max(costs, key=lambda cost: (cost.lost_seconds or 0.0, cost.copy_seconds), default=None)
+    """Return the costliest of what the nodes of the newest generation that has saved say; None: none has."""
+    for generation in reversed(history.generations):
+        beats = [own_beat(history.launches[seat.launch - 1], seat.rank) for seat in generation.seats]
+        costs = [beat.save_cost for beat in beats if beat is not None and beat.save_cost is not None]
+        if costs:
+            return max(costs, key=lambda cost: (cost.lost_seconds or 0.0, cost.copy_seconds))
+    return None
 
 
 def save_cost_text(cost: SaveCost) -> str:

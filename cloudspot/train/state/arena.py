@@ -366,7 +366,7 @@ def _forget_error(device: Any) -> None:
 
 
 def _copy_through_staging(copies: list[tuple[Any, Any]]) -> None:
-    staging = torch.empty(_STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
+    staging = torch.empty(_STAGING_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
     for view, tensor in copies:
         source = tensor.contiguous().view(-1).view(torch.uint8)
         target = view.view(-1).view(torch.uint8)

@@ -290,7 +290,7 @@ class _StreamCopy:
                 if its_length == length:
                     views.append(each.as_strided((count, length), (stride, 1)))
             there = torch.cat(views)
-            here = torch.empty(there.shape, dtype=torch.uint8, pin_memory=True)
+            here = torch.empty(there.shape, dtype=torch.uint8, device="cpu", pin_memory=True)
             here.copy_(there, non_blocking=True)
             found.append((length, here))
         return found

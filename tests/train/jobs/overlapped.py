@@ -1,7 +1,7 @@
 """Trainings with saves at random moments, each save compared with the state that an undisturbed run had at its boundary.
 
-``play`` makes both runs in this process, once for all kinds of models. As a script, it does so in each rank of a
-sharded or replicated training. Everything that may make a save go wrong next to a step happens here: buffers that
+``play`` makes both runs in this process. As a script, it does so in each rank of a sharded or replicated training
+(``--layout``), or for all kinds of models, on a GPU too (``--all``). Everything that may make a save go wrong next to a step happens here: buffers that
 forward passes change, writes between a boundary and an optimizer's step by all the ways in which scripts write, weights
 that are swapped and put back, and copies that take about as long as a step.
 """
@@ -12,7 +12,9 @@ import copy
 import json
 import os
 import random
+import socket
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
@@ -310,6 +312,60 @@ def two_optimizers():
     return Training({"model": one, "other": other, "first": first, "second": second}, step)
 
 
+def captured():
+    """The steps are replays of a CUDA graph: torch tells of none of them, and counts nothing that they write."""
+    model = layers()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01, capturable=True)
+    batch, graph = torch.randn(8, WIDTH), torch.cuda.CUDAGraph()
+
+    def make_step():
+        optimizer.zero_grad(set_to_none=False)
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            make_step()
+    torch.cuda.current_stream().wait_stream(side)
+
+    def step(number):
+        if number < 4:
+            make_step()
+        elif number == 4:
+            with torch.cuda.graph(graph):
+                make_step()
+            graph.replay()
+        else:
+            graph.replay()
+
+    return Training({"model": model, "optimizer": optimizer}, step)
+
+
+def capturable():
+    model = layers()
+    return simple(model, torch.optim.Adam(model.parameters(), 0.01, capturable=True, foreach=True))
+
+
+def nccl():
+    """A rank of a process group, which is NCCL's on a GPU."""
+    if not torch.distributed.is_initialized():
+        os.environ.update(
+            RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1"
+        )
+        os.environ["MASTER_PORT"] = str(free_port())
+        spot.init_process_group()
+    model = torch.nn.parallel.DistributedDataParallel(layers(torch.nn.BatchNorm1d(WIDTH)))
+    return simple(model, torch.optim.AdamW(model.parameters(), 0.01))
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
 def by_hand():
     """No optimizer of torch: the loop writes to the weights."""
     model = layers()
@@ -341,11 +397,15 @@ KINDS = (
 )
 
 
+ON_A_GPU = (capturable, captured)
+GROUPS = {"nccl": nccl}
+
+
 # --- the runs -------------------------------------------------------------------------------------
 
 
 def bytes_of(tensor):
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def state_of(run, objects):
@@ -471,12 +531,63 @@ def sharded(layout):
     return Training({"model": model, "optimizer": optimizer}, step)
 
 
+def play_all(kinds, num_runs, device):
+    """Play each kind of a training several times, and print a line of JSON for each kind."""
+    torch.set_default_device(device)
+    if device != "cpu":  # else not even two undisturbed runs need be equal
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(mode=True)
+        torch.backends.cudnn.benchmark = False
+    known = {each.__name__: each for each in (*KINDS, *(ON_A_GPU if device != "cpu" else ()))} | GROUPS
+    names = kinds.split(",") if kinds else [name for name in known if name not in GROUPS]
+    for name in names:
+        outcomes = [play_alone(known[name], seed) for seed in range(num_runs)]
+        found = {
+            "kind": name,
+            "runs": num_runs,
+            "sealed": {
+                way: sum(each.num_sealed[way] for each in outcomes) for way in ("overlapped", "boundary")
+            },
+            "spoilt": sum(each.num_spoilt for each in outcomes),
+            "wrong": [wrong for each in outcomes for wrong in each.wrong],
+            "is_equal": all(each.is_equal for each in outcomes),
+        }
+        print(json.dumps(found), flush=True)
+
+
+def play_alone(make, seed):
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
+        directory = Path(name)
+        environment = {
+            handoff.HANDOFF: str(directory / "handoff"),
+            handoff.GENERATION: "1",
+            handoff.ARENA: str(directory / "arena"),
+            handoff.ARENA_SPILL: str(directory / "spill"),
+        }
+
+        def open_session(*, with_agent, **objects):
+            os.environ.pop(handoff.HANDOFF, None)
+            if with_agent:
+                handoff.seals_directory(directory / "handoff").mkdir(parents=True)
+                os.environ.update(environment)
+            return spot.session(**objects)
+
+        return play(make, seed, open_session)
+
+
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--kinds")
     parser.add_argument("--layout", choices=("ddp", "fsdp", "tp", "fsdp-tp", "hsdp"))
     parser.add_argument("--seed", type=int)
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
+    if options.all:
+        play_all(options.kinds, options.runs, options.device)
+        return
     spot.init_process_group()
     directory = os.environ[handoff.HANDOFF]
 
