@@ -18,7 +18,7 @@ import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from cloudspot.cli.commands.ps import NUM_THREADS
+from cloudspot.cli.stored.storedjobs import NUM_THREADS
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import Summary
 

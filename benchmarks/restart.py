@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cloudspot.host.process_marks import is_marked
+from cloudspot.host.process_marks import marked_processes
 from cloudspot.train import handoff
 
 JOB = Path(__file__).parent.parent / "tests" / "e2e" / "jobs" / "tiny"
@@ -102,7 +102,7 @@ def restart(home: Path, job: Path, num_nodes: int, devices: str, *, override: st
         wait_for(lambda: list(home.glob("store/jobs/restart/manifests/*")))
         (worker,) = wait_for(lambda: list(machines.glob(f"*/node/generations/000001/worker-{rank}.pid")))
         pid = int(worker.read_text())
-        assert is_marked(pid, "RANK", str(rank))
+        assert pid in marked_processes("RANK", str(rank))
         os.kill(pid, signal.SIGKILL)
         lost = time.monotonic()
 

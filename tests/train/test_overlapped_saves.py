@@ -1,5 +1,6 @@
 """Saves next to steps: each holds what a stop at its boundary would have held, and none changes the training."""
 
+import errno
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from cloudspot.train.rounds.step_seconds import StepSeconds
 from cloudspot.train.sessions import overlapped_save
 from cloudspot.train.sessions.overlapped_save import OverlappedSave
 from cloudspot.train.sessions.save_way import SaveWay
+from cloudspot.train.sessions.saving import Saver
 from cloudspot.train.state import arena, overlapped_copy
 from cloudspot.train.state.overlapped_copy import OverlappedCopy
 
@@ -271,6 +273,32 @@ def test_a_drain_behind_takes_the_place_of_a_save_that_is_not_sealed(steps, cour
         json.loads(path.read_text())["kind"] for ranks in courier.seals().values() for path in ranks.values()
     ]
     assert kinds == ["drain"]
+
+
+def test_a_step_that_was_interrupted_while_it_waited_waits_again(steps):
+    """As a script does it that catches Ctrl-C and goes on."""
+    steps.save()
+    copy = mock.Mock(spec=OverlappedCopy, is_on_gpu=False, seconds=0.0, error=None)
+    copy.finish.side_effect = [KeyboardInterrupt, 0.0]
+    copy.written.return_value = ["model/0.weight"]
+    save = OverlappedSave(copy, seal=mock.Mock(), release=mock.Mock())
+    with pytest.raises(KeyboardInterrupt):
+        save.before_write()
+    save.before_write()
+    save.before_write()
+    assert copy.finish.call_count == 2
+    assert save.spoilt == ["model/0.weight"]
+
+
+def test_a_save_that_cannot_be_sealed_ends_the_training_unless_the_disk_is_full(steps, monkeypatch, caplog):
+    steps.save()
+    with monkeypatch.context() as patch:
+        patch.setattr(Saver, "seal", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        assert steps.save() is None
+        assert "the state was not saved: [Errno 28] No space left on device" in caplog.text
+        patch.setattr(Saver, "seal", mock.Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+        with pytest.raises(OSError, match="Input/output error"):
+            steps.save()
 
 
 def test_a_loop_that_is_left_in_the_middle_of_a_step_has_its_save_sealed(open_steps, courier):

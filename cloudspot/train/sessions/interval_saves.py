@@ -45,6 +45,7 @@ class IntervalSaves:
 
         Raises:
             OSError: it cannot be sealed, although the disk is not full.
+            Exception: it cannot be copied.
         """
         self._trial = None  # no optimizer has stepped since
         if self._saver.overlapped is not None:
@@ -111,8 +112,8 @@ class IntervalSaves:
         """Hold back no more steps."""
         self._hook.remove()
 
-    def _pardon(self, error: OSError, step: int | None) -> None:
-        if error.errno not in _FULL:
+    def _pardon(self, error: Exception, step: int | None) -> None:
+        if not isinstance(error, OSError) or error.errno not in _FULL:
             raise error
         _log.warning("the state%s was not saved: %s", "" if step is None else f" of step {step}", error)
 

@@ -32,7 +32,7 @@ class OverlappedSave:
         """
         self.spoilt: Sequence[str] = ()
         """What was written to before it was copied, once the save ``has_ended``: it was not sealed then."""
-        self.error: OSError | None = None
+        self.error: Exception | None = None
         """Why it could not be sealed."""
         self.has_ended = False
         self.is_cancelled = False
@@ -50,18 +50,21 @@ class OverlappedSave:
         if self._is_held_back:
             return
         with self._lock:
-            self._is_held_back = True
-            if self.has_ended or self.is_cancelled:
-                return
-            if self._copy.is_on_gpu and torch.cuda.is_current_stream_capturing():
-                # What is captured is no write yet, and may be one without a hook later.
-                self.spoilt = ("a step that a CUDA graph captures",)
-            else:
-                self._waited = self._copy.finish()
-                self.spoilt = self._copy.written()
-                if not self.spoilt and not self._copy.is_done():
-                    return  # at the next boundary, perhaps
-            self._decided.set()
+            self._hold_back()
+            self._is_held_back = True  # not if an exception, as Ctrl-C's, has ended this
+
+    def _hold_back(self) -> None:
+        if self.has_ended or self.is_cancelled:
+            return
+        if self._copy.is_on_gpu and torch.cuda.is_current_stream_capturing():
+            # What is captured is no write yet, and may be one without a hook later.
+            self.spoilt = ("a step that a CUDA graph captures",)
+        else:
+            self._waited = self._copy.finish()
+            self.spoilt = self._copy.written()
+            if not self.spoilt and not self._copy.is_done():
+                return  # at the next boundary, perhaps
+        self._decided.set()
 
     def settle(self, *, waits: bool) -> bool:
         """At a boundary: let it end, at once if it ``waits``; return whether it has."""
@@ -90,6 +93,8 @@ class OverlappedSave:
         self._decided.wait(quiet)
         with self._lock:
             try:
+                if self._copy.error is not None:
+                    raise self._copy.error
                 if not self.is_cancelled:
                     # Without a decision, the main thread is long past any write that had begun before.
                     if not self._decided.is_set():
@@ -97,7 +102,7 @@ class OverlappedSave:
                     self.spoilt = self.spoilt or self._copy.torn()
                     if not self.spoilt:
                         self._seal(self._waited, self._copy.seconds)
-            except OSError as error:
+            except Exception as error:  # the main thread raises it, at a boundary
                 self.error = error
             finally:
                 self._release()

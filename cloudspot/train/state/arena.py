@@ -328,7 +328,8 @@ class Arena:
         if free is not None:
             return free
         # Uploads start with the older one, so try the newer one first.
-        newest_first = sorted(self._slots, key=_sealed_at, reverse=True)
+        sealed = [slot for slot in self._slots if not slot.is_being_written]
+        newest_first = sorted(sealed, key=_sealed_at, reverse=True)
         return next((slot for slot in newest_first if slot.withdraw()), None)
 
     def seal_path(self, step: int, number: int, *, is_held: bool = False) -> Path:

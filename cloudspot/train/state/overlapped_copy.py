@@ -74,6 +74,8 @@ class OverlappedCopy:
         self._has_ended.set()
         self._is_cancelled = False
         self._streams: list[_StreamCopy] = []
+        self.error: Exception | None = None
+        """Why the thread could not copy."""
         self.seconds = 0.0
         """How long the copying took, by threads and while it was waited for."""
         devices = {each.device for each in self._sources} - {torch.device("cpu")}
@@ -107,8 +109,11 @@ class OverlappedCopy:
 
         def run() -> None:
             began = time.perf_counter()
-            while not self._is_cancelled and self._copy_piece(with_threads=False):
-                pass
+            try:
+                while not self._is_cancelled and self._copy_piece(with_threads=False):
+                    pass
+            except Exception as error:  # the main thread waits for the end of this one
+                self.error = error
             self.seconds += time.perf_counter() - began
             self._has_ended.set()
             then()

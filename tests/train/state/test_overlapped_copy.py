@@ -133,6 +133,19 @@ def test_a_part_of_a_dtensor_is_watched_by_the_counter_of_the_whole_too(make):
     assert made.written() == ["one"]
 
 
+def test_a_thread_that_fails_keeps_nobody_waiting(make, monkeypatch):
+    made, ended = make(one=torch.randn(300)), threading.Event()
+
+    def fail(*_):
+        raise ValueError("no")
+
+    monkeypatch.setattr(overlapped_copy.ctypes, "memmove", fail)
+    made.start(ended.set)
+    made.finish()
+    assert ended.wait(60)
+    assert str(made.error) == "no"
+
+
 def test_after_it_is_cancelled_nothing_is_copied(make, held):
     made, ended = make(one=torch.randn(300)), threading.Event()
     made.start(ended.set)
