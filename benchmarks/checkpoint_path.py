@@ -234,6 +234,11 @@ class Job:
                     return pid
         sys.exit("there is no agent")
 
+    def trainer(self) -> int:
+        """Return the process id of the newest generation's rank."""
+        paths = (self.home / "machines").rglob("worker-0.pid")
+        return int(max(paths, key=lambda path: path.stat().st_mtime).read_text())
+
 
 def fetch_seconds(job: Job, directory: Path) -> float:
     """Return how long it takes to restore the newest checkpoint to the directory: a median."""
@@ -249,8 +254,8 @@ def fetch_seconds(job: Job, directory: Path) -> float:
     return statistics.median(found)
 
 
-def agent_cost(pid: int) -> tuple[float, float]:
-    """Return the agent's CPU seconds so far, and its own memory at its largest, in MB."""
+def cost_of(pid: int) -> tuple[float, float]:
+    """Return the CPU seconds of a process so far, and its own memory now, in MB, without slots."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     ticks = os.sysconf("SC_CLK_TCK")
@@ -335,15 +340,16 @@ def measure(directory: Path, case: Case, seconds: float, others: Sequence[str]) 
     try:
         wait_for("the first commit", job.commits)
         pid = job.agent()
-        clock, (cpu, _) = time.monotonic(), agent_cost(pid)
-        memory, sent = 0.0, job.sent()
+        trainer = job.trainer()
+        clock, (cpu, _) = time.monotonic(), cost_of(pid)
+        memory, of_trainer, sent = 0.0, 0.0, job.sent()
         while time.monotonic() < clock + seconds:
-            memory = max(memory, agent_cost(pid)[1])
+            memory, of_trainer = max(memory, cost_of(pid)[1]), max(of_trainer, cost_of(trainer)[1])
             with suppress(FileNotFoundError):  # an old one is being deleted
                 sent |= {name: max(size, sent.get(name, 0)) for name, size in job.sent().items()}
             time.sleep(0.2)
         told = job.show()["saves"]["text"]
-        share = (agent_cost(pid)[0] - cpu) / (time.monotonic() - clock)
+        share = (cost_of(pid)[0] - cpu) / (time.monotonic() - clock)
         asked = time.time()
         job.start("preempt", NAME, "--notice", "60s").wait(60)
         answered = time.time()
@@ -413,6 +419,7 @@ def measure(directory: Path, case: Case, seconds: float, others: Sequence[str]) 
         f"{most / changed:.2f} x the {changed / 1e6:.1f} MB that change"
     )
     print(f"agent: {100 * share:.1f} % of one core with a save every 5 s, {memory:.0f} MB of its own memory")
+    print(f"trainer: {of_trainer:.0f} MB of its own memory, with the state of {drained.size / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":

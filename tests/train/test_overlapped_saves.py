@@ -62,6 +62,7 @@ def is_right(outcome):
     return outcome.wrong == [] and outcome.is_equal
 
 
+@pytest.mark.costly
 @few_or_many(2, NUM_RUNS)
 def test_each_save_is_the_state_at_its_boundary(play, seeds):
     outcomes = [play(seed) for seed in seeds]
