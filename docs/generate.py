@@ -434,7 +434,7 @@ FIGURES = (
 
 
 def figures() -> str:
-    """Return a table of the constants that bound how long money flows."""
+    """Return a table of the constants that bound how long a machine is billed."""
     rows = []
     for module, name in FIGURES:
         where = f"`{module.__name__.removeprefix('cloudspot.').replace('.', '/')}.py`"

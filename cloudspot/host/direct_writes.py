@@ -1,7 +1,7 @@
 """Write large runs of bytes to a local disk past the kernel's cache.
 
-The way through the cache costs up to three times the processor time, and at a low priority, or where the
-machine's host is slow to give memory, it takes longer than the disk does.
+Writing through the cache costs up to three times the processor time. At a low priority, or if the machine's
+host is slow to give memory, it takes longer than the disk does.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ import os
 from pathlib import Path
 
 _BLOCK_BYTES = 4096
-"""A multiple of the logical block of all usual disks: what O_DIRECT asks of memory, offset and length."""
+"""A multiple of all usual disks' logical block; O_DIRECT requires it of memory, offset and length."""
 _PIECE_BYTES = 1 << 20
 """Small enough that the copy of a piece stays in the processor's cache until it is written."""
 _IN_PLACE_BYTES = 8 << 20
-"""How much one call writes of memory that the disk takes as it lies. It is not copied, so it may be large."""
+"""The bytes that one call writes from memory that the disk accepts; they are not copied."""
 _FILE_SYSTEMS = ("ext4",)
-"""Where it was tried. Those of a network have a cache of their own, and may be slower for it."""
+"""The file systems where this was tested. Network file systems have their own cache, and may be slower."""
 
 
 def write_past_cache(descriptor: int, data: memoryview) -> int:
-    """Write the data from its beginning, as far as it can be done; return how many bytes were written.
+    """Write the data up to its last whole block; return how many bytes were written.
 
-    There are fewer than ``data`` has at the end of the last whole block, and none on other systems and file
-    systems, or where the file's position is within a block. The caller writes the rest as usual, and syncs
-    the file. Other threads run meanwhile.
+    Nothing is written on other systems and file systems, or if the file's position is within a block. The
+    caller writes the rest as usual, and syncs the file. Other threads run meanwhile.
 
     Raises:
         OSError: the disk is full or fails.
@@ -47,7 +46,7 @@ def write_past_cache(descriptor: int, data: memoryview) -> int:
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | flag)
         with data[:size] as blocks:
-            # As arena slots do, whose chunks begin at a page; what does not is copied to where one begins.
+            # Arena slots, and their chunks, begin at a page. Other data is copied to memory that does.
             written = _write_in_place(descriptor, blocks)
             if written == 0:
                 written = _write_copies(descriptor, blocks)
@@ -60,14 +59,14 @@ def write_past_cache(descriptor: int, data: memoryview) -> int:
 
 
 def _write_in_place(descriptor: int, data: memoryview) -> int:
-    """Write from where the data lies; return how many bytes were written, none if the disk refuses that."""
+    """Write without a copy; return how many bytes were written, which is 0 if the disk refuses the memory."""
     written = 0
     try:
         while written < len(data):
             with data[written : written + _IN_PLACE_BYTES] as given:
                 count = os.write(descriptor, given)
             written += count
-            if count == 0 or count % _BLOCK_BYTES:  # cut short, as by a disk that is full
+            if count == 0 or count % _BLOCK_BYTES:  # cut short, for example by a full disk
                 break
     except OSError as error:
         if error.errno != errno.EINVAL:
@@ -78,7 +77,8 @@ def _write_in_place(descriptor: int, data: memoryview) -> int:
 def _write_copies(descriptor: int, data: memoryview) -> int:
     """Write from memory that begins at a block; return how many bytes were written."""
     try:
-        # A file, since a write to it lets other threads run, as a copy in memory does not.
+        # The copy goes into a file, because a write to a file lets other threads run, and a copy in memory
+        # does not.
         copy = os.memfd_create("direct-write", os.MFD_CLOEXEC)
     except OSError:
         return 0
@@ -101,7 +101,7 @@ def _write_copies(descriptor: int, data: memoryview) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _file_system(device: int) -> str:
-    """Return the type of the file system with this ``st_dev``; empty: not known."""
+    """Return the type of the file system with this ``st_dev``, or an empty string if it is not known."""
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
         mount, _, source = line.partition(" - ")

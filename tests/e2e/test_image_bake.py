@@ -102,7 +102,7 @@ def check(seen):
     (image,) = seen["images"]
     assert (image["job_name"], image["is_ready"], image["failure"]) == ("baked", True, "")
     assert f"machines start from {image['id']}, with the setup done\n" in seen["plan"]
-    assert seen["again"] == f"image {image['id']} holds this setup; jobs start from it\n"
+    assert seen["again"] == f"image {image['id']} exists with this setup; jobs start from it\n"
     assert "the image holds the setup: it is not run" in " ".join(seen["log"])
     assert "training finds 1 ['ran'] True" in seen["log"]
     assert seen["left"] == []
@@ -126,7 +126,7 @@ def test_another_setup_and_a_removed_image_run_the_setup(user, tmp_path, cloud):
 def test_ctrl_c_ends_the_machine_and_makes_no_image(user, tmp_path):
     seen, _ = look(user, tmp_path / "code", "aws", "interrupted", seconds=60.0)
     assert seen["status"] == 1
-    assert "it ran for an image of its machine" in seen["stopped"]
+    assert "it ran to make an image of its machine" in seen["stopped"]
     assert seen["images"] == []
 
 

@@ -62,6 +62,6 @@ def test_a_success_that_leaves_nothing_says_so_at_the_end(user: User, tmp_path: 
     job = job_file(tmp_path / "job", "print('done')")
     done = user.cloudspot("run", job, "--name", "stranger", timeout=300)
     assert done.stdout.rstrip().endswith(
-        "nothing of this job was kept: it has no checkpoint, and the training wrote no file below its working "
-        "directory that is kept"
+        "this job has kept nothing: it has no checkpoint, and the training wrote no file to keep "
+        "below its working directory"
     )

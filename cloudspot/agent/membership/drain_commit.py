@@ -1,6 +1,6 @@
 """What the survivors of a drain wait for before they go on.
 
-That is its commit, which whoever sees all its parts writes, or the last word of those that bring a part.
+That is its commit, which whoever sees all its parts writes, or the exit records of those that bring a part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run the kits of a plugin's tests by pytest, and tell what they were run with."""
+"""Run the kits in a plugin's tests with pytest, and report the versions that were used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,15 +28,17 @@ sys.exit(pytest.main(sys.argv[1:]))
 _STANDARD_ERROR = 2
 
 
-def report_on(name: str, tests: Path) -> Mapping[str, Any]:
-    """Run the kits that the tests wire to the plugin, and return the report as JSON values.
+def report_on(name: str, tests: Path, kits: Sequence[str] = ()) -> Mapping[str, Any]:
+    """Run the kits that the tests apply to the plugin, and return the report as JSON values.
 
-    pytest's own output goes to standard error. A run that ends early, as by Ctrl-C or by a test that ends the
-    process, is reported as far as it came.
+    ``kits`` names the kits to run; if it is empty, all of them run.
+
+    pytest's own output goes to standard error. The report of a run that ends early, for example by Ctrl-C or
+    a test that ends the process, covers everything up to that point.
 
     Raises:
         PluginError: the plugin is not installed, or is broken.
-        CloudspotError: pytest is not installed, or did not come to its end.
+        CloudspotError: pytest is not installed, or has ended without a report.
     """
     distribution, version = registry.distribution_of(name)
     missing = [one for one in ("pytest", "pytest-timeout") if find_spec(one.replace("-", "_")) is None]
@@ -46,16 +48,18 @@ def report_on(name: str, tests: Path) -> Mapping[str, Any]:
         path = Path(scratch) / "report.json"
         words = ["-q", "-p", "cloudspot.testing.promises", str(tests)]
         options = [f"--promises-of={name}", f"--promises-to={path}"]
+        options += [f"--promises-kit={kit}" for kit in kits]
         command = [sys.executable, "-c", _RUN, *words, *options]
         with subprocess.Popen(command, stdout=_STANDARD_ERROR) as process:
             try:
                 status = process.wait()
             except KeyboardInterrupt:
-                status = process.wait()  # It was interrupted, too, and writes what there is.
+                status = process.wait()  # pytest was interrupted, too, and writes a partial report.
         if not path.exists():
             raise CloudspotError(f"pytest ended with status {status} and no report; see its output above")
         told = decode(path.read_bytes(), dict[str, Any])
-    is_kept = bool(told["kits"]) and not told["errors"] and not any(one["failures"] for one in told["kits"])
+    is_broken = any(kit["failures"] or kit["not_run"] for kit in told["kits"])
+    is_kept = bool(told["kits"]) and not told["errors"] and not is_broken
     return {
         "plugin": name,
         "ok": is_kept,
@@ -70,7 +74,7 @@ def report_on(name: str, tests: Path) -> Mapping[str, Any]:
 
 
 def _dependencies(distribution: str) -> dict[str, str]:
-    """Return the installed versions of what the plugin's distribution itself requires, its SDK among them."""
+    """Return the installed versions of the plugin's requirements, such as its SDK."""
     if distribution == "cloudspot":
         return {}
     lines = [line for line in metadata.requires(distribution) or () if "extra ==" not in line]
@@ -80,5 +84,5 @@ def _dependencies(distribution: str) -> dict[str, str]:
         try:
             installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            continue  # of another platform or Python
+            continue  # for another platform or Python
     return installed

@@ -663,6 +663,6 @@ def test_a_cache_of_inputs_stays_private(run, node):
 
 def test_pods_are_no_place_for_a_container():
     with pytest.raises(
-        SpecError, match=r'run\.image: machines of the provider "kubernetes" run no containers'
+        SpecError, match=r'run\.image: machines of the provider "kubernetes" cannot run containers'
     ):
         open_provider("kubernetes", spec_from_json(JOB))

@@ -84,7 +84,7 @@ def test_a_bucket_that_is_missing_and_one_of_another_account_are_said_so(oss, bu
         quick("no-such-one").get("k")
     oss.app.foreign_buckets.add(bucket)
     try:
-        with pytest.raises(AuthError, match="it takes oss:PutObject, and the bucket policy's consent"):
+        with pytest.raises(AuthError, match="this needs oss:PutObject, and the bucket policy's consent"):
             quick(bucket).put("k", b"")
     finally:
         oss.app.foreign_buckets.clear()
@@ -270,7 +270,8 @@ def test_at_the_default_domain_there_is_no_link_as_browsers_download_pages(oss, 
     store = quick(bucket)
     store.put("a/b", b"<p>hello")
     with pytest.raises(
-        CloudspotError, match="a browser downloads a page and does not show it; bind a domain"
+        CloudspotError,
+        match="browsers download pages from OSS's default domain and do not show them; bind a domain",
     ):
         link(store)
     url = store.bucket.ask(
