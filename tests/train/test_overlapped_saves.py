@@ -72,6 +72,14 @@ def test_each_save_is_the_state_at_its_boundary(play, seeds):
     assert sum(each.num_sealed["overlapped"] for each in outcomes) > 2 * len(outcomes)
 
 
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
+def test_so_it_is_where_the_optimizers_step_is_compiled(play):
+    outcome = play(1, overlapped.compiled_step)
+    assert is_right(outcome)
+    assert outcome.num_sealed["overlapped"] > 0
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("first", range(NUM_RUNS, SOAK_RUNS, SOAK_BLOCK))

@@ -50,6 +50,8 @@ round's guard has passed."""
 _WAIT_SECONDS = 0.5
 """Between two looks of a waiting main thread."""
 _LEAVE_WAIT_SECONDS = 0.05
+_LOOK_EVERY = 8
+"""Rank 0 looks once in so many polls whether another rank wants an interval save."""
 _GRACE_SECONDS = 1.0
 """How long after a round's guard the other ranks wait for rank 0 to call it off."""
 
@@ -120,7 +122,7 @@ class Rounds:
         self._told_drain = False
         self.wants_interval = False
         """Whether this rank, not rank 0, asks for an interval save, since one has come to nothing here."""
-        self._num_wanted = 0
+        self._num_wanted = self._num_looks = 0
         self._step_seconds = StepSeconds(start, clock)
         self._presiding: Presiding | None = None
         if rank == 0:
@@ -395,7 +397,10 @@ class Rounds:
             if self._state == "promised":
                 presiding.decide(self._round, guard=self._round_guard, wanted=self._wanted_drain_guard)
         elif self._state == "idle" and not self._finished and not self._over:
-            if self._world_size > 1 and self.store.check([f"want/interval/{self._num_wanted}"]):
+            self._num_looks += 1
+            # Seldom, since a save seldom comes to nothing.
+            is_turn = self._world_size > 1 and self._num_looks % _LOOK_EVERY == 0
+            if is_turn and self.store.check([f"want/interval/{self._num_wanted}"]):
                 self._num_wanted += 1
                 presiding.wants_interval = True
             presiding.open(self._round, drain_guard=self._wanted_drain_guard())

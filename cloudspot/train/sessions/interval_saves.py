@@ -23,13 +23,13 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class IntervalSaves:
-    """Makes them, and holds back the steps of all optimizers until what they write to is copied.
+    """Makes the saves, and holds back the steps of all optimizers until the tensors they write to are copied.
 
-    The main thread calls everything, between two steps, and optimizers their hook.
+    Only the main thread calls the methods, between two steps.
     """
 
     def __init__(self, saver: Saver, *, again: Callable[[], None]) -> None:
-        """``again`` is called for another save in place of one that was given up after its boundary."""
+        """``again`` asks for another save if one is given up after its boundary."""
         self._saver = saver
         self._again = again
         self._way = SaveWay()
@@ -41,11 +41,12 @@ class IntervalSaves:
         self._hook = register_optimizer_step_pre_hook(self._before_step)
 
     def pass_boundary(self, *, waits: bool) -> None:
-        """Note that the training has come to a boundary; ``waits``: any save before it is to be sealed now.
+        """Note that the training has come to a boundary.
+
+        With ``waits``, a save from an earlier boundary is sealed, or given up, before this returns.
 
         Raises:
-            OSError: it cannot be sealed, although the disk is not full.
-            Exception: it cannot be copied.
+            Exception: that save cannot be copied, or not be sealed although the disk is not full.
         """
         self._trial = None  # no optimizer has stepped since
         if self._saver.overlapped is not None:
@@ -57,7 +58,7 @@ class IntervalSaves:
     def save(
         self, objects: Mapping[str, Any], order: SaveOrder, *, step: int, describe: Describe
     ) -> float | None:
-        """Save at the boundary that was passed last; return how many seconds that costs the training.
+        """Save at the boundary that was passed last; return its cost to the training in seconds.
 
         Returns None without a slot. A save that a full disk has no room for is left out, with a warning. The
         arguments and errors are those of ``Saver.copy``.
@@ -99,8 +100,8 @@ class IntervalSaves:
             if not self._has_warned:
                 self._has_warned = True
                 _log.warning(
-                    "a save is made again: %s was written to before an optimizer stepped, while the save was"
-                    " copied; what is written to in this way is copied between two steps from now on",
+                    "a save is made again: %s was written to before an optimizer stepped, while it was"
+                    " copied; from now on such tensors are copied between two steps",
                     min(save.spoilt),
                 )
         if save.spoilt or save.is_cancelled:

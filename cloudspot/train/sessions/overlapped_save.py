@@ -1,4 +1,4 @@
-"""A save whose large tensors are copied next to the step after its boundary, and that is sealed then (P6)."""
+"""A save whose large tensors are copied next to the step after its boundary (P6)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from cloudspot.train.state.overlapped_copy import OverlappedCopy
 
 QUIET_SECONDS = 1.0
-"""Without a step of an optimizer, a copy counts after so long, and after ``QUIET_COPIES`` times as long as it
-took: a write that had begun before its end is over by then, and shows."""
+"""Without an optimizer step, a copy counts after this time, but not before ``QUIET_COPIES`` times its own
+duration. By then, a write that began before the end of the copy is over and shows."""
 QUIET_COPIES = 20
 
 
 class OverlappedSave:
-    """One of them, from its boundary until it is sealed or given up.
+    """The save, from its boundary until it is sealed or given up.
 
-    The main thread calls everything but ``cancel``.
+    Only the main thread calls the methods, except ``cancel``.
     """
 
     def __init__(
@@ -26,14 +26,14 @@ class OverlappedSave:
     ) -> None:
         """Begin to copy.
 
-        A thread calls ``seal`` if all that was copied is what it was at the boundary, with the seconds for
-        which the training has waited since, and those that the copying took. At the end, however it comes,
-        ``release`` is called.
+        If the copy is the state at the boundary, a thread calls ``seal`` with two durations in seconds: how
+        long the training has waited since the boundary, and how long the copying took. ``release`` is called
+        at the end in any case.
         """
         self.spoilt: Sequence[str] = ()
-        """What was written to before it was copied, once the save ``has_ended``: it was not sealed then."""
+        """The tensors that were written to before they were copied; the save is then not sealed."""
         self.error: Exception | None = None
-        """Why it could not be sealed."""
+        """The reason that the save could not be sealed."""
         self.has_ended = False
         self.is_cancelled = False
         self._copy = copy
@@ -46,7 +46,7 @@ class OverlappedSave:
         copy.start(self._end)
 
     def before_write(self) -> None:
-        """Return when nothing that is written from now on can get into the copy."""
+        """Return once no later write of the caller can get into the copy."""
         if self._is_held_back:
             return
         with self._lock:
@@ -57,7 +57,7 @@ class OverlappedSave:
         if self.has_ended or self.is_cancelled:
             return
         if self._copy.is_on_gpu and torch.cuda.is_current_stream_capturing():
-            # What is captured is no write yet, and may be one without a hook later.
+            # The capture writes nothing now, and its replays write without a hook.
             self.spoilt = ("a step that a CUDA graph captures",)
         else:
             self._waited = self._copy.finish()

@@ -8,15 +8,15 @@ from collections import deque
 from collections.abc import Collection
 
 NUM_COMPARED = 3
-"""So many saves are copied next to the steps before their cost decides."""
+"""The number of saves that are copied next to the steps before their cost decides."""
 NUM_KEPT = 5
 NUM_USUAL = 32
 TRY_EVERY = 16
-"""Among so many saves one is made the other way, since what each costs may change."""
+"""One of this number of saves is made the other way, since costs may change."""
 MAX_SPOILT = 2
-"""After so many saves that were spoilt, no more are copied next to the steps."""
+"""After this number of spoilt saves, no more are copied next to the steps."""
 MAX_SHARE = 0.5
-"""If more of the bytes than this have to be copied at the boundary, the others are, too."""
+"""If more than this share of the bytes must be copied at the boundary, all are."""
 
 
 class Way(enum.Enum):
@@ -24,22 +24,23 @@ class Way(enum.Enum):
 
     BOUNDARY = "boundary"
     TRIAL = "trial"
-    """At the boundary; and they are compared with their copies before the next step of an optimizer."""
+    """At the boundary; before the next optimizer step they are compared with their copies."""
     OVERLAPPED = "overlapped"
     """Next to the step that follows."""
 
 
 class SaveWay:
-    """Chooses the way of each save by what saves have cost this training.
+    """Chooses the way of each save by the measured cost of earlier ones.
 
-    The first one is a trial: what something other than an optimizer's step writes to is from then on copied
-    at the boundary. A save costs the time from its boundary to the next one, less the usual time.
+    The first save is a trial: it finds the tensors to which other code than an optimizer step writes, and
+    these are always copied at the boundary. The cost of a save is the time from its boundary to the next one,
+    minus the usual time.
     """
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Begin without measurements."""
         self.obstacle: str | None = None
-        """Why no save is copied next to the steps any more, as a clause."""
+        """The reason that all saves are copied at the boundary, as a clause."""
         self.excluded: set[str] = set()
         """The tensors that are always copied at the boundary."""
         self._is_tried = False
@@ -64,8 +65,8 @@ class SaveWay:
     def choose(self, *, has_stepped: bool) -> Way:
         """Return how to copy the save at this boundary.
 
-        ``has_stepped`` says whether torch has told of a step of an optimizer since the boundary before: one
-        that it does not tell of, as in a CUDA graph, could not be held back.
+        ``has_stepped`` says whether torch has reported an optimizer step since the boundary before. A step
+        that it does not report, such as the replay of a CUDA graph, could not be held back.
         """
         is_possible = has_stepped and self.obstacle is None and not self._is_spoilt
         self._saving, self._is_spoilt = self._choose() if is_possible else Way.BOUNDARY, False

@@ -1,8 +1,8 @@
 """Copies of large tensors that may be made next to the step that follows a boundary (P6).
 
-Between a boundary and the next step of an optimizer, nothing should write to parameters and optimizer state.
-Whether something has is found out before the copy counts: by the versions that torch counts, and by samples
-of each tensor's bytes, which have to be the same at the boundary, in the copy and after it.
+Between a boundary and the next optimizer step, no code should write to parameters and optimizer state. Before
+the copy counts, two checks detect such a write: torch's version counters, and samples of each tensor's bytes,
+which must be the same at the boundary, in the copy and after it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 PIECE_BYTES = 4 << 20
-"""What a thread copies without the interpreter's lock, and what the main thread may have to wait for."""
+"""The bytes that a thread copies at a time, without the interpreter's lock."""
 _BETWEEN_BYTES = 4 << 20
-"""Between two samples that are compared: a fraction of a millisecond of the copying."""
+"""The distance of two samples; to copy so much takes a fraction of a millisecond."""
 _SAMPLE_BYTES = 8
 _CANCEL_SECONDS = 2.0
 _POLL_SECONDS = 0.005
@@ -36,28 +36,28 @@ class Deferred:
 
     name: str
     target: Any
-    """Its place in a slot: a tensor on the CPU of its type and shape, whose elements follow one another."""
+    """Its place in a slot: a contiguous CPU tensor of the same type and shape."""
     source: Any
-    """The live tensor; on the CPU, its elements follow one another, too."""
+    """The live tensor: contiguous on the CPU, dense on a GPU."""
     wrapper: Any = None
-    """The DTensor of which it is this rank's part, if so: torch counts some writes there alone."""
+    """The DTensor if ``source`` is this rank's part of one: torch counts some writes only there."""
 
 
 class OverlappedCopy:
     """The copy of some tensors, made by a thread or, of those on GPUs, by streams.
 
-    What the tensors are replaced by does not matter, and what they hold stays in memory until the copy is
-    dropped. The main thread calls everything, unless it says otherwise.
+    A tensor that a script puts in the place of one of them is not copied, and the memory of the old one is
+    kept as long as this object. Only the main thread calls the methods, unless a docstring says otherwise.
     """
 
     def __init__(self, deferred: Sequence[Deferred], *, is_trial: bool = False) -> None:
-        """Note the tensors as they are now: call it at the boundary, and copy nothing yet.
+        """Note the versions and samples of the tensors at the boundary; nothing is copied yet.
 
-        Only a trial can be asked what is ``differing``.
+        Only a trial may call ``differing``.
         """
         self._names = [each.name for each in deferred]
         self._targets = [each.target for each in deferred]
-        # Other tensors over the same memory: what a script puts into the place of its own is not copied.
+        # Other tensors over the same memory, which a script cannot replace.
         self._sources = [each.source.detach() for each in deferred]
         self._watched = [
             [source, *([] if each.wrapper is None else [each.wrapper])]
@@ -100,9 +100,9 @@ class OverlappedCopy:
         return bool(self._streams)
 
     def start(self, then: Callable[[], None]) -> None:
-        """Begin to copy next to what the caller does; the streams wait for what it has queued so far.
+        """Begin to copy beside the caller; the streams wait for the work that it has queued so far.
 
-        The thread that copies calls ``then`` at its end. It uses no GPU, since one may be capturing a graph.
+        The thread that copies calls ``then`` at its end. It uses no GPU, which may be capturing a graph.
         """
         for each in self._streams:
             each.start()
@@ -123,10 +123,10 @@ class OverlappedCopy:
         self._thread.start()
 
     def finish(self) -> float:
-        """Copy what is left, so that nothing that the caller does from now on can get into the copy.
+        """Copy the rest, so that no later write of the caller gets into the copy.
 
-        The CPU's tensors are copied when it returns; what GPUs are given from now on waits for their copies.
-        Returns how many seconds it took.
+        The CPU's tensors are copied when this returns. Later work of the GPUs waits for their copies. Returns
+        the seconds that it took.
         """
         began = time.perf_counter()
         while self._copy_piece(with_threads=True):
@@ -144,18 +144,18 @@ class OverlappedCopy:
         self.wait()
 
     def is_done(self) -> bool:
-        """Return whether the GPUs have copied what they have to; not while one captures a graph."""
+        """Return whether the GPUs have finished copying; do not call it while one captures a graph."""
         return all(each.is_done() for each in self._streams)
 
     def wait(self) -> None:
-        """Wait until the GPUs have copied, too; they wait for nothing that was queued after ``start``."""
+        """Wait until the GPUs have finished copying; work queued after ``start`` does not delay that."""
         for each in self._streams:
             each.wait()
 
     def cancel(self) -> bool:
-        """Copy no more; return whether nothing is written to the slot afterwards. Any thread may call it.
+        """Stop copying; return whether the slot stays as it is from now on. Any thread may call it.
 
-        A GPU may have yet to come to the boundary, and never does if a rank is lost.
+        A GPU that has not come to the boundary yet, and never does if a rank is lost, would still write it.
         """
         self._is_cancelled = True
         self._has_ended.wait()
@@ -170,9 +170,9 @@ class OverlappedCopy:
             self._thread.join()
 
     def written(self) -> list[str]:
-        """Return the tensors that show that they were written to since the boundary.
+        """Return the tensors that were written since the boundary, by versions and by the CPU's samples.
 
-        What only a GPU knows is not asked for. A write that is under way in another thread may not show.
+        The samples of GPUs are not compared. A write in progress in another thread may not show yet.
         """
         versions = [_versions(each) for each in self._watched]
         found = {place for place, now in enumerate(versions) if now != self._versions[place]}
@@ -181,7 +181,7 @@ class OverlappedCopy:
         return [self._names[place] for place in sorted(found)]
 
     def torn(self) -> list[str]:
-        """Return the tensors whose copies are not what they were at the boundary; call it when all is done.
+        """Return the tensors whose copies differ from the boundary's samples, once everything is copied.
 
         Any thread may call it.
         """
@@ -192,14 +192,15 @@ class OverlappedCopy:
         return [self._names[place] for place in sorted(found)]
 
     def differing(self) -> list[str]:
-        """Return the tensors that differ from their copies now, each byte of the CPU's compared.
+        """Return the tensors that differ from their copies now.
 
-        Of a GPU's, sums are compared, which waits for it.
+        Each byte of the CPU's tensors is compared. For a GPU's tensors sums are, which waits for the GPU.
         """
         found = {
             place
             for place in self._on_cpu
-            if _memcmp(self._targets[place].data_ptr(), self._sources[place].data_ptr(), self._nbytes(place))
+            if not _has_memory(self._sources[place])
+            or _memcmp(self._targets[place].data_ptr(), self._sources[place].data_ptr(), self._nbytes(place))
         }
         for each in self._streams:
             found |= each.differing()
@@ -219,8 +220,8 @@ class OverlappedCopy:
         except IndexError:
             return False
         source, target = self._sources[place], self._targets[place]
-        if source.untyped_storage().nbytes() == 0:
-            return True  # a script has freed it: its samples are not there any more
+        if not _has_memory(source):
+            return True  # then its samples are missing, too
         count = min(PIECE_BYTES, self._nbytes(place) - start)
         if with_threads:
             _bytes_of(target)[start : start + count].copy_(_bytes_of(source)[start : start + count])
@@ -317,6 +318,12 @@ def _versions(tensors: Sequence[Any]) -> list[int]:
     return [each._version for each in tensors]  # noqa: SLF001 - has no public name
 
 
+def _has_memory(tensor: Any) -> bool:
+    """Return whether a dense tensor's storage is large enough: a script may have resized it."""
+    needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    return bool(tensor.untyped_storage().nbytes() >= needed)
+
+
 def _bytes_of(tensor: Any) -> Any:
     """Return the bytes of a dense tensor as they lie in memory."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
@@ -331,7 +338,7 @@ def _sampling(nbytes: int) -> tuple[int, int, int]:
 
 def _samples(tensor: Any) -> bytes:
     """Return some bytes of a tensor on the CPU; none if a script has freed its memory."""
-    if tensor.untyped_storage().nbytes() == 0:
+    if not _has_memory(tensor):
         return b""
     count, stride, length = _sampling(tensor.nbytes)
     start = tensor.data_ptr()

@@ -312,6 +312,19 @@ def two_optimizers():
     return Training({"model": one, "other": other, "first": first, "second": second}, step)
 
 
+def compiled_step():
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01, foreach=True)
+    make_step = torch.compile(optimizer.step, backend="eager")
+
+    def step(_number):
+        optimizer.zero_grad()
+        forward(model).backward()
+        make_step()
+
+    return Training({"model": model, "optimizer": optimizer}, step)
+
+
 def captured():
     """The steps are replays of a CUDA graph: torch tells of none of them, and counts nothing that they write."""
     model = layers()
