@@ -1,4 +1,4 @@
-"""A checkpoint's whole way, on a real job: stall, time lost, whole save, notice to commit, restore, agent.
+"""All steps of a checkpoint in a real job: stall, time lost, whole save, notice to commit, restore, agent.
 
 python benchmarks/checkpoint_path.py [--directory DIR] [--bytes 1e9] [--seconds 30] [--frozen 0.95] [--gpu]
                                      [--step-ms 3 30 300] [--threads 1 2] [--busy] [--alone]
@@ -81,7 +81,7 @@ def read_json(path: Path) -> Any:
 
 
 def lost(began: Sequence[float], windows: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the stall (the longest step) and training time lost of a save, in seconds: medians."""
+    """Return the medians of a save's stall (the longest step) and of the training time lost, in seconds."""
     steps = [(before, after - before) for before, after in itertools.pairwise(began)]
     outside = [took for at, took in steps if not any(low - 0.5 < at < high + 0.5 for low, high in windows)]
     usual = statistics.median(outside)
@@ -107,7 +107,7 @@ def lost_to_uploads(began: Sequence[float], uploads: Sequence[tuple[float, float
 
 
 def by_others(how: str, directory: Path, environment: dict[str, str]) -> tuple[float, float, float]:
-    """Return stall, training time lost and whole save of another way, in seconds; NaN: no save ended."""
+    """Return another method's stall, training time lost and whole save, in seconds; NaN if no save ended."""
     with tempfile.TemporaryDirectory(dir=directory) as out:
         words = [sys.executable, str(JOB / "train.py"), "--how", how, "--out", out]
         subprocess.run(
@@ -139,7 +139,7 @@ def memcpy_seconds(num_bytes: int, num_threads: int, *, is_on_gpu: bool) -> floa
 
 
 def write_seconds(source: Path, directory: Path, *, sync: bool) -> float:
-    """Copy the file in chunks by four threads, as plain files of their own."""
+    """Time a copy of the file in chunks with four threads, each chunk to a separate file."""
     size = source.stat().st_size
     found = []
     for number in range(3):
@@ -148,7 +148,7 @@ def write_seconds(source: Path, directory: Path, *, sync: bool) -> float:
             def copy(start: int, target: Path = Path(name)) -> None:
                 with source.open("rb") as file, (target / str(start)).open("wb") as out:
                     file.seek(start)
-                    # In pieces that the kernel copies quickly, as we write them.
+                    # In pieces that the kernel copies quickly, like cloudspot's own writes.
                     write_at(out.fileno(), file.read(min(CHUNK, size - start)), 0)
                     if sync:
                         os.fsync(out.fileno())
@@ -162,7 +162,7 @@ def write_seconds(source: Path, directory: Path, *, sync: bool) -> float:
 
 
 def read_seconds(paths: Sequence[Path], directory: Path) -> tuple[float, float]:
-    """Read the files by four threads: into memory, and on to files of the same directory."""
+    """Time reading the files with four threads, into memory and into files of the same directory."""
     into_memory, into_files = [], []
     for _ in range(3):
         started = time.perf_counter()
@@ -219,7 +219,7 @@ class Job:
         )
 
     def sent(self) -> dict[str, int]:
-        """Return the bytes that each save has put into the store so far, by its name."""
+        """Return the bytes that each save has put into the store so far, by the save's name."""
         saves = (self.home / "store" / job_prefix(NAME) / "checkpoints").glob("*")
         return {
             save.name: sum(path.stat().st_size for path in save.rglob("*") if path.is_file())
@@ -241,7 +241,7 @@ class Job:
 
 
 def fetch_seconds(job: Job, directory: Path) -> float:
-    """Return how long it takes to restore the newest checkpoint to the directory: a median."""
+    """Return the median time to restore the newest checkpoint to the directory."""
     newest = job.reader.read().head
     assert newest is not None
     manifest = read_manifest(job.store, NAME, newest)
@@ -264,7 +264,9 @@ def cost_of(pid: int) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--directory", type=Path, default=None, help="where all files go; default: TMPDIR")
+    parser.add_argument(
+        "--directory", type=Path, default=None, help="the directory for all files (default: TMPDIR)"
+    )
     parser.add_argument("--bytes", type=float, default=1e9)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument(

@@ -25,7 +25,7 @@ INTERVAL_SECONDS = 5.0
 
 
 class Ballast(nn.Module):
-    """Parameters of which the frozen ones stay as they are, and the others change a little in each step."""
+    """Parameters, some of them frozen; the others change a little in each step."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def train(
 
 
 def by_cloudspot() -> None:
-    """Train as a job does."""
+    """Train as a job of cloudspot."""
     import cloudspot.train as spot
 
     device = spot.init_process_group()
@@ -125,7 +125,7 @@ def by_cloudspot() -> None:
 
 
 def by_torch(how: str, out: Path) -> None:
-    """Train alone, and save each interval by torch.distributed.checkpoint, torchsnapshot or torch.save."""
+    """Train without cloudspot, and save with torch.distributed.checkpoint, torchsnapshot or torch.save."""
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType

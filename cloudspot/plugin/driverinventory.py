@@ -73,5 +73,5 @@ class DriverInventory(Inventory):
         host = self.host_of(asset.id)
         # The driver of a store that is gone may still have its function, which is removed too.
         if not asset.is_in_use and host.status(asset.id) is not None:
-            raise CloudspotError(f"{asset.id}: a driver has it now")
+            raise CloudspotError(f"{asset.id}: a driver has been deployed again under this name")
         host.remove(asset.id)

@@ -114,7 +114,7 @@ def whole_minutes(function: DriverFunction, *, scheduler: str) -> int:
     """
     minutes = function.every_seconds / 60
     if minutes < 1 or not math.isclose(minutes, round(minutes)):
-        raise SpecError(f"--every: {scheduler} runs a function every minute or number of minutes, such as 5m")
+        raise SpecError(f"--every: {scheduler} runs a function at intervals of whole minutes, such as 5m")
     return round(minutes)
 
 

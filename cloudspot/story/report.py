@@ -251,7 +251,6 @@ def _inputs(beat: Heartbeat | None) -> list[dict[str, Any]]:
 
 
 def _utilization(history: History) -> list[dict[str, Any]]:
-    """Return the latest measurements of the newest generation's nodes."""
     found = []
     for seat in history.generations[-1].seats if history.generations else ():
         beat = own_beat(history.launches[seat.launch - 1], seat.rank)
@@ -375,7 +374,6 @@ def _ledger_line(line: LedgerLine, paid: Mapping[str, Paid]) -> dict[str, Any]:
 
 
 def _values(one: Span | LedgerLine | Bottleneck) -> dict[str, Any]:
-    """Return the fields as JSON values."""
     found: dict[str, Any] = msgspec.to_builtins(one, builtin_types=(datetime,))
     return {name: _time(value) if isinstance(value, datetime) else value for name, value in found.items()}
 

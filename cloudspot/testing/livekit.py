@@ -1,4 +1,4 @@
-"""The kits on a real account: what they may cost, and what is left of them.
+"""The kits on a real account, with a limit of their cost and a check that nothing is left.
 
 ::
 
@@ -16,9 +16,9 @@
     class TestMyStore(LiveStoreTests): ...
     class TestMyJobs(LiveJobTests): ...
 
-Credentials are those of the environment. Job ids and tokens begin with a prefix of the run's own, and nothing
-else in the account is touched. Each test ends its machines. In the end the account's inventories are searched
-for the prefix: what is found is ended and named, and the run fails.
+The credentials come from the environment. Job ids and tokens begin with a prefix that is unique to the run,
+and nothing else in the account is touched. Each test ends its machines. At the end, the account's inventories
+are searched for the prefix: any assets found are ended and named, and the run fails.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from cloudspot.testing.provisionerkit import ProvisionerTests
 from cloudspot.testing.storekit import ObjectStoreTests
 
 COUNTED_SECONDS = 600.0
-"""Before a launch its machines are counted for this long; a test that takes longer adds the rest."""
+"""The time for which machines are counted before their launch; a test that takes longer adds the rest."""
 
 
 class LiveAccount(Account):
-    """One run's part of a real account, and a guard on what it costs."""
+    """One run's part of a real account, with a limit of its cost."""
 
     patience_seconds = 600.0
 
@@ -66,7 +66,7 @@ class LiveAccount(Account):
 
     @classmethod
     def session(cls, name: str, options: Mapping[str, Any], *, most_cost: float) -> Iterator[LiveAccount]:
-        """Yield an account for a session of tests; in the end, name and end what is left, and fail then."""
+        """Yield an account for a session of tests; at its end, end and name any assets left, and fail."""
         account = cls(name, options, most_cost=most_cost)
         yield account
         left = account.sweep()
@@ -77,28 +77,28 @@ class LiveAccount(Account):
         return registry.open_provider(self._name, self._spec)
 
     def reclaim(self, instance_id: str) -> None:
-        """Let the cloud take the machine, with the notice that it gives."""
+        """Make the cloud reclaim the machine, with its usual notice."""
         plaincalls.preempt(self.provider(), instance_id)
 
     def begin(self) -> None:
-        """Give the next test a prefix of its own."""
+        """Give the next test its own prefix."""
         self._num_tests += 1
         self.prefix = f"{self._run}{self._num_tests}-"
         self._began, self._price_per_hour = time.monotonic(), 0.0
 
     def finish(self) -> None:
-        """End the machines of a test, wait until they have ended, and count what took longer."""
+        """End the machines of a test, wait until they have ended, and count their additional time."""
         plaincalls.terminate(self.provider().provisioner(), sorted(self.running()))
         wait_until(lambda: self.running() == set(), "the test's machines end", seconds=self.patience_seconds)
         longer = time.monotonic() - self._began - COUNTED_SECONDS
         self.cost += max(0.0, longer) * self._price_per_hour / 3600
 
     def store_url(self, store: str) -> str:
-        """Return the URL of an empty place below the store, for the test that has begun."""
+        """Return the URL of an empty part of the store, for the test that has begun."""
         return f"{store.rstrip('/')}/{self.prefix.rstrip('-')}"
 
     def job_cloud(self, store: str) -> JobCloud:
-        """Return where a whole job of the test that has begun runs; a quarter of the limit is its own."""
+        """Return the cloud for a whole job of the begun test, which may use a quarter of the limit."""
         share = self._most_cost / 4
         self._count(share)
         options = self._spec.providers[self._name]
@@ -112,7 +112,7 @@ class LiveAccount(Account):
         )
 
     def sweep(self) -> list[str]:
-        """End what the account's inventories show of this run; return what it was, and who could not say."""
+        """End this run's assets in the account's inventories; return them, and inventories that failed."""
         left = []
         for inventory in self.provider().inventories(all_regions=False):
             try:
@@ -120,12 +120,12 @@ class LiveAccount(Account):
                     if asset.job_id.startswith(self._run):
                         left.append(f"{asset.kind} {asset.id}")
                         inventory.end(asset)
-            except CloudspotError as error:  # The others are searched all the same.
+            except CloudspotError as error:  # The other inventories are searched all the same.
                 left.append(f"perhaps {inventory.title}: {error}")
         return left
 
     def reserve(self, group: InstanceGroup) -> None:
-        """Count a launch as ten minutes of its machines; stop the run before it may pass its limit."""
+        """Count a launch as ten minutes of its machines; stop the run before it may exceed its limit."""
         seconds = group.offer.billing.charged_seconds(COUNTED_SECONDS)
         cost = group.num_nodes * group.offer.price_per_hour * seconds / 3600
         self._count(cost)
@@ -157,18 +157,18 @@ class LiveProvisionerTests(ProvisionerTests):
 
     @pytest.fixture
     def account(self, live: LiveAccount) -> Iterator[LiveAccount]:
-        """Yield the account with a prefix for one test; end the test's machines behind it."""
+        """Yield the account with a prefix for one test; end the test's machines afterwards."""
         live.begin()
         yield live
         live.finish()
 
 
 class LiveStoreTests(ObjectStoreTests):
-    """The promises of a real store; beside ``live``, the fixture ``live_store`` is a URL to write below."""
+    """The promises of a real store; besides ``live``, the fixture ``live_store`` is a URL to write below."""
 
     @pytest.fixture
     def store(self, live: LiveAccount, live_store: str) -> Iterator[ObjectStore]:
-        """Yield an empty part of the store; delete what the test leaves there."""
+        """Yield an empty part of the store; delete its objects afterwards."""
         live.begin()
         store = registry.open_store(live.store_url(live_store))
         yield store
@@ -176,11 +176,11 @@ class LiveStoreTests(ObjectStoreTests):
 
 
 class LiveJobTests(WholeJobTests):
-    """Whole jobs on real machines; beside ``live``, the fixture ``live_store`` is a URL to write below."""
+    """Whole jobs on real machines; besides ``live``, the fixture ``live_store`` is a URL to write below."""
 
     @pytest.fixture
     def cloud(self, live: LiveAccount, live_store: str) -> Iterator[JobCloud]:
-        """Yield a place for one job; end its machines and delete its records behind it."""
+        """Yield a cloud for one job; end its machines and delete its records afterwards."""
         live.begin()
         yield live.job_cloud(live_store)
         live.finish()
@@ -188,7 +188,6 @@ class LiveJobTests(WholeJobTests):
 
 
 def _toml(value: Any) -> str:
-    """Return a value of JSON in one line of TOML."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items()) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str):

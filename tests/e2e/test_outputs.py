@@ -46,7 +46,7 @@ def test_a_result_in_the_working_directory_is_kept_and_returns_after_a_reclaim(
     told = user.output(run)
     assert "found ['notes.txt']" in told
     assert "kept as artifacts: out/notes.txt (20 B)" in told
-    assert "1 outputs are not kept, as their names are those of secrets: .env (10 B)" in told
+    assert "1 outputs are not kept because their names are those of secrets: .env (10 B)" in told
     assert "kept as artifacts: out/unet/model.safetensors (9.0 MiB)" in told
     assert "out/unet/model.safetensors, 9.0 MiB\n" in told.rpartition("job stranger")[2]
     names = [

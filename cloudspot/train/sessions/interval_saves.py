@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -38,7 +39,11 @@ class IntervalSaves:
         self._has_stepped = False
         self._has_warned = False
         self._pid = os.getpid()
-        self._hook = register_optimizer_step_pre_hook(self._before_step)
+        # Creating an optimizer imports the compiler, which must not trace this hook of a compiled step: it would
+        # move the hook's effects.
+        is_loaded = "torch._dynamo" in sys.modules
+        hook = torch.compiler.disable(self._before_step) if is_loaded else self._before_step
+        self._hook = register_optimizer_step_pre_hook(hook)
 
     def pass_boundary(self, *, waits: bool) -> None:
         """Note that the training has come to a boundary.

@@ -52,7 +52,7 @@ def test_a_job_moves_and_goes_on_with_one_bill_and_one_story(jobs, other):
     result = move(jobs, other, "--set", "limits.max_cost=40")
     assert f"copying job {JOB} to {other.url}: " in result.stderr
     assert "MiB, with checkpoint 1-40: about" in result.stderr
-    assert f"resumed job {JOB} on local; it goes on at step 40" in result.stdout
+    assert f"resumed job {JOB} on local, at step 40" in result.stdout
     moved = history(other)
     assert (moved.finished, moved.moved_to, moved.submission.resumption) == (None, None, 1)
     assert checkpoints(other) == (CheckpointId(1, 40),)
