@@ -39,8 +39,8 @@ class IntervalSaves:
         self._has_stepped = False
         self._has_warned = False
         self._pid = os.getpid()
-        # Creating an optimizer imports the compiler, which must not trace this hook of a compiled step: it would
-        # move the hook's effects.
+        # Creating an optimizer imports the compiler. It must not trace this hook of a compiled step, since it
+        # would move the hook's effects.
         is_loaded = "torch._dynamo" in sys.modules
         hook = torch.compiler.disable(self._before_step) if is_loaded else self._before_step
         self._hook = register_optimizer_step_pre_hook(hook)
