@@ -115,7 +115,11 @@ class IntervalSaves:
             self._pardon(save.error, None)
 
     def close(self) -> None:
-        """Hold back no more steps."""
+        """End a save that is under way, and hold back no more steps; a save that fails now is only logged."""
+        try:
+            self.settle(waits=True)
+        except Exception:  # the rest of the session has to be closed, too
+            _log.exception("a save could not be finished")
         self._hook.remove()
 
     def _pardon(self, error: Exception, step: int | None) -> None:

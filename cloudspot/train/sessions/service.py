@@ -515,7 +515,6 @@ class Service:
         if os.getpid() != self._pid:
             return
         self._hold_for_rescue()
-        self._interval_saves.settle(waits=True)
         self._interval_saves.close()
         self._closing.close()
         if self._rescue is not None:
