@@ -217,7 +217,8 @@ def publish_held(handoff: Path) -> None:
 #               are modules], "layouts": {item: {"strides", "device"}}, "seed", "position", "left"}
 #   rank_states {rank: its JSON state (RNG, data position)}: of this rank, of those that it has relieved, and
 #               of those that are lost and had handed theirs over to it
-#   stall_seconds  how long the copy held up the training
+#   stall_seconds  how long the save held up the training
+#   way, copy_seconds, lost_seconds  how it was copied, and what such saves cost: see ``records.SaveCost``
 #   boot, sealed_monotonic  when it was sealed: the name of the machine's boot, and its monotonic seconds
 #
 # ``restore.json`` is {"generation", "step", "world_size", "parts": [{"rank", "file", "seal"}, ...]}:

@@ -30,7 +30,7 @@ from cloudspot.jobstore.checkpoints import manifests, parts, retention
 from cloudspot.jobstore.checkpoints.compression import Compression
 from cloudspot.jobstore.journal.lineage import head, may_follow
 from cloudspot.jobstore.layout import keys
-from cloudspot.jobstore.layout.records import Commit, Generation, SaveId, new_nonce
+from cloudspot.jobstore.layout.records import Commit, Generation, SaveCost, SaveId, new_nonce
 from cloudspot.jobstore.layout.seals import Seal, parse_seal
 from cloudspot.train import handoff as files
 
@@ -329,6 +329,10 @@ class Courier(Worker):
             return
         seal = self._seal(taken, name)
         self._status.stall_seconds = max(seal.stall_seconds, 0.0)
+        if seal.way and seal.kind == "interval":
+            self._status.save_cost = SaveCost(
+                way=seal.way, copy_seconds=seal.copy_seconds, lost_seconds=seal.lost_seconds
+            )
         upload = self._begun.get(name.number)
         is_continued = upload is not None
         if upload is None:

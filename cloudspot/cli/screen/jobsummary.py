@@ -150,6 +150,7 @@ def summary_fields(
         ("data", "\n".join(_inputs_texts(value["nodes"]))),
         ("notices", str(len(value["notices"]))),
         ("last commit", _commit_text(commit, "step" if value["counts_steps"] else "save")),
+        ("saves", "" if value["saves"] is None else value["saves"]["text"]),
         ("goodput", _goodput_text(value)),
         ("limited by", "" if value["limited_by"] is None else value["limited_by"]["text"]),
         ("weights", weights),
