@@ -131,7 +131,7 @@ def test_three_reclaims_a_loss_without_notice_and_a_move_are_one_run_in_each_wit
         job.await_generation(number, steps=12)
         user.cloudspot("preempt", "tracked", *notice)
     job.await_generation(5, steps=8)
-    user.cloudspot("move", "tracked", "--zone", "local-b", "--yes", timeout=900)
+    user.cloudspot("move", "tracked", "--market", "on-demand", "--yes", timeout=900)
     job.await_generation(6, steps=8)
     user.cloudspot("stop", "tracked", "--wait", status=STOPPED, timeout=400)
     shown = job.end(tmp_path, status=STOPPED)
