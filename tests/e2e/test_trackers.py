@@ -141,7 +141,10 @@ def test_three_reclaims_a_loss_without_notice_and_a_move_are_one_run_in_each_wit
     ((rank, steps),) = job.mlflow_steps().items()
     assert (rank, sorted(set(steps))) == ("0", every)
     ((run_id, offline),) = wandb_steps(tmp_path / "wandb").items()
-    assert (run_id, sorted(set(offline))) == ("tracked", every)
+    # W&B buffers what it writes: what it had not written of the start that was lost without notice is gone.
+    lost = shown["generations"][3]
+    assert run_id == "tracked"
+    assert {*every} - {*offline} <= {*range(lost["restored"]["step"], lost["last_step"] + 1)}
     # A step that was made again comes twice in these two.
     again = [step for step, count in Counter(steps).items() if count > 1]
     print(f"made again: {again}")
