@@ -51,6 +51,8 @@ from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
 
+TRACKED_SECONDS = 5.0
+"""How long the upload of a checkpoint waits for the files of trackers."""
 DENIED_LOG_SECONDS = 10.0
 """How long a node that lacks a right, and has not trained, tries to deliver its log lines."""
 
@@ -97,7 +99,7 @@ class Life:
             is_leaving=is_leaving,
             gives_way=lambda: context.status.transfer is not None,
         )
-        self.courier = Courier(context)
+        self.courier = Courier(context, before_upload=self._deliver_tracked)
         source = provider.preemption_source()
         context.status.notice_seconds = source.notice_seconds
         self.last_pass = LastPass(context)
@@ -272,6 +274,16 @@ class Life:
             self.artifacts.start()
             self.courier.start()
             return generations.run_all()
+
+    def _deliver_tracked(self) -> None:
+        """Deliver what trackers have written: no step of a checkpoint is to be missing there after a loss."""
+        if not self.context.job.spec.run.trackers or self.context.orders.pending:
+            return
+        end = time.monotonic() + TRACKED_SECONDS
+        try:
+            self.artifacts.sync(until=lambda: end)
+        except CloudspotError as error:
+            _log.warning("a checkpoint is uploaded before the newest files of the trackers: %s", error)
 
     def _image_login(self, registry: str) -> RegistryLogin | None:
         return find_login(

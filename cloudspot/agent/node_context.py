@@ -46,7 +46,7 @@ class Job:
 
 @dataclass(frozen=True)
 class NodeContext:
-    """One node of one job, as all threads of its agent see it."""
+    """One node of one job, shared by all threads of its agent."""
 
     node: Node
     store: ObjectStore

@@ -31,6 +31,7 @@ from cloudspot.controller.assess.consoles import Consoles
 from cloudspot.controller.assess.memory import Memory
 from cloudspot.controller.clock import Clock, clock_by
 from cloudspot.controller.decide import decide
+from cloudspot.controller.driver_tasks import DriverTasks
 from cloudspot.controller.notifications import Notifications
 from cloudspot.controller.outbox import Outbox
 from cloudspot.controller.ownership import check_adopted, is_ours, store_label
@@ -188,6 +189,7 @@ class Controller:
             self._store, self._reader.journal, job_id, provider, memory=self._memory, clock=clock
         )
         self._notifications = Notifications(self._store, job_id, driver.outbox, clock=clock)
+        self._tasks = DriverTasks(self._store, job_id, driver.outbox, clock=clock)
         self._between_passes = BetweenPasses(self._store, job_id, memory=self._memory, clock=clock)
         self._spec: JobSpec | None = None
         self._num_glances = 0
@@ -257,6 +259,7 @@ class Controller:
             acted = self._act(actions, assessed, events, problems)
             if not is_finished:
                 self._notifications.tell(assessed, events)
+            self._tasks.look(self._reader.task_times, is_over=is_finished)
             self._write_summary(assessed, problems)
             self._copy_settled(history, problems)
         instances = self._memory.instances
@@ -574,6 +577,7 @@ class Controller:
             summarise(assessed.history, assessed.now, ledger=assessed.ledger),
             driven_by=self._driver.name,
             driven_at=assessed.now,
+            undone=self._tasks.problem(),
         )
         if self._is_due(summary, is_last=assessed.history.finished is not None):
             try:

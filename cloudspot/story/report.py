@@ -30,6 +30,7 @@ from cloudspot.story.ledger import PURPOSES, Ledger, LedgerLine, Paid, bill, pur
 from cloudspot.story.outcomes import JobEnd, end_by_nodes, launch_end, member_exits, own_beat, own_exit
 from cloudspot.story.outlays import outlays
 from cloudspot.story.progress import StepsLost, newest_step, steps_lost, steps_total
+from cloudspot.story.save_costs import save_cost, save_cost_text
 from cloudspot.story.spans import Span
 from cloudspot.story.states import ended_at, held_generations, is_over, job_state, labels_of, nodes_of
 from cloudspot.story.stretches import Stretch
@@ -46,6 +47,7 @@ def show_json(history: History, now: datetime, *, verified: bool | None = None) 
     times, nodes, held = timeline(history, now), nodes_of(history), held_generations(history)
     paid = purposes(history, ledger, now)
     end, over, limit = ended_at(history), _end(history), bottleneck(history)
+    cost = save_cost(history)
     return {
         "id": history.submission.job_id,
         "name": history.submission.spec.get("name", history.submission.job_id),
@@ -78,6 +80,7 @@ def show_json(history: History, now: datetime, *, verified: bool | None = None) 
         "metrics": metrics(history),
         "limited_by": None if limit is None else _values(limit) | {"text": limit.text},
         "utilization": _utilization(history),
+        "saves": None if cost is None else msgspec.to_builtins(cost) | {"text": save_cost_text(cost)},
         "last_commit": None if newest is None else _last_commit(newest, verified=verified),
         "goodput": None if times.goodput is None else round(times.goodput, 4),
         "time": {

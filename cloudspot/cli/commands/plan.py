@@ -13,7 +13,13 @@ import msgspec
 
 from cloudspot.cli.jobs import new_job_id
 from cloudspot.cli.preparing.inputs import FoundInput, check_places, find_inputs, inputs_json, inputs_text
-from cloudspot.cli.preparing.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_losses
+from cloudspot.cli.preparing.preparedjob import (
+    PreparedJob,
+    agent_archive,
+    prepare_job,
+    suggest_trackers,
+    warn_of_losses,
+)
 from cloudspot.cli.preparing.prospects import (
     Prospects,
     anyway_option,
@@ -100,6 +106,7 @@ def print_plan(
     planned = make_plan(spec, prepared.provider, submission, store.url, label=store_label(store))
     prospects = find_prospects(prepared, [launch.offer for launch in planned], anyway=anyway)
     warn_of_losses(prepared)
+    suggest_trackers(prepared)
     if as_json:
         output.echo_json(_plan_json(planned, store, submission, spec, prospects, inputs))
         return

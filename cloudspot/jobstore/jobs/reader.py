@@ -125,6 +125,9 @@ class HistoryReader:
         self._has_recalled = False
         self.num_copied = 0
         """The number of launches that came from the copy of settled launches."""
+        self.task_times: dict[tuple[str, bool], datetime] = {}
+        """The time of each task's request (by name and False) and of its last start (by name and True), as
+        of the newest listing of the nodes' records."""
         self._first_unsettled = 1
         """The first launch that was not settled in the previous pass; older ones have been read
         completely."""
@@ -199,7 +202,7 @@ class HistoryReader:
         }
         if any(len(self._records[keys.slot][number]) < num_nodes for number, num_nodes in unsettled.items()):
             return None
-        listed = list(self._list_nodes())
+        listed = self._list_nodes()
         new, beating = self._sort(listed, unsettled)
         stop = keys.stop(self._job_id, known.submission.resumption)
         if new or (self._stop is None and any(meta.key == stop for meta in listed)):
@@ -287,10 +290,18 @@ class HistoryReader:
         self._read_places([*places, *beating[:MAX_REREADS]])
         return {meta.key for meta in new}
 
-    def _list_nodes(self) -> Iterable[ObjectMeta]:
+    def _list_nodes(self) -> Sequence[ObjectMeta]:
         """List the nodes' records, from the first unsettled launch on."""
         after = keys.launch_nodes_prefix(self._job_id, self._first_unsettled)
-        return self._store.list_objects(keys.nodes_prefix(self._job_id), after=after)
+        found = list(self._store.list_objects(keys.nodes_prefix(self._job_id), after=after))
+        forms = (keys.task, False), (keys.task_done, True)
+        self.task_times = {
+            (match[1], is_done): meta.modified_at
+            for meta in found
+            for form, is_done in forms
+            if (match := form.match(meta.key)) is not None
+        }
+        return found
 
     def _is_behind(self, commits: Sequence[Commit], number: int) -> bool:
         """Return whether nodes name a commit or a generation that is not among these."""

@@ -596,6 +596,17 @@ class LogStanding(msgspec.Struct, frozen=True, kw_only=True):
     """Why the sink has not accepted the last lines; it is empty if it has."""
 
 
+class SaveCost(msgspec.Struct, frozen=True, kw_only=True):
+    """How a session's newest interval save was copied, and the cost of such saves to the training."""
+
+    way: str
+    """``boundary``: between two steps. ``overlapped``: large tensors next to the step that follows."""
+    copy_seconds: Seconds
+    """How long the copying took."""
+    lost_seconds: float | None = None
+    """The time that a save adds until the next boundary, over the newest such saves; None if unknown."""
+
+
 class Heartbeat(Dated, frozen=True, kw_only=True):
     """A node's report about itself, every few seconds; overwritten."""
 
@@ -618,6 +629,8 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     committed: CheckpointId | None
     stall_seconds: Seconds | None
     """How long the last save stopped the training."""
+    save_cost: SaveCost | None = None
+    """None if no session here has made an interval save, or an earlier version has saved."""
     upload_seconds: Seconds | None
     """How long the upload and the commit of that save took."""
     notice_seconds: Seconds | None = None
@@ -971,6 +984,8 @@ class Summary(Dated, frozen=True, kw_only=True):
     """The last driver of the job, such as ``run on laptop``; it is empty if unknown."""
     driven_at: datetime | None = None
     """The time of its last pass, by its own clock."""
+    undone: str = ""
+    """The tasks that it was asked for and does not do, with reasons; empty if none is known."""
 
 
 class StandingDriver(Dated, frozen=True, kw_only=True):
