@@ -131,7 +131,7 @@ def test_three_reclaims_a_loss_without_notice_and_a_move_are_one_run_in_each_wit
         job.await_generation(number, steps=12)
         user.cloudspot("preempt", "tracked", *notice)
     job.await_generation(5, steps=8)
-    user.cloudspot("move", "tracked", "--zone", "local-b", "--yes", timeout=900)
+    user.cloudspot("move", "tracked", "--market", "on-demand", "--yes", timeout=900)
     job.await_generation(6, steps=8)
     user.cloudspot("stop", "tracked", "--wait", status=STOPPED, timeout=400)
     shown = job.end(tmp_path, status=STOPPED)
@@ -141,7 +141,10 @@ def test_three_reclaims_a_loss_without_notice_and_a_move_are_one_run_in_each_wit
     ((rank, steps),) = job.mlflow_steps().items()
     assert (rank, sorted(set(steps))) == ("0", every)
     ((run_id, offline),) = wandb_steps(tmp_path / "wandb").items()
-    assert (run_id, sorted(set(offline))) == ("tracked", every)
+    # W&B buffers what it writes: what it had not written of the start that was lost without notice is gone.
+    lost = shown["generations"][3]
+    assert run_id == "tracked"
+    assert {*every} - {*offline} <= {*range(lost["restored"]["step"], lost["last_step"] + 1)}
     # A step that was made again comes twice in these two.
     again = [step for step, count in Counter(steps).items() if count > 1]
     print(f"made again: {again}")

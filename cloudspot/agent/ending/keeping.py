@@ -46,7 +46,7 @@ class Keeping:
         self._sleep = sleep
         self._guard: subprocess.Popen[bytes] | None = None
         self._num_known = 0
-        """How many records the journal had when this node said its last word."""
+        """How many records the journal had when this node wrote its exit record."""
         self.is_kept = False
         """Whether the journal says that this machine is kept."""
 

@@ -13,7 +13,7 @@ from cloudspot.jobstore.layout.records import Kept
 
 VERDICT_SECONDS = 90.0
 """How long a node that has failed, but not for good by its own word, waits for a driver to say so. That is
-less than the time for which drivers leave it alone after its last word."""
+less than the time for which drivers leave it alone after its exit record."""
 LATE = timedelta(seconds=60)
 """A kept machine that has not ended itself so long after its time is ended by a driver."""
 

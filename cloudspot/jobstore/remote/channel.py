@@ -77,7 +77,7 @@ class Requests:
         return (self.num_reads * 0.0004 + self.num_writes * 0.005) / 1000
 
     def check(self, *, is_last: bool = False) -> None:
-        """Raise RequestsUsed where no more may be made; ``is_last``: but for the last words."""
+        """Raise RequestsUsed where no more may be made; ``is_last``: except to say that it leaves."""
         if self.num_reads + self.num_writes >= self.most + (LAST_REQUESTS if is_last else 0):
             raise RequestsUsed(f"it has used the {self.most:,.0f} requests of the store that it may make")
 
