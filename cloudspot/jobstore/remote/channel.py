@@ -43,7 +43,7 @@ the other end does not take a long one for silence."""
 LAST_REQUESTS = 8
 """How many requests an end may make beyond its limit, to say that it leaves."""
 _URGENT = frozenset({Kind.SIGNAL, Kind.SIZE})
-"""Frames that overtake the input, also where nobody takes that."""
+"""The kinds of frames that overtake input, even input that the other end does not take."""
 WINDOW_BYTES = 16 << 20
 """The most bytes that are put before the other end has acknowledged them."""
 _ACKNOWLEDGED_BYTES = 4 << 20
@@ -126,7 +126,7 @@ class Channel:
         self._leaves_for: str | None = None
         """Why this end leaves by itself."""
         self.has_said_goodbye = False
-        """Whether the other end can read that this one has left."""
+        """Whether the piece that tells the other end that this one has left was put."""
         self.is_left = False
         """Whether the other end has left. Its earlier frames may still wait to be taken."""
         self._ended: str | None = None
@@ -202,12 +202,12 @@ class Channel:
         self._changed.notify_all()
 
     def take(self, seconds: float, *, urgent_only: bool = False) -> Frame | None:
-        """Return the next frame that has come; None: there was none for that long.
+        """Return the next frame that has come, or None if none came within ``seconds``.
 
-        Frames that are to overtake the others come first; with ``urgent_only``, these alone.
+        Urgent frames come first; with ``urgent_only``, no others are returned.
 
         Raises:
-            ChannelEnded: none will come.
+            ChannelEnded: the channel has ended, so none will come.
         """
         with self._changed:
             self._changed.wait_for(

@@ -136,7 +136,7 @@ def write_from(
     ``file`` is what ``writing`` has opened.
 
     Raises:
-        CopyError: it differs from its hash, or cannot be written. The part that has come is kept.
+        CopyError: the file does not match its hash, or cannot be written. An incomplete part is kept.
     """
     partial = partial_of(path)
     try:

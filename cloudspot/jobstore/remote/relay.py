@@ -26,9 +26,9 @@ MAX_FRAME_BYTES = 256 << 10
 _HEADER = struct.Struct(">BI")
 _READ_BYTES = 64 << 10
 MAX_WAITING_BYTES = 1 << 20
-"""As much input may wait for the program to read it; then the agent gives no more, but signals."""
+"""The most input that waits for the program to read it; beyond it, the agent passes on only signals."""
 _TOLD_BYTES = 64 << 10
-"""How much the program reads at most before the agent hears of it."""
+"""The most bytes that the program reads before the agent is notified."""
 _PIPE_BYTES = 1 << 20
 """The most that a pipe holds: of each output, no more can be left of what was written before the end."""
 _LEAVE_SECONDS = 2.0
