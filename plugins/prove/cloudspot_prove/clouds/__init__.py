@@ -1,0 +1,73 @@
+"""What differs between the clouds: what a recording may show, how a call is repeated, how a machine is taken."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from importlib import import_module
+from typing import Any, ClassVar, Final
+
+from cloudspot.errors import SpecError
+from cloudspot_prove.masking import Allowed
+from cloudspot_prove.recording import Exchange
+
+CLOUDS: Final = {
+    "aliyun": "cloudspot_prove.clouds.aliyun:Aliyun",
+    "aws": "cloudspot_prove.clouds.aws:Aws",
+    "gcp": "cloudspot_prove.clouds.gcp:Gcp",
+    "kubernetes": "cloudspot_prove.clouds.kubernetes:Kubernetes",
+}
+
+OUR_WORDS: Final = frozenset(
+    {
+        "MASTER_PORT",
+        "cloudspot",
+        "cloudspot-job",
+        "cloudspot-launch",
+        "cloudspot-max-seconds",
+        "cloudspot-node",
+        "cloudspot-nodes",
+        "cloudspot-num-nodes",
+        "cloudspot-rank",
+        "cloudspot-store",
+    }
+)
+"""cloudspot's own names, which say nothing of an account."""
+
+
+class Cloud(ABC):
+    """One cloud, for a first run on it."""
+
+    left_out: ClassVar[frozenset[str]] = frozenset()
+    """Services that are not recorded, as those of objects: their answers are the job's own data."""
+    types_option: ClassVar[str] = ""
+    """The option that names the types of machines; empty: the provider's table lists them itself."""
+    setup: ClassVar[tuple[str, ...]] = ()
+    """Lines of ``run.setup`` that install PyTorch where the provider's own image has none."""
+    python: ClassVar[str | None] = None
+    """``run.python`` with these."""
+    release: ClassVar[str | None] = None
+    """How a person takes a machine where no reclaim can be requested; None: ``cloudspot preempt`` does it."""
+    bill: ClassVar[str]
+    """Where the cloud shows its own bill."""
+    has_functions: ClassVar[bool] = True
+
+    @abstractmethod
+    def allowed(self) -> Allowed:
+        """Return what a recording may show; without I/O."""
+
+    @abstractmethod
+    def repeat(self, exchange: Exchange) -> tuple[int, str, Any]:
+        """Make a recorded request again, with this computer's credentials; return status, code and answer.
+
+        What it names was put in for the pseudonyms.
+        """
+
+
+def cloud_of(provider: str) -> Cloud:
+    """Return the cloud of a provider; raise SpecError if this distribution knows none."""
+    place = CLOUDS.get(provider)
+    if place is None:
+        raise SpecError(f"{provider!r} is not one of the clouds that can be proven: {', '.join(CLOUDS)}")
+    module, _, name = place.partition(":")
+    made: Cloud = getattr(import_module(module), name)()
+    return made

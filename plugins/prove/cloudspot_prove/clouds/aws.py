@@ -1,0 +1,131 @@
+"""AWS: recordings show what botocore's models name; calls are repeated by their operations' names."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, ClassVar, Final
+
+from cloudspot_prove.clouds import OUR_WORDS, Cloud
+from cloudspot_prove.masking import Allowed
+from cloudspot_prove.recording import Exchange
+
+VALUES: Final = frozenset(
+    {
+        "ActivityStatus",
+        "AmiLaunchIndex",
+        "Architecture",
+        "AssociatePublicIpAddress",
+        "AvailabilityZone",
+        "BootMode",
+        "Code",
+        "Count",
+        "CpuCredits",
+        "DefaultVCpus",
+        "DeleteOnTermination",
+        "DeviceIndex",
+        "DeviceName",
+        "Filters.Name",
+        "HttpEndpoint",
+        "HttpPutResponseHopLimit",
+        "HttpTokens",
+        "Hypervisor",
+        "InstanceInitiatedShutdownBehavior",
+        "InstanceInterruptionBehavior",
+        "InstanceLifecycle",
+        "InstanceMetadataTags",
+        "InstanceType",
+        "InstanceTypes",
+        "Iops",
+        "LocationType",
+        "MarketType",
+        "MaxCount",
+        "MaxResults",
+        "MinCount",
+        "MostRecent",
+        "ProductDescription",
+        "ProductDescriptions",
+        "QuotaCode",
+        "RegionName",
+        "ResourceType",
+        "RootDeviceType",
+        "ServiceCode",
+        "SizeInMiB",
+        "SpotInstanceType",
+        "SpotPrice",
+        "State.Code",
+        "State.Name",
+        "Status.Code",
+        "Strategy",
+        "SupportedArchitectures",
+        "SupportedBootModes",
+        "SupportedUsageClasses",
+        "Throughput",
+        "UsageClass",
+        "VirtualizationType",
+        "VolumeSize",
+        "VolumeType",
+        "durationBeforeInterruption",
+    }
+)
+WORDS: Final = frozenset(
+    {
+        "Linux/UNIX",
+        "available",
+        "cloudspot-drill",
+        "default-for-az",
+        "instance-state-name",
+        "on-demand",
+        "pending",
+        "running",
+        "shutting-down",
+        "spot",
+        "stopped",
+        "stopping",
+        "tag-key",
+        "tag:cloudspot-job",
+        "tag:cloudspot-store",
+        "terminated",
+    }
+)
+
+
+class Aws(Cloud):
+    """See Cloud."""
+
+    left_out: ClassVar[frozenset[str]] = frozenset({"s3"})
+    types_option: ClassVar[str] = "instance_types"
+    bill: ClassVar[str] = (
+        "https://console.aws.amazon.com/costmanagement (Cost Explorer, filtered by the tag cloudspot-job; a day later)"
+    )
+
+    def allowed(self) -> Allowed:
+        """Return what botocore's models name; see Cloud."""
+        return Allowed(names=_names, values=VALUES, words=OUR_WORDS | WORDS)
+
+    def repeat(self, exchange: Exchange) -> tuple[int, str, Any]:
+        """Call the operation; see Cloud."""
+        import botocore.exceptions
+        from botocore import xform_name
+
+        from cloudspot_aws.clients import AwsClients
+
+        client = AwsClients().client(exchange.service, num_attempts=1)
+        try:
+            answer = getattr(client, xform_name(exchange.action))(**exchange.request)
+        except botocore.exceptions.ClientError as error:
+            status = int(error.response["ResponseMetadata"]["HTTPStatusCode"])
+            rest = {name: one for name, one in error.response.items() if name != "ResponseMetadata"}
+            return status, str(error.response["Error"]["Code"]), rest
+        except botocore.exceptions.BotoCoreError as error:
+            return 0, type(error).__name__, None
+        return int(answer.pop("ResponseMetadata")["HTTPStatusCode"]), "", answer
+
+
+@cache
+def _names(service: str) -> frozenset[str]:
+    """Return the members of all shapes of the service's model."""
+    import botocore.loaders
+
+    model = botocore.loaders.create_loader().load_service_model(service, "service-2")
+    shapes = model["shapes"].values()
+    return frozenset({name for shape in shapes for name in shape.get("members", ())}) | {"Error", "Code"}
