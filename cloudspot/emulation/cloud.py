@@ -211,6 +211,11 @@ class EmulatedCloud(ABC):
     is_bare: bool = False
     """Nothing is set up in the account, and no store is named; set it before ``start``."""
 
+    contraries: ClassVar[Mapping[str, str]] = {}
+    """What it can do otherwise than expected, on request: by name, in a sentence."""
+    contrary: frozenset[str] = frozenset()
+    """Those of ``contraries`` that it shows; set it before ``start``."""
+
     def follow(self, plan: SpotPlan) -> None:
         """Let the capacity and the prices of spot machines follow the plan; before ``start``.
 

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
 TICK_SECONDS = 1.0
+COMMON_CONTRARIES = {
+    "listing-lags": "a machine is in no listing for its first 45 seconds",
+    "quota-halfway": "the quota of spot machines has room for one machine of two vCPUs",
+    "tags-late": "a tag that is set on a machine shows an hour later",
+}
+"""What every account can show; see ``EmulatedCloud.contraries``."""
 
 
 class EmulatedAccount(EmulatedCloud):
@@ -73,6 +79,7 @@ class EmulatedAccount(EmulatedCloud):
         are :class:`Trail`'s.
         """
         self.faults.calls.clear()
+        self._misbehave()
         self._trail = Trail(
             directory / "requests.jsonl",
             is_machine=self.faults.is_machine,
@@ -82,6 +89,16 @@ class EmulatedAccount(EmulatedCloud):
         self.faults.on_call = self._trail
         self._ticker = threading.Thread(target=self._tick, name="scheduler", daemon=True)
         self._ticker.start()
+
+    def _misbehave(self) -> None:
+        """Begin with what was asked for of ``COMMON_CONTRARIES``; the others look at ``faults.contrary``."""
+        self.faults.contrary = self.contrary
+        if "listing-lags" in self.contrary:
+            self.faults.describe_lag_seconds = 45.0
+        if "tags-late" in self.contrary:
+            self.faults.tag_lag_seconds = 3600.0
+        if "quota-halfway" in self.contrary:
+            self.faults.vcpu_quota["spot"] = 2
 
     @abstractmethod
     def tick(self) -> None:

@@ -57,6 +57,8 @@ class Sandbox:
     is_isolated: bool
     is_bare: bool = False
     """Its account has nothing but an administrator."""
+    contrary: frozenset[str] = frozenset()
+    """See ``EmulatedCloud.contraries``."""
 
     def planned(self, machine: EmulatedMachine) -> tuple[PlannedReclaim, ...]:
         """Return when the machine, which starts now, is reclaimed."""
@@ -243,6 +245,7 @@ def _serve(sandbox: Sandbox, leash: int, writer: int) -> int:
         try:
             cloud = sandbox.cloud()
             cloud.is_bare = sandbox.is_bare
+            cloud.contrary = sandbox.contrary
             cloud.follow(sandbox.spot_plan)
             with emulated(
                 cloud, sandbox.directory / "state", is_isolated=sandbox.is_isolated, plan=sandbox.planned

@@ -1,4 +1,4 @@
-"""Tells of the control plane's answers; its SDK has no hooks of its own, so the requests are told one by one."""
+"""Tells of the control plane's answers one by one, as its SDK has no hooks of its own."""
 
 from __future__ import annotations
 

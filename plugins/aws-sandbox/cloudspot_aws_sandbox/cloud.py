@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import msgspec
 
 from cloudspot.emulation.cloud import EmulatedMachine, MachineHost
-from cloudspot.emulation.emulated_account import EmulatedAccount
+from cloudspot.emulation.emulated_account import COMMON_CONTRARIES, EmulatedAccount
 from cloudspot_aws import permissions
 from cloudspot_aws.accountsetup import LIMIT_ROLE
 from cloudspot_aws.drill import ROLE as DRILL_ROLE
@@ -49,6 +49,16 @@ class EmulatedAws(EmulatedAccount):
     notice_seconds: ClassVar[float] = 120.0
     foreign_variables: ClassVar[tuple[str, ...]] = ("AWS_", "BOTO_")
     can_be_bare: ClassVar[bool] = True
+    contraries: ClassVar[Mapping[str, str]] = {
+        **COMMON_CONTRARIES,
+        "creates-twice": "S3 passes over If-None-Match, and creates an object that is there",
+        "disk-without-price": "the price list has no volumes",
+        "notice-without-time": "spot/instance-action has no time",
+        "profile-unknown": "for a minute after the first launch, EC2 does not know the instance profile",
+        "same-launch-index": "all machines of a request have the launch index 0",
+        "shutdown-stops": "a machine that shuts itself down is stopped, and not terminated",
+        "token-forgotten": "a client token is forgotten after 10 seconds",
+    }
     network: ClassVar[str] = "172.31.0.0/16"
     metadata_service: ClassVar[str] = "cloudspot_aws_sandbox.imds_server:Imds"
     # As cloud-init's Ec2 data source does it.
@@ -176,7 +186,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
         """Add what the machine needs to know of its role, and what AWS's images have; see EmulatedCloud."""
-        facts = {**machine.metadata, "role-seed": self._keys.seed}
+        facts = {**machine.metadata, "role-seed": self._keys.seed, "contrary": sorted(self.contrary)}
         role = _role_of(str(machine.metadata.get("instance-profile", "")))
         if role is not None:
             facts["role"] = role

@@ -244,7 +244,8 @@ class StrictS3:
 
     def _check_condition(self, request: S3Request) -> None:
         existing = self._object(request)
-        if request.header("if-none-match") == "*" and existing is not None:
+        is_heeded = "creates-twice" not in self._faults.contrary
+        if request.header("if-none-match") == "*" and existing is not None and is_heeded:
             raise _failed_condition("If-None-Match")
         wanted = request.header("if-match")
         if wanted is None:

@@ -1,7 +1,7 @@
 """Tells of AWS's answers by botocore's own events.
 
-Source: botocore, "Events" (``before-parameter-build``, ``after-call``, ``after-call-error``; checked 2026-11):
-the events of one call share a context.
+The events of one call share a context. Source: botocore, "Events" (``before-parameter-build``,
+``after-call``, ``after-call-error``; checked 2026-11).
 """
 
 from __future__ import annotations

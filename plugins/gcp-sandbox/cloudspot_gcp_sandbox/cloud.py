@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from cloudspot.emulation.cloud import EmulatedMachine, MachineHost
-from cloudspot.emulation.emulated_account import EmulatedAccount
+from cloudspot.emulation.emulated_account import COMMON_CONTRARIES, EmulatedAccount
 from cloudspot.emulation.spot_plan import SpotPlan
 from cloudspot.errors import SpecError
 from cloudspot_gcp.metadata import HOST as METADATA_HOST
@@ -79,6 +79,14 @@ class EmulatedGcp(EmulatedAccount):
         "STORAGE_EMULATOR_HOST",
     )
     can_be_bare: ClassVar[bool] = True
+    contraries: ClassVar[Mapping[str, str]] = {
+        **COMMON_CONTRARIES,
+        "account-unknown": "for a minute after the first launch, the machines' account does not exist",
+        "disk-without-price": "the price list has no disks",
+        "notice-refused": "a launch that asks for preemptionNoticeDuration is refused",
+        "request-id-forgotten": "a request's id is forgotten after 10 seconds",
+        "self-delete-refused": "a machine may not delete itself",
+    }
     network: ClassVar[str] = "10.128.0.0/16"
     metadata_service: ClassVar[str] = "cloudspot_gcp_sandbox.metadata_server:GceMetadata"
     host_names: ClassVar[Mapping[str, str]] = {

@@ -26,7 +26,6 @@ def _tell(answer: requests.Response, **options: Any) -> None:
     sent = answer.request
     parts = urlsplit(str(sent.url))
     body = _json_of(answer.content)
-    error = body.get("error") if isinstance(body, Mapping) else None
     tell(
         ApiExchange(
             service=_service_of(parts.path),
@@ -34,7 +33,7 @@ def _tell(answer: requests.Response, **options: Any) -> None:
             request={"query": dict(parse_qsl(parts.query)), "body": _json_of(sent.body)},
             answer=body,
             status=answer.status_code,
-            code="" if answer.ok else _code_of(error, answer.status_code),
+            code="" if answer.ok else error_code(body, answer.status_code),
             seconds=answer.elapsed.total_seconds(),
         )
     )
@@ -56,8 +55,9 @@ def _json_of(body: Any) -> Any:
         return None
 
 
-def _code_of(error: Any, status: int) -> str:
-    """Return the first reason, else the status in words, else the HTTP status."""
+def error_code(body: Any, status: int) -> str:
+    """Return an error's first reason, else its status in words, else the HTTP status."""
+    error = body.get("error") if isinstance(body, Mapping) else None
     if isinstance(error, Mapping):
         reasons = [one.get("reason") for one in error.get("errors") or () if isinstance(one, Mapping)]
         named = [one for one in (*reasons, error.get("status")) if isinstance(one, str)]

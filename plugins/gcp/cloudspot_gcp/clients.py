@@ -155,7 +155,7 @@ class GcpClients:
             client_options={"api_endpoint": endpoint("compute")},
         )
         if is_observed():
-            # Its interceptors see what the client's types keep of an answer; the session's hooks see all of it.
+            # Its interceptors see what the client's types keep of an answer, these hooks all of it.
             tell_of_answers(made.transport._session)  # noqa: SLF001 - there is no other way to it
         return made
 

@@ -41,6 +41,10 @@ class EmulatedKubernetes(EmulatedCloud):
     network: ClassVar[str] = "10.88.0.0/16"
     metadata_service: ClassVar[str] = "cloudspot_kubernetes_sandbox.kubelet:PodMetadata"
     can_be_bare: ClassVar[bool] = True
+    contraries: ClassVar[Mapping[str, str]] = {
+        "exit-code-lost": "the kubelet does not know how a pod's container has ended",
+        "grace-cut": "a pod that is evicted is killed after 5 seconds",
+    }
     fetch_user_data: ClassVar[str] = 'exec curl -sf "$METADATA_URL/run"\n'
 
     def __init__(self, nodes: tuple[NodeSpec, ...] = NODES) -> None:
@@ -68,7 +72,7 @@ class EmulatedKubernetes(EmulatedCloud):
         if not self.is_bare:
             apply_roles(plane)
             let_list_nodes(plane, SUBMITTER)
-        self.kubelet = Kubelet(plane, host, self._nodes)
+        self.kubelet = Kubelet(plane, host, self._nodes, contrary=self.contrary)
         admin = plane.write_kubeconfig(directory / "admin.kubeconfig", ADMIN)
         submitter = plane.write_kubeconfig(directory / "kubeconfig", SUBMITTER)
         self._variables = {

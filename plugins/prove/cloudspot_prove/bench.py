@@ -173,9 +173,7 @@ class Bench:
         history = self.history(job_id)
         return {} if history is None else show_json(history, datetime.now(timezone.utc))
 
-    def wait(
-        self, job_id: str, what: str, is_so: Callable[[History], bool], *, seconds: float
-    ) -> History:
+    def wait(self, job_id: str, what: str, is_so: Callable[[History], bool], *, seconds: float) -> History:
         """Wait until the job's records show something, and return them.
 
         Raises:
@@ -221,9 +219,7 @@ class Bench:
         needed = self.needed(num_machines)
         left = self.told.max_cost - self.spent()
         if needed > left:
-            raise StepSkipped(
-                f"--max-cost leaves {max(0.0, left):.4f}, and this step may cost {needed:.4f}"
-            )
+            raise StepSkipped(f"--max-cost leaves {max(0.0, left):.4f}, and this step may cost {needed:.4f}")
         return round(needed, 6)
 
     def needed(self, num_machines: int) -> float:

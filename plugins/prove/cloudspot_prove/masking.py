@@ -33,8 +33,9 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
     """Returns the names of fields of a service, as the cloud's SDK knows them."""
     values: frozenset[str]
     """Fields whose values are shown, as ``InstanceType`` or, with the field around it, ``State.Name``."""
-    words: frozenset[str] = frozenset()
-    """Texts that are shown wherever they stand: cloudspot's own names, and words of the API."""
+    words: Callable[[str], frozenset[str]]
+    """Returns texts that are shown wherever they stand in a service's requests: words of cloudspot's own
+    source, and of the API's."""
     segments: frozenset[str] = frozenset()
     """Parts of an HTTP path that are shown."""
     named_by: frozenset[str] = frozenset()
@@ -75,14 +76,15 @@ class Mask:
 
     def tree(self, value: Any, service: str) -> Any:
         """Return a value of JSON, or what an SDK makes of one, with all masked that may not be shown."""
-        return self._tree(value, self._allowed.names(service), ())
+        words = self._allowed.words(service)
+        return self._tree(value, self._allowed.names(service) | words, words, ())
 
-    def _tree(self, value: Any, names: frozenset[str], path: tuple[str, ...]) -> Any:
+    def _tree(self, value: Any, names: frozenset[str], words: frozenset[str], path: tuple[str, ...]) -> Any:
         if value is None or isinstance(value, bool) or value in ("", [], {}):
             return value
         if isinstance(value, Mapping):
             return {
-                self._name(str(name), names): self._tree(one, names, (*path, str(name)))
+                self._name(str(name), names): self._tree(one, names, words, (*path, str(name)))
                 for name, one in value.items()
             }
         if isinstance(value, (int, float)):
@@ -90,21 +92,20 @@ class Mask:
         if isinstance(value, datetime):
             return TIME
         if isinstance(value, str):
-            return self._text(value, path)
+            return self._text(value, words, path)
         if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
-            return [self._tree(one, names, path) for one in value]
+            return [self._tree(one, names, words, path) for one in value]
         return BYTES
 
     def _name(self, name: str, names: frozenset[str]) -> str:
-        known = name in names or name in self._allowed.words
-        return name if known else self.pseudonym(name)
+        return name if name in names else self.pseudonym(name)
 
-    def _text(self, text: str, path: Sequence[str]) -> str:
+    def _text(self, text: str, words: frozenset[str], path: Sequence[str]) -> str:
         if _TIME.fullmatch(text):
             return TIME
         # A URL names a thing by its last part, as a path does.
         last = text.rstrip("/").rpartition("/")[2] if text.startswith(("http://", "https://")) else text
-        if last in self._allowed.words:
+        if last in words:
             return last
         if self._is_shown(path) and _SHOWN.fullmatch(last):
             return last

@@ -1,4 +1,4 @@
-"""Runs a command of cloudspot while its plugins' requests are recorded: ``python -m cloudspot_prove.recorded``.
+"""Runs a command of cloudspot, and records its plugins' requests: ``python -m cloudspot_prove.recorded``.
 
 Which recording it writes to stands in the environment. Without that, it is the command alone.
 """
@@ -6,12 +6,16 @@ Which recording it writes to stands in the environment. Without that, it is the 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from cloudspot.decoding import decode
+from cloudspot.host.partial_files import write_whole
 from cloudspot.plugin.apirecording import observe
 from cloudspot_prove.clouds import cloud_of
 from cloudspot_prove.masking import Mask
@@ -37,10 +41,32 @@ def begin(assignment: Assignment) -> Recorder:
     """Record what this process asks from now on, and return the recorder."""
     cloud = cloud_of(assignment.provider)
     path = Path(assignment.directory) / f"{assignment.step}-{os.getpid()}.jsonl"
-    mask = Mask(bytes.fromhex(assignment.key), cloud.allowed())
+    allowed = cloud.allowed()
+    kept = Path(assignment.directory).parent
+    allowed = msgspec.structs.replace(
+        allowed, names=_kept(kept, "names", allowed.names), words=_kept(kept, "words", allowed.words)
+    )
+    mask = Mask(bytes.fromhex(assignment.key), allowed)
     recorder = Recorder(path, mask, step=assignment.step, began=assignment.began, left_out=cloud.left_out)
     observe(recorder)
     return recorder
+
+
+def _kept(
+    directory: Path, kind: str, find: Callable[[str], frozenset[str]]
+) -> Callable[[str], frozenset[str]]:
+    """Return ``find`` with its results kept in files: reading an SDK's models takes a second or more."""
+
+    @cache
+    def look(service: str) -> frozenset[str]:
+        path = directory / f"{kind}-{service}.json"
+        with suppress(FileNotFoundError, msgspec.DecodeError):
+            return frozenset(decode(path.read_bytes(), list[str]))
+        found = find(service)
+        write_whole(path, msgspec.json.encode(sorted(found)), mode=0o600)
+        return found
+
+    return look
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ class Recorder:
     def __init__(
         self, path: Path, mask: Mask, *, step: str, began: float, left_out: Iterable[str] = ()
     ) -> None:
-        """Open the file for others to read none of it; ``began`` is the run's beginning by ``time.time()``."""
+        """Open a file that is closed to others; ``began`` is the run's beginning by ``time.time()``."""
         self.step = step
         """Of the run, which a later exchange belongs to."""
         self._mask = mask

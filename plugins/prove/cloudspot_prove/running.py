@@ -72,10 +72,7 @@ def clean_up(record: RunRecord, recorder: Recorder) -> None:
     output.echo("cleaning up")
     if record.has_driver:
         bench.call("driver", "remove", "--provider", record.began.provider, seconds=1200.0)
-    left = []
-    for job in record.jobs():
-        if _settle(bench, job.job_id):
-            left.append("machine")
+    left = ["machine" for job in record.jobs() if _settle(bench, job.job_id)]
     left += _sweep(bench)
     store = open_store(record.began.store_url)
     for meta in list(store.list_objects("")):

@@ -1,4 +1,4 @@
-"""The steps of a first run. Each returns if it has shown what it is for, and measures what the jobs do not tell."""
+"""The steps of a first run. Each returns once it has shown what it is for."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def resume(bench: Bench) -> None:
     if status != 0:
         raise StepFailed(f"`resume` ended with status {status}")
     shown = _expect_success(bench, job_id)
-    if len(shown["generations"]) < 2 or shown["generations"][-1]["restored"] is None:  # noqa: PLR2004 - two
+    if len(shown["generations"]) < 2 or shown["generations"][-1]["restored"] is None:
         raise StepFailed("the job did not go on from its checkpoint")
     _expect_same_weights(bench, shown)
 
@@ -112,7 +112,7 @@ def notice(bench: Bench) -> None:
     if not shown["notices"]:
         raise StepFailed("no notice reached the training")
     bench.facts["steps_lost"] = shown["steps_lost"]
-    if len(shown["nodes"]) < 2:  # noqa: PLR2004 - the first and its replacement
+    if len(shown["nodes"]) < 2:
         raise StepFailed("the job ended before a replacement took over: give a longer --train-seconds")
     _expect_same_weights(bench, shown)
 
@@ -146,7 +146,7 @@ def repeat(bench: Bench) -> None:
         if time.monotonic() > until:
             raise StepFailed("the job had not ended under `reconcile`")
         # Once at the beginning, and once a minute.
-        if history.head is not None and (not answers or time.monotonic() - asked > 60):  # noqa: PLR2004
+        if history.head is not None and (not answers or time.monotonic() - asked > 60):
             asked = time.monotonic()
             answers.append(_repeat_launch(bench, job_id, since=began))
         time.sleep(LOOK_SECONDS)
@@ -292,7 +292,7 @@ def _expect_success(bench: Bench, job_id: str) -> dict[str, Any]:
 
 
 def _expect_same_weights(bench: Bench, shown: Mapping[str, Any]) -> None:
-    """Compare the weights with those of the undisturbed job, if both ran on machines of one type and image."""
+    """Compare the weights with those of the undisturbed job, where both had machines of one type."""
     calm = next((bench.shown(one.job_id) for one in reversed(bench.record.jobs("launch"))), {})
     if final_of(calm) is None:
         bench.facts["weights"] = "not compared: there is no undisturbed job"
@@ -367,7 +367,9 @@ def _wait_for_end(bench: Bench, job_id: str) -> None:
             bench.facts["left_in_state"] = states
             provisioner = bench.provider.provisioner()
             provisioner.terminate(TerminateRequest(instance_ids=tuple(one.id for one in running)))
-            raise StepFailed(f"machines had not ended by themselves after {END_SECONDS:.0f} s; they were ended")
+            raise StepFailed(
+                f"machines had not ended by themselves after {END_SECONDS:.0f} s; they were ended"
+            )
         time.sleep(LOOK_SECONDS)
     bench.facts["end_seconds"] = round(time.monotonic() - began, 1)
     bench.facts["reasons"] = sorted(

@@ -47,7 +47,9 @@ class Seen:
         found = []
         for step in steps or tuple(self.ended):
             for job in self.fact(step, "jobs") or ():
-                found += [(one["rank"], one["value"]) for one in job.get("witness", ()) if one["fact"] == fact]
+                found += [
+                    (one["rank"], one["value"]) for one in job.get("witness", ()) if one["fact"] == fact
+                ]
         return found
 
     def notices(self, *steps: str) -> list[Mapping[str, Any]]:
@@ -134,7 +136,9 @@ def of_steps(text: str, *steps: str) -> AnswerOf:
     def find(seen: Seen) -> Answer | None:
         if all(seen.passed(one) for one in steps):
             return expected(text, *(f"the step {one} passed" for one in steps))
-        failed = [seen.ended[one] for one in steps if one in seen.ended and seen.ended[one].status == "failed"]
+        failed = [
+            seen.ended[one] for one in steps if one in seen.ended and seen.ended[one].status == "failed"
+        ]
         return otherwise("it failed", *(f"{one.step}: {one.why}" for one in failed)) if failed else None
 
     return find
@@ -145,7 +149,11 @@ def of_checks(text: str, *names: str) -> AnswerOf:
 
     def find(seen: Seen) -> Answer | None:
         checks: Mapping[str, bool] = seen.fact("check", "checks") or {}
-        lines = {name: ok for name, ok in checks.items() if name.partition(": ")[2].startswith(names) or name.startswith(names)}
+        lines = {
+            name: ok
+            for name, ok in checks.items()
+            if name.partition(": ")[2].startswith(names) or name.startswith(names)
+        }
         if not lines:
             return None
         failed = [name for name, ok in lines.items() if not ok]
@@ -175,7 +183,13 @@ def tokens(seen: Seen) -> Answer | None:
         return None
     lines = [
         f"{one['after_seconds']:.0f} s after the launch: "
-        + (f"refused, {one['refused']}" if one["refused"] else "the same" if one["same"] else f"{one['extra']} more")
+        + (
+            f"refused, {one['refused']}"
+            if one["refused"]
+            else "the same"
+            if one["same"]
+            else f"{one['extra']} more"
+        )
         for one in repeats
     ]
     if all(one["same"] for one in repeats):
@@ -184,6 +198,20 @@ def tokens(seen: Seen) -> Answer | None:
     if any(one["extra"] for one in repeats):
         return otherwise("a repeated request bought other machines, which were ended", *lines)
     return otherwise("a repeated request was refused, and bought nothing", *lines)
+
+
+def quota(text: str, create: str, *codes: str) -> AnswerOf:
+    """Return whether a launch was refused for want of quota, by the codes that say so."""
+
+    def find(seen: Seen) -> Answer | None:
+        found = {code for code in seen.refusals(create) if code in codes}
+        if found:
+            return otherwise(text, *(f"{create.rpartition('/')[2]}: {one}" for one in sorted(found)))
+        if seen.passed("two-nodes"):
+            return expected("it has room for two machines", "no launch was refused for quota")
+        return None
+
+    return find
 
 
 def denials(seen: Seen) -> list[str]:
@@ -215,7 +243,8 @@ def listing_lag(seen: Seen, create: str, listing: str, *, where: Callable[[Excha
     if not num_lacking:
         return expected("a listing showed each machine at once", f"{num_created} launches were looked for")
     return otherwise(
-        f"a machine was in no listing for {worst:.0f} s", f"{num_lacking} listings after a launch lacked its machines"
+        f"a machine was in no listing for {worst:.0f} s",
+        f"{num_lacking} listings after a launch lacked its machines",
     )
 
 
@@ -232,11 +261,14 @@ def _pseudonyms(value: Any) -> Iterator[str]:
 
 
 def values_at(value: Any, *path: str) -> Iterator[Any]:
-    """Yield the values at a path of field names; lists on the way count for each of their items."""
+    """Yield the values at a path of field names, of which ``*`` is any; a list is each of its items."""
     if isinstance(value, list):
         for one in value:
             yield from values_at(one, *path)
     elif not path:
         yield value
+    elif path[0] == "*" and isinstance(value, Mapping):
+        for one in value.values():
+            yield from values_at(one, *path[1:])
     elif isinstance(value, Mapping) and path[0] in value:
         yield from values_at(value[path[0]], *path[1:])

@@ -16,6 +16,7 @@ from cloudspot_prove.answers import (
     of_checks,
     of_steps,
     otherwise,
+    quota,
     tokens,
     unanswered,
     values_at,
@@ -27,7 +28,7 @@ NOTICE_SECONDS: Final = range(90, 131)
 
 def _launch_index(seen: Seen) -> Answer | None:
     by_rank = dict(seen.witnessed("launch-index", "two-nodes"))
-    if len(by_rank) < 2:  # noqa: PLR2004 - two nodes
+    if len(by_rank) < 2:
         return None
     lines = [f"rank {rank}: ami-launch-index {index}" for rank, index in sorted(by_rank.items())]
     if len(set(by_rank.values())) == len(by_rank):
@@ -130,15 +131,6 @@ def _role(seen: Seen) -> Answer | None:
     return expected(f"the function was made {seconds:.0f} s after its role", *lines)
 
 
-def _quota(seen: Seen) -> Answer | None:
-    codes = {*seen.refusals("RunInstances")} & {"MaxSpotInstanceCountExceeded", "VcpuLimitExceeded"}
-    if codes:
-        return otherwise("a launch was refused for quota", *(f"RunInstances: {one}" for one in sorted(codes)))
-    if seen.passed("two-nodes"):
-        return expected("it has room for two machines", "RunInstances: no refusal for quota")
-    return None
-
-
 def _partitions(seen: Seen) -> Answer | None:
     zones = {
         str(job["launches"][0]["zone"]) for job in seen.fact("launch", "jobs") or () if job.get("launches")
@@ -165,7 +157,12 @@ ANSWERS: Final[Mapping[str, AnswerOf]] = {
     "aws-lambda-glibc": of_steps("they do", "driver"),
     "aws-lambda-role": _role,
     "aws-listing": lambda seen: listing_lag(
-        seen, "RunInstances", "DescribeInstances", where=lambda one: list(values_at(one.answer, "Instances", "InstanceId"))
+        seen,
+        "RunInstances",
+        "DescribeInstances",
+        where=lambda one: list(values_at(one.answer, "Instances", "InstanceId")),
     ),
-    "aws-quota": _quota,
+    "aws-quota": quota(
+        "a launch was refused whole", "RunInstances", "MaxSpotInstanceCountExceeded", "VcpuLimitExceeded"
+    ),
 }

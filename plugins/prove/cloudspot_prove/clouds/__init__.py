@@ -1,9 +1,12 @@
-"""What differs between the clouds: what a recording may show, how a call is repeated, how a machine is taken."""
+"""What differs between the clouds: what recordings show, how calls are repeated, how machines are taken."""
 
 from __future__ import annotations
 
+import ast
 from abc import ABC, abstractmethod
+from functools import cache
 from importlib import import_module
+from importlib.resources import files
 from typing import Any, ClassVar, Final
 
 from cloudspot.errors import SpecError
@@ -16,22 +19,18 @@ CLOUDS: Final = {
     "gcp": "cloudspot_prove.clouds.gcp:Gcp",
     "kubernetes": "cloudspot_prove.clouds.kubernetes:Kubernetes",
 }
+MAX_WORD: Final = 64
 
-OUR_WORDS: Final = frozenset(
-    {
-        "MASTER_PORT",
-        "cloudspot",
-        "cloudspot-job",
-        "cloudspot-launch",
-        "cloudspot-max-seconds",
-        "cloudspot-node",
-        "cloudspot-nodes",
-        "cloudspot-num-nodes",
-        "cloudspot-rank",
-        "cloudspot-store",
-    }
-)
-"""cloudspot's own names, which say nothing of an account."""
+
+@cache
+def words_of(package: str) -> frozenset[str]:
+    """Return the texts that stand in a package's source, which are public and say nothing of an account."""
+    found = set()
+    for path in files(package).iterdir():
+        if path.name.endswith(".py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            found |= {one.value for one in ast.walk(tree) if isinstance(one, ast.Constant)}
+    return frozenset({one for one in found if isinstance(one, str) and 0 < len(one) <= MAX_WORD})
 
 
 class Cloud(ABC):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Final
 
-from cloudspot_prove.clouds import OUR_WORDS, Cloud
+from cloudspot_prove.clouds import Cloud, words_of
 from cloudspot_prove.masking import Allowed
 from cloudspot_prove.recording import Exchange
 
@@ -67,26 +68,6 @@ VALUES: Final = frozenset(
         "durationBeforeInterruption",
     }
 )
-WORDS: Final = frozenset(
-    {
-        "Linux/UNIX",
-        "available",
-        "cloudspot-drill",
-        "default-for-az",
-        "instance-state-name",
-        "on-demand",
-        "pending",
-        "running",
-        "shutting-down",
-        "spot",
-        "stopped",
-        "stopping",
-        "tag-key",
-        "tag:cloudspot-job",
-        "tag:cloudspot-store",
-        "terminated",
-    }
-)
 
 
 class Aws(Cloud):
@@ -95,12 +76,13 @@ class Aws(Cloud):
     left_out: ClassVar[frozenset[str]] = frozenset({"s3"})
     types_option: ClassVar[str] = "instance_types"
     bill: ClassVar[str] = (
-        "https://console.aws.amazon.com/costmanagement (Cost Explorer, filtered by the tag cloudspot-job; a day later)"
+        "https://console.aws.amazon.com/costmanagement (Cost Explorer, filtered by the tag cloudspot-job; "
+        "a day later)"
     )
 
     def allowed(self) -> Allowed:
         """Return what botocore's models name; see Cloud."""
-        return Allowed(names=_names, values=VALUES, words=OUR_WORDS | WORDS)
+        return Allowed(names=_names, values=VALUES, words=_words)
 
     def repeat(self, exchange: Exchange) -> tuple[int, str, Any]:
         """Call the operation; see Cloud."""
@@ -122,10 +104,32 @@ class Aws(Cloud):
 
 
 @cache
-def _names(service: str) -> frozenset[str]:
-    """Return the members of all shapes of the service's model."""
+def _model(service: str) -> Sequence[Mapping[str, Any]]:
+    """Return all shapes of the service's model."""
     import botocore.loaders
 
     model = botocore.loaders.create_loader().load_service_model(service, "service-2")
-    shapes = model["shapes"].values()
-    return frozenset({name for shape in shapes for name in shape.get("members", ())}) | {"Error", "Code"}
+    return tuple(model["shapes"].values())
+
+
+@cache
+def _names(service: str) -> frozenset[str]:
+    """Return the members of all shapes."""
+    return frozenset({name for shape in _model(service) for name in shape.get("members", ())}) | {"Error"}
+
+
+@cache
+def _words(service: str) -> frozenset[str]:
+    """Return the plugin's own words, those that the model lists, and the names of regions and zones."""
+    import boto3.session
+
+    session = boto3.session.Session()
+    regions = [
+        region
+        for partition in session.get_available_partitions()
+        for region in session.get_available_regions("ec2", partition_name=partition)
+    ]
+    zones = {f"{region}{letter}" for region in regions for letter in "abcdef"}
+    listed = {one for shape in _model(service) for one in shape.get("enum", ())}
+    ours = words_of("cloudspot_aws") | words_of("cloudspot.plugin")
+    return frozenset({*ours, *listed, *regions, *zones})

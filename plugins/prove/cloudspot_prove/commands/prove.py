@@ -83,10 +83,10 @@ def prove(
 ) -> None:
     """Run a few small jobs on an account of PROVIDER, and report which open questions they answer.
 
-    Shows the price first, and asks. Then it takes the steps of docs/first-real-run.md: each with the questions
-    that it answers. It may be killed at any moment: repeat it, and it goes on. No machine runs for longer than
-    an hour, whatever happens. In the end nothing is left in the account, and the report, which names nothing
-    that belongs to it, is shown before it is saved.
+    Shows the price first, and asks. Then it takes the steps of docs/first-real-run.md, each with the
+    questions that it answers. It may be killed at any moment: repeat it, and it goes on. No machine runs for
+    longer than an hour, whatever happens. In the end nothing is left in the account, and the report, which
+    names nothing that belongs to it, is shown before it is saved.
     """
     from cloudspot_prove.reporting import report_of, save, shown_lines
     from cloudspot_prove.run_record import Saved, new_run, unfinished_run

@@ -1,4 +1,4 @@
-"""The open questions about each cloud: what only a real account answers, and what happens if it is otherwise."""
+"""The open questions about each cloud: what only a real account answers, and what follows from it."""
 
 from __future__ import annotations
 

@@ -65,6 +65,7 @@ def programs() -> dict[str, Any]:
 
 
 def read_aws() -> dict[str, Any]:
+    """Return what EC2's metadata service tells."""
     base = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/")
     token = ask(f"{base}/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, method="PUT")
     get = reader(f"{base}/latest/meta-data/", {"X-aws-ec2-metadata-token": token or ""})
@@ -83,12 +84,14 @@ def read_aws() -> dict[str, Any]:
 
 
 def read_gcp() -> dict[str, Any]:
+    """Return what Compute Engine's metadata service tells."""
     host = os.environ.get("GCE_METADATA_HOST", "169.254.169.254")
     get = reader(f"http://{host}/computeMetadata/v1/instance/", {"Metadata-Flavor": "Google"})
-    return {"notice": get("preempted") == "TRUE", "disks": number(get("disks/?recursive=false&alt=text"))}
+    return {"notice": get("preempted") == "TRUE"}
 
 
 def read_aliyun() -> dict[str, Any]:
+    """Return what ECS's metadata service tells."""
     base = os.environ.get("ECS_METADATA_SERVICE_ENDPOINT", "http://100.100.100.200").rstrip("/")
     token = ask(f"{base}/latest/api/token", {"X-aliyun-ecs-metadata-token-ttl-seconds": "60"}, method="PUT")
     get = reader(f"{base}/latest/meta-data/", {"X-aliyun-ecs-metadata-token": token or ""})
@@ -113,6 +116,7 @@ def once(facts: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def reader(base: str, headers: dict[str, str]) -> Callable[[str], str | None]:
+    """Return what reads a path below an address."""
     return lambda path: ask(base + path, headers)
 
 
@@ -127,10 +131,12 @@ def ask(url: str, headers: dict[str, str], *, method: str = "GET") -> str | None
 
 
 def number(text: str | None) -> int | None:
+    """Return a whole number; None: it is none."""
     return int(text) if text is not None and text.strip().isdecimal() else None
 
 
 def seconds_until(text: object) -> int | None:
+    """Return how long it is until a time; None: it is none."""
     if not isinstance(text, str):
         return None
     try:
