@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot.emulation.audit_trail import Trail
-from cloudspot.emulation.cloud import EmulatedCloud, MachineHost
+from cloudspot.emulation.cloud import Contrary, EmulatedCloud, MachineHost
 from cloudspot.emulation.function_front import FunctionFront
 from cloudspot.emulation.spot_plan import SpotPlan
 from cloudspot.emulation.wsgi_server import Server
@@ -19,12 +19,18 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
 TICK_SECONDS = 1.0
-COMMON_CONTRARIES = {
-    "listing-lags": "a machine is in no listing for its first 45 seconds",
-    "quota-halfway": "the quota of spot machines has room for one machine of two vCPUs",
-    "tags-late": "a tag that is set on a machine shows an hour later",
-}
-"""What every account can show; see ``EmulatedCloud.contraries``."""
+
+
+def common_contraries(provider: str) -> dict[str, Contrary]:
+    """Return what every account can do otherwise; see ``EmulatedCloud.contraries``."""
+    return {
+        "listing-lags": Contrary(
+            "a machine is in no listing for its first 45 seconds", f"{provider}-listing"
+        ),
+        "quota-halfway": Contrary(
+            "the quota has room for one spot machine of two vCPUs", f"{provider}-quota"
+        ),
+    }
 
 
 class EmulatedAccount(EmulatedCloud):
@@ -91,7 +97,7 @@ class EmulatedAccount(EmulatedCloud):
         self._ticker.start()
 
     def _misbehave(self) -> None:
-        """Begin with what was asked for of ``COMMON_CONTRARIES``; the others look at ``faults.contrary``."""
+        """Begin with what was asked for; what is not set here looks at ``faults.contrary``."""
         self.faults.contrary = self.contrary
         if "listing-lags" in self.contrary:
             self.faults.describe_lag_seconds = 45.0

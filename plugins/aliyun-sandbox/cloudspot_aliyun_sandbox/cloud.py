@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
-from cloudspot.emulation.cloud import EmulatedMachine, MachineHost
-from cloudspot.emulation.emulated_account import COMMON_CONTRARIES, EmulatedAccount
+from cloudspot.emulation.cloud import Contrary, EmulatedMachine, MachineHost
+from cloudspot.emulation.emulated_account import EmulatedAccount, common_contraries
 from cloudspot.emulation.policies import is_allowed
 from cloudspot.emulation.role_credentials import Credentials, Secrets
 from cloudspot_aliyun import permissions
@@ -58,13 +58,20 @@ class EmulatedAliyun(EmulatedAccount):
         OSS_DOMAINS,
     )
     can_be_bare: ClassVar[bool] = True
-    contraries: ClassVar[Mapping[str, str]] = {
-        **COMMON_CONTRARIES,
-        "creates-twice": "OSS passes over x-oss-forbid-overwrite, and creates an object that is there",
-        "host-names-with-gaps": "the host names of a launch are numbered 0, 2, 4 and so on",
-        "notice-late": "a notice names a time that is four minutes nearer than it should be",
-        "self-release-refused": "a machine may not release itself",
-        "token-forgotten": "a client token is forgotten after 10 seconds",
+    contraries: ClassVar[Mapping[str, Contrary]] = {
+        **common_contraries("aliyun"),
+        "creates-twice": Contrary(
+            "OSS passes over x-oss-forbid-overwrite, and creates an object that is there",
+            "aliyun-create-once",
+        ),
+        "host-names-with-gaps": Contrary(
+            "the host names of a launch are numbered 0, 2, 4 and so on", "aliyun-host-names"
+        ),
+        "notice-late": Contrary(
+            "a notice names a time that is four minutes nearer than it should be", "aliyun-notice"
+        ),
+        "self-release-refused": Contrary("a machine may not release itself", "aliyun-self-release"),
+        "token-forgotten": Contrary("a client token is forgotten after 10 seconds", "aliyun-client-token"),
     }
     network: ClassVar[str] = "172.16.0.0/16"
     metadata_addresses: ClassVar[tuple[str, ...]] = ("100.100.100.200",)

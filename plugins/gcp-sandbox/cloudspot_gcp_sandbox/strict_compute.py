@@ -201,7 +201,7 @@ class StrictCompute:
             raise ApiError(501, "notImplemented", "the emulated price list is only in USD")
         found, start = prices.skus(), int(query.get("pageToken", 0) or 0)
         if "disk-without-price" in self.faults.contrary:
-            found = [one for one in found if "Capacity" not in str(one["description"])]
+            found = tuple(one for one in found if "Capacity" not in str(one["description"]))
         end = start + (query.get("pageSize") or 5000)
         return {"skus": list(found[start:end]), "nextPageToken": str(end) if end < len(found) else ""}
 

@@ -33,6 +33,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, tag="head"):
 class Exchange(msgspec.Struct, frozen=True, kw_only=True, tag="exchange"):
     """One request and its answer, masked."""
 
+    number: int = 0
+    """Of the line, unique in its file."""
     step: str
     """Of the run, such as ``launch``."""
     at: float
@@ -44,8 +46,8 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, tag="exchange"):
     status: int
     code: str = ""
     seconds: float
-    same_as: float | None = None
-    """The answer is that of the exchange of the same action in this file that came at this time."""
+    same_as: int | None = None
+    """The answer is that of the exchange of this number."""
 
 
 Line = Head | Exchange
@@ -57,16 +59,17 @@ class Recorder:
     def __init__(
         self, path: Path, mask: Mask, *, step: str, began: float, left_out: Iterable[str] = ()
     ) -> None:
-        """Open a file that is closed to others; ``began`` is the run's beginning by ``time.time()``."""
+        """Make a file that is closed to others; ``began`` is the run's beginning by ``time.time()``."""
         self.step = step
         """Of the run, which a later exchange belongs to."""
         self._mask = mask
         self._began = began
         self._left_out = frozenset(left_out)
         self._lock = threading.Lock()
-        self._seen: dict[tuple[str, bytes], float] = {}
+        self._seen: dict[tuple[str, bytes], int] = {}
+        self._num_written = 0
         path.touch(mode=0o600)
-        self._file = path.open("ab", buffering=0)
+        self._path = path
 
     def __call__(self, exchange: ApiExchange) -> None:
         """Write the exchange, unless it is of a service that is left out."""
@@ -77,9 +80,11 @@ class Recorder:
         at = round(time.time() - self._began, 3)
         key = action, msgspec.json.encode(answer)
         with self._lock:
-            before = self._seen.setdefault(key, at)
-            same = None if before == at else before
+            self._num_written += 1
+            before = self._seen.setdefault(key, self._num_written)
+            same = None if before == self._num_written else before
             line = Exchange(
+                number=self._num_written,
                 step=self.step,
                 at=at,
                 service=exchange.service,
@@ -91,7 +96,18 @@ class Recorder:
                 seconds=round(exchange.seconds, 3),
                 same_as=same,
             )
-            self._file.write(msgspec.json.encode(line) + b"\n")
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode(line) + b"\n")
+
+
+def read_head(path: Path) -> Head:
+    """Return the first line of a whole recording; CloudspotError if it is none."""
+    with path.open("rb") as file:
+        text = file.readline(1 << 16)
+    try:
+        return decode(text, Head)  # type: ignore[no-any-return]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CloudspotError(f"{path}: line 1 is not that of a recording: {error}") from None
 
 
 def read_lines(path: Path) -> Iterator[Exchange]:
@@ -102,7 +118,7 @@ def read_lines(path: Path) -> Iterator[Exchange]:
     """
     if path.stat().st_size > MAX_BYTES:
         raise CloudspotError(f"{path}: a recording has at most {MAX_BYTES >> 20} MiB")
-    answers: dict[tuple[str, float], Any] = {}
+    answers: dict[int, Any] = {}
     data = path.read_bytes()
     lines = data.split(b"\n")
     for number, text in enumerate(lines[:-1], start=1):
@@ -115,10 +131,10 @@ def read_lines(path: Path) -> Iterator[Exchange]:
                 raise CloudspotError(f"{path}: this is format {line.format}; expected {FORMAT}")
             continue
         if line.same_as is None:
-            answers[line.action, line.at] = line.answer
+            answers[line.number] = line.answer
             yield line
         else:
-            yield msgspec.structs.replace(line, answer=answers.get((line.action, line.same_as)))
+            yield msgspec.structs.replace(line, answer=answers.get(line.same_as), same_as=None)
 
 
 def read_all(directory: Path) -> list[Exchange]:
@@ -129,11 +145,12 @@ def read_all(directory: Path) -> list[Exchange]:
 
 def write_whole(path: Path, head: Head, exchanges: Iterable[Exchange]) -> None:
     """Write the exchanges as one recording."""
-    written: dict[tuple[str, bytes], float] = {}
+    written: dict[tuple[str, bytes], int] = {}
     with path.open("wb") as file:
         file.write(msgspec.json.encode(head) + b"\n")
-        for one in exchanges:
-            before = written.setdefault((one.action, msgspec.json.encode(one.answer)), one.at)
-            same = None if before == one.at else before
-            line = msgspec.structs.replace(one, same_as=same, answer=None if same is not None else one.answer)
+        for number, one in enumerate(exchanges, start=1):
+            before = written.setdefault((one.action, msgspec.json.encode(one.answer)), number)
+            same = None if before == number else before
+            answer = None if same is not None else one.answer
+            line = msgspec.structs.replace(one, number=number, same_as=same, answer=answer)
             file.write(msgspec.json.encode(line) + b"\n")

@@ -105,7 +105,7 @@ def page_of(report: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("cloudspot_prove", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    return environment.get_template("report.html").render(report=report)
+    return str(environment.get_template("report.html").render(report=report))
 
 
 def shown_lines(report: Mapping[str, Any]) -> list[str]:

@@ -135,7 +135,8 @@ def repeat(bench: Bench) -> None:
     )
     child.send_signal(signal.SIGKILL)
     child.wait()
-    began, asked, answers = time.monotonic(), 0.0, []
+    began, asked = time.monotonic(), 0.0
+    answers: list[dict[str, Any]] = []
     until = began + _most_seconds(bench)
     while True:
         bench.call("reconcile", "--job", job_id)

@@ -33,7 +33,8 @@ def _preemption_notice(seen: Seen) -> Answer | None:
     refused = [one for one in asked if one.code]
     if len(refused) == len(asked):
         return otherwise(
-            "a launch that asks for it is refused", *(f"bulkInsert: {one.status} {one.code}" for one in refused[:3])
+            "a launch that asks for it is refused",
+            *(f"bulkInsert: {one.status} {one.code}" for one in refused[:3]),
         )
     return expected("it does", f"bulkInsert: accepted with preemptionNoticeDuration {len(asked)} times")
 
@@ -111,7 +112,8 @@ def _new_account(seen: Seen) -> Answer | None:
     if refused and bought and refused[-1].at - refused[0].at > 1:
         seconds = refused[-1].at - refused[0].at
         return otherwise(
-            f"a launch was refused for {seconds:.0f} s, and then accepted", f"bulkInsert: {len(refused)} times invalid"
+            f"a launch was refused for {seconds:.0f} s, and then accepted",
+            f"bulkInsert: {len(refused)} times invalid",
         )
     return expected("it is", f"bulkInsert: accepted {len(bought)} times, at once") if bought else None
 

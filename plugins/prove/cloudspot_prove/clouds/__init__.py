@@ -50,6 +50,13 @@ class Cloud(ABC):
     """Where the cloud shows its own bill."""
     has_functions: ClassVar[bool] = True
 
+    free: ClassVar[frozenset[str]] = frozenset()
+    """Parameters that may be made up, since they decide on no answer: tokens, scripts, the values of tags."""
+
+    def completed(self, action: str, request: Any) -> Any:
+        """Return a request to repeat with what a recording cannot hold, such as a script in base64."""
+        return request
+
     @abstractmethod
     def allowed(self) -> Allowed:
         """Return what a recording may show; without I/O."""

@@ -68,6 +68,10 @@ class Aliyun(Cloud):
     release: ClassVar[str | None] = "aliyun ecs DeleteInstance --InstanceId {id} --Force true"
     bill: ClassVar[str] = "https://usercenter2-intl.aliyun.com (Bills, by instance; a day later)"
 
+    free: ClassVar[frozenset[str]] = frozenset(
+        {"ClientToken", "StartTime", "EndTime", "UserData", "AutoReleaseTime", "HostName", "InstanceName"}
+    )
+
     def allowed(self) -> Allowed:
         """Return what the SDK and the plugin name; see Cloud."""
         return Allowed(names=_words, values=VALUES, words=_words)
@@ -99,5 +103,5 @@ def _words(_service: str) -> frozenset[str]:
     for path in (files("aliyunsdkecs") / "request" / "v20140526").iterdir():
         if not path.name.endswith(".py"):
             continue
-        listed |= set(re.findall(r"'([A-Z][A-Za-z]+)'", path.read_text(encoding="utf-8", errors="replace")))
+        listed |= set(re.findall(r"'([A-Z][A-Za-z]+)'", path.read_text(encoding="utf-8")))
     return words_of("cloudspot_aliyun") | words_of("cloudspot.plugin") | frozenset(listed)

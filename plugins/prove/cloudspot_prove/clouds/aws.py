@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from functools import cache
 from typing import Any, ClassVar, Final
 
@@ -70,6 +71,9 @@ VALUES: Final = frozenset(
 )
 
 
+IDLE_SCRIPT: Final = "#!/bin/sh\nsleep 600\n"
+
+
 class Aws(Cloud):
     """See Cloud."""
 
@@ -79,6 +83,18 @@ class Aws(Cloud):
         "https://console.aws.amazon.com/costmanagement (Cost Explorer, filtered by the tag cloudspot-job; "
         "a day later)"
     )
+
+    free: ClassVar[frozenset[str]] = frozenset(
+        {"ClientToken", "ClientRequestToken", "StartTime", "UserData", "Value", "clientToken", "description"}
+    )
+
+    def completed(self, action: str, request: Any) -> Any:
+        """Add a script, and a time as botocore wants it; see Cloud."""
+        if action == "DescribeSpotPriceHistory" and "StartTime" in request:
+            return {**request, "StartTime": datetime.now(timezone.utc)}
+        if action == "RunInstances" and "UserData" in request:
+            return {**request, "UserData": IDLE_SCRIPT}
+        return request
 
     def allowed(self) -> Allowed:
         """Return what botocore's models name; see Cloud."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from functools import cache
 from typing import Any, ClassVar, Final
 
@@ -116,6 +117,15 @@ class Gcp(Cloud):
     bill: ClassVar[str] = (
         "https://console.cloud.google.com/billing (Reports, grouped by the label cloudspot-job; a day later)"
     )
+
+    free: ClassVar[frozenset[str]] = frozenset({"requestId", "value", "pageToken", "description", "path"})
+
+    def completed(self, action: str, request: Any) -> Any:
+        """Add a request id as Compute Engine wants it; see Cloud."""
+        query = request["query"]
+        if "requestId" in query:
+            query = {**query, "requestId": str(uuid.uuid5(uuid.NAMESPACE_URL, query["requestId"]))}
+        return {**request, "query": query}
 
     def allowed(self) -> Allowed:
         """Return what the client's types name; see Cloud."""

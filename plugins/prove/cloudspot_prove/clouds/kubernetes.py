@@ -47,6 +47,8 @@ class Kubernetes(Cloud):
     bill: ClassVar[str] = "the bill of whoever runs the cluster's nodes"
     has_functions: ClassVar[bool] = False
 
+    free: ClassVar[frozenset[str]] = frozenset({"name", "value", "command", "args", "labels", "annotations"})
+
     def allowed(self) -> Allowed:
         """Return what the client's models name; see Cloud."""
         return Allowed(names=_names, values=VALUES, words=_words, segments=SEGMENTS)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from witness import watch
+from witness import watch  # type: ignore[import-not-found] # beside this script
 
 import cloudspot.train as spot
 

@@ -1,0 +1,121 @@
+"""Makes the requests of a recording again, in an emulation, and pairs the answers."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from cloudspot_prove.clouds import Cloud
+from cloudspot_prove.differences import Pair
+from cloudspot_prove.masking import BYTES, MARK, NUMBER, TIME, Mask
+from cloudspot_prove.recording import Exchange
+
+_MASKS: Final = (BYTES, NUMBER, TIME)
+
+
+def replay(cloud: Cloud, exchanges: Sequence[Exchange]) -> Iterator[Pair]:
+    """Make each request again, in the order of the recording, and yield it with its answer.
+
+    A name in a request that an earlier answer brought stands for the name that the emulation's answer brought
+    in the same place. Others are made up. A request that follows itself with the same answer is made once.
+    """
+    mask = Mask(secrets.token_bytes(32), cloud.allowed())
+    known = _Names()
+    before: tuple[str, Any, Any] | None = None
+    for exchange in exchanges:
+        key = (exchange.action, exchange.request, exchange.answer)
+        if key == before:
+            continue
+        before = key
+        made_up: list[tuple[str, ...]] = []
+        request = known.put_in(exchange.request, (), made_up)
+        action = known.put_in_action(exchange.action, made_up)
+        began = time.monotonic()
+        status, code, answer = cloud.repeat(
+            msgspec.structs.replace(
+                exchange, action=action, request=cloud.completed(exchange.action, request)
+            )
+        )
+        seconds = time.monotonic() - began
+        masked = mask.tree(answer, exchange.service)
+        names = {one: mask.pseudonym(other) for one, other in known.by_pseudonym.items()}
+        yield Pair(
+            recorded=exchange,
+            status=status,
+            code=mask.code(code),
+            answer=masked,
+            seconds=seconds,
+            is_same_request=all(path and path[-1] in cloud.free for path in made_up),
+            names=names,
+        )
+        if not exchange.code and not code:
+            known.learn(exchange.answer, answer)
+
+
+class _Names:
+    """What the recording's pseudonyms stand for in the emulation."""
+
+    def __init__(self) -> None:
+        self.by_pseudonym: dict[str, str] = {}
+
+    def learn(self, recorded: Any, answer: Any) -> None:
+        """Note the names that stand in the same places of two answers."""
+        if isinstance(recorded, Mapping) and isinstance(answer, Mapping):
+            for name, one in recorded.items():
+                if name in answer:
+                    self.learn(one, answer[name])
+        elif isinstance(recorded, list) and isinstance(answer, (list, tuple)):
+            for one, other in zip(recorded, answer, strict=False):
+                self.learn(one, other)
+        elif _is_pseudonym(recorded) and isinstance(answer, str):
+            last = (
+                answer.rstrip("/").rpartition("/")[2]
+                if answer.startswith(("http://", "https://"))
+                else answer
+            )
+            self.by_pseudonym.setdefault(recorded, last)
+
+    def put_in(self, value: Any, path: tuple[str, ...], made_up: list[tuple[str, ...]]) -> Any:
+        """Return a request's value with names put in; note the paths of those that had to be made up."""
+        if isinstance(value, Mapping):
+            return {
+                self._name(str(name)): self.put_in(one, (*path, str(name)), made_up)
+                for name, one in value.items()
+            }
+        if isinstance(value, list):
+            return [self.put_in(one, path, made_up) for one in value]
+        if not isinstance(value, str) or not value.startswith(MARK):
+            return value
+        if value in self.by_pseudonym:
+            return self.by_pseudonym[value]
+        made_up.append(path)
+        if value == NUMBER:
+            return 1
+        return "2026-01-01T00:00:00Z" if value == TIME else _made_up(value)
+
+    def put_in_action(self, action: str, made_up: list[tuple[str, ...]]) -> str:
+        """Return a method and a path with names put in."""
+        method, space, path = action.partition(" ")
+        if not space:
+            return action
+        parts = []
+        for part in path.split("/"):
+            name, colon, verb = part.partition(":")
+            parts.append(str(self.put_in(name, ("path",), made_up)) + colon + verb)
+        return f"{method} {'/'.join(parts)}"
+
+    def _name(self, name: str) -> str:
+        return self.by_pseudonym.get(name, _made_up(name)) if _is_pseudonym(name) else name
+
+
+def _is_pseudonym(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith(MARK) and value not in _MASKS
+
+
+def _made_up(pseudonym: str) -> str:
+    """Return a name that is valid nearly everywhere, the same for the same pseudonym."""
+    return f"r{pseudonym.removeprefix(MARK)}"
