@@ -125,6 +125,20 @@ def _preempted_event(seen: Seen) -> Answer | None:
     return expected("the replacement was bought", f"{seconds:.0f} s after the reclaim was asked for")
 
 
+def _quota(seen: Seen) -> Answer | None:
+    codes = {
+        str(code)
+        for one in seen.exchanges
+        for code in values_at(one.answer, "error", "errors", "code")
+        if "operations" in one.action
+    }
+    if "QUOTA_EXCEEDED" in codes:
+        return otherwise("a launch was refused whole", "its operation ended with QUOTA_EXCEEDED")
+    if seen.passed("two-nodes"):
+        return expected("it has room for two machines", "no operation ended with QUOTA_EXCEEDED")
+    return None
+
+
 _SCHEDULING: Final = ("instanceProperties", "scheduling")
 
 ANSWERS: Final[Mapping[str, AnswerOf]] = {
@@ -145,7 +159,7 @@ ANSWERS: Final[Mapping[str, AnswerOf]] = {
     "gcp-function-memory": of_steps("they are", "driver"),
     "gcp-deployer-grants": of_steps("the deployment passed at the first try", "driver"),
     "gcp-listing": lambda seen: listing_lag(seen, BULK, INSTANCES, where=_names),
-    "gcp-quota": of_steps("it has room for two machines", "two-nodes"),
+    "gcp-quota": _quota,
 }
 
 

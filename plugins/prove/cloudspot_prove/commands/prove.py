@@ -11,7 +11,8 @@ from cloudspot.cli.completers import complete_providers
 from cloudspot.cli.jobs import unnamed_store
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import overrides_option, parsed, store_option
-from cloudspot.errors import SpecError
+from cloudspot.errors import CloudspotError, SpecError
+from cloudspot.host.locks import try_lock
 from cloudspot.jobfile.amounts import money_text
 from cloudspot.jobfile.quantities import parse_duration, parse_money
 from cloudspot_prove.questions import STEPS
@@ -111,11 +112,14 @@ def prove(
             gpu=gpu,
             other_region=other_region,
         )
-    recorder = record_this_process(record)
-    work_through(record, recorder, NEEDED)
-    _agree(record, yes=yes)
-    work_through(record, recorder, record.began.steps)
-    clean_up(record, recorder)
+    with try_lock(record.directory / "lock") as is_free:
+        if not is_free:
+            raise CloudspotError(f"the run {record.began.run} is being continued by another process")
+        recorder = record_this_process(record)
+        work_through(record, recorder, NEEDED)
+        _agree(record, yes=yes)
+        work_through(record, recorder, record.began.steps)
+        clean_up(record, recorder)
     report = report_of(record)
     for line in shown_lines(report):
         output.echo(line)
