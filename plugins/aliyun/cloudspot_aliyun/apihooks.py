@@ -23,7 +23,8 @@ def told(request: RpcRequest) -> Iterator[Callable[[Mapping[str, Any]], None]]:
 
     answers: list[Mapping[str, Any]] = []
     # What the SDK adds when it signs, the key's id among it, belongs to no request.
-    parameters, began = dict(request.get_query_params()), time.monotonic()
+    parameters = nested({**request.get_query_params(), **request.get_body_params()})
+    began = time.monotonic()
     status, code = 200, ""
     try:
         yield answers.append
@@ -45,3 +46,23 @@ def told(request: RpcRequest) -> Iterator[Callable[[Mapping[str, Any]], None]]:
                 seconds=time.monotonic() - began,
             )
         )
+
+
+def nested(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flat parameters such as ``Tag.1.Key`` as lists and tables."""
+    whole: dict[str, Any] = {}
+    for name, value in parameters.items():
+        *way, last = name.split(".")
+        place = whole
+        for part in way:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return {name: _with_lists(one) for name, one in whole.items()}
+
+
+def _with_lists(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if all(name.isdecimal() for name in value):
+        return [_with_lists(value[name]) for name in sorted(value, key=int)]
+    return {name: _with_lists(one) for name, one in value.items()}

@@ -42,6 +42,8 @@ def _tell(answer: requests.Response, **options: Any) -> None:
 def _service_of(path: str) -> str:
     """Return the service's name by its path: each has its own, whatever host answers for it."""
     first, _, rest = path.lstrip("/").partition("/")
+    if rest.startswith("entries:"):
+        return "logging"
     return rest.partition("/")[0] if first in {"upload", "download", "batch"} else first
 
 

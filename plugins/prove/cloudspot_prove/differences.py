@@ -15,9 +15,11 @@ from cloudspot_prove.recording import Exchange
 Kind = Literal["field", "order", "code", "delay"]
 STATE_FIELDS: Final = ("State", "Status", "status", "phase")
 """The field by which a thing says what state it is in: what it tells besides depends on that."""
-SLOW_SECONDS: Final = 5.0
+SLOW_SECONDS: Final = 20.0
 SLOW_FACTOR: Final = 10.0
-"""An answer is late that takes so much longer than the other one."""
+"""An operation is slow that never takes less than so much more than elsewhere."""
+LATE_SECONDS: Final = 1.0
+"""A thing is late that a listing shows so much later."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -61,9 +63,9 @@ def find_differences(pairs: Sequence[Pair]) -> list[Difference]:
         for one in _field_differences(place, ours[place], others[place]):
             add(one)
     for pair in pairs:
-        for one in (*_code_differences(pair), *_order_differences(pair), *_late_answers(pair)):
+        for one in (*_code_differences(pair), *_order_differences(pair)):
             add(one)
-    for one in _late_things(pairs):
+    for one in (*_slow_operations(pairs), *_late_things(pairs)):
         add(one)
     return sorted(found.values())
 
@@ -182,15 +184,15 @@ def _canonical(value: Any, names: Mapping[str, str]) -> str:
     return json.dumps(plain(value), sort_keys=True)
 
 
-def _late_answers(pair: Pair) -> Iterator[Difference]:
-    ours, others = pair.recorded.seconds, pair.seconds
-    if ours > SLOW_SECONDS + others and ours > SLOW_FACTOR * others:
-        yield Difference(
-            kind="delay",
-            action=pair.recorded.action,
-            where="the answer",
-            text=f"it took {ours:.1f} s, and {others:.1f} s",
-        )
+def _slow_operations(pairs: Sequence[Pair]) -> Iterator[Difference]:
+    quickest: dict[str, tuple[float, float]] = {}
+    for pair in pairs:
+        ours, others = quickest.get(pair.recorded.action, (pair.recorded.seconds, pair.seconds))
+        quickest[pair.recorded.action] = min(ours, pair.recorded.seconds), min(others, pair.seconds)
+    for action, (ours, others) in quickest.items():
+        if ours > SLOW_SECONDS + others and ours > SLOW_FACTOR * others:
+            text = f"it took {ours:.1f} s at the least, and {others:.1f} s"
+            yield Difference(kind="delay", action=action, where="the answer", text=text)
 
 
 def _late_things(pairs: Sequence[Pair]) -> Iterator[Difference]:
@@ -206,6 +208,6 @@ def _late_things(pairs: Sequence[Pair]) -> Iterator[Difference]:
                 short.setdefault(key, pair)
             elif key in short and len(ours) == len(others) > 0:
                 late = pair.recorded.at - short.pop(key).recorded.at
-                yield Difference(
-                    kind="delay", action=key[0], where=path, text=f"it showed {late:.0f} s later, and at once"
-                )
+                if late > LATE_SECONDS:
+                    text = f"it showed {late:.0f} s later, and at once"
+                    yield Difference(kind="delay", action=key[0], where=path, text=text)

@@ -37,7 +37,7 @@ class Cloud(ABC):
     """One cloud, for a first run on it."""
 
     left_out: ClassVar[frozenset[str]] = frozenset()
-    """Services that are not recorded, as those of objects: their answers are the job's own data."""
+    """Services that are not recorded, as those of objects and logs: their answers are the job's own data."""
     types_option: ClassVar[str] = ""
     """The option that names the types of machines; empty: the provider's table lists them itself."""
     setup: ClassVar[tuple[str, ...]] = ()

@@ -77,7 +77,7 @@ IDLE_SCRIPT: Final = "#!/bin/sh\nsleep 600\n"
 class Aws(Cloud):
     """See Cloud."""
 
-    left_out: ClassVar[frozenset[str]] = frozenset({"s3"})
+    left_out: ClassVar[frozenset[str]] = frozenset({"logs", "s3"})
     types_option: ClassVar[str] = "instance_types"
     bill: ClassVar[str] = (
         "https://console.aws.amazon.com/costmanagement (Cost Explorer, filtered by the tag cloudspot-job; "

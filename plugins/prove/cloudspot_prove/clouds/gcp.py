@@ -112,7 +112,7 @@ NAMED_BY: Final = frozenset({"acceleratorTypes", "family", "locations", "machine
 class Gcp(Cloud):
     """See Cloud."""
 
-    left_out: ClassVar[frozenset[str]] = frozenset({"storage"})
+    left_out: ClassVar[frozenset[str]] = frozenset({"logging", "storage"})
     types_option: ClassVar[str] = "machine_types"
     bill: ClassVar[str] = (
         "https://console.cloud.google.com/billing (Reports, grouped by the label cloudspot-job; a day later)"
@@ -142,7 +142,7 @@ class Gcp(Cloud):
             .session()
             .request(
                 method,
-                endpoint(exchange.service) + path,
+                endpoint("compute") + path,  # all of the emulation is at one address
                 params=exchange.request["query"],
                 json=exchange.request["body"],
                 timeout=TIMEOUT,
