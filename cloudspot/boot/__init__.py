@@ -1,1 +1,1 @@
-"""How a machine comes from a bare boot to a running agent."""
+"""The boot script and the archives with which a machine gets from a bare boot to a running agent."""

@@ -1,14 +1,14 @@
-"""The archive from which a stock image installs its agent: wheels, made of what is installed here.
+"""The archive from which a stock image installs its agent: wheels made from the files installed here.
 
-Machines run the very code that submitted, also from an editable install, and its very dependencies: the
-wheels are assembled from the installed files, without building anything. Equal code gives equal bytes, so
-the archive is named by its content and stored once. It holds
+Machines run the submitter's exact code, even from an editable install, and its exact dependencies: the wheels
+are assembled from the installed files, without building anything. Equal code gives equal bytes, so the
+archive is named by its content and stored once. It contains
 
-- ``wheels/``: cloudspot, the plugins, and each dependency that is pure Python or came from no package index,
-  but for ``DRIVERS_ONLY``;
-- ``compiled/``: the other dependencies, which fit machines with this Python version and platform only;
-- ``index.txt``: the versions of what a package index may provide: what is in ``compiled/`` where that
-  does not fit, and dependencies without a list of their files, such as Debian's packages;
+- ``wheels/``: cloudspot, the plugins, and each dependency that is pure Python or did not come from a package
+  index, except ``DRIVERS_ONLY``;
+- ``compiled/``: the other dependencies, which fit only machines with this Python version and platform;
+- ``index.txt``: the versions of dependencies that a package index may provide: those in ``compiled/`` if they
+  do not fit, and those without a list of their files, such as Debian's packages;
 - ``installer/``: pip, if it is installed here.
 """
 
@@ -34,7 +34,7 @@ from cloudspot.errors import CloudspotError
 CORE = "cloudspot"
 INSTALLER = "pip"
 DRIVERS_ONLY = frozenset({"numpy"})
-"""What cloudspot requires but no machine imports: it is large, and compiled for one Python and platform."""
+"""Requirements of cloudspot that no machine imports; they are large and fit only one Python and platform."""
 _METADATA = ("METADATA", "entry_points.txt")
 _TIME = (2020, 1, 1, 0, 0, 0)
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")
@@ -43,22 +43,22 @@ _EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 
 @dataclass(frozen=True)
 class AgentArchive:
-    """What is staged in the store for the nodes."""
+    """The agent's archive, which is staged in the store for the nodes."""
 
     data: bytes = field(repr=False)
-    """A tar archive of wheels; no times, no owners."""
+    """A tar archive of wheels, without times and owners."""
     sha256: str
     """The hash of ``data``, in hex."""
     digest: str
-    """The code hash of cloudspot and the plugins, in hex: an image with the same code needs no archive."""
+    """The code hash of cloudspot and the plugins, in hex; an image with the same code needs no archive."""
     requirements: tuple[str, ...]
-    """The distributions of that code; what else the archive holds is what they need."""
+    """The distributions of that code; the rest of the archive are their dependencies."""
 
 
 def make_agent_archive(plugins: Sequence[str], *, drives: bool = False) -> AgentArchive:
-    """Return the archive with cloudspot, the plugins' distributions, and all that they need.
+    """Return the archive with cloudspot, the plugins' distributions, and all their dependencies.
 
-    ``drives``: also what only drivers need.
+    If ``drives``, the dependencies that only drivers need are included.
 
     Raises:
         CloudspotError: a distribution is not installed, or its files cannot be found.
@@ -82,7 +82,7 @@ def make_agent_archive(plugins: Sequence[str], *, drives: bool = False) -> Agent
             versions.append(f"{distribution.metadata['Name']}=={distribution.version}\n")
     members["index.txt"] = "".join(versions).encode()
     if _is_installed(INSTALLER):
-        # Debian's Python has no ensurepip: the node installs with this one.
+        # Debian's Python has no ensurepip, so the node installs with this pip.
         installer = _distribution(INSTALLER)
         file, data = _wheel(installer, _files(installer), left_out)
         members[f"installer/{file}"] = data
@@ -106,7 +106,7 @@ def code_digest(names: Iterable[str]) -> str:
 def _came_from_index(distribution: metadata.Distribution) -> bool:
     """Return whether it came from a package index, and not from a directory, a repository or a file.
 
-    Installers leave the URL of such a place. Conda leaves the one of its own build for every package.
+    Installers record the URL of a directory, repository or file. Conda records a URL for every package.
     """
     installer = (distribution.read_text("INSTALLER") or "").strip()
     return distribution.read_text("direct_url.json") is None or installer == "conda"
@@ -134,13 +134,13 @@ def _wheel(
             info = zipfile.ZipInfo(path, _TIME)
             info.external_attr = 0o644 << 16
             info.compress_type = zipfile.ZIP_DEFLATED
-            # The user waits: the lowest level takes a third of the usual one's time and saves nearly as much.
+            # The user waits; the lowest level takes a third of the usual time and saves nearly as much.
             archive.writestr(info, data, compresslevel=1)
     return f"{stem}-{_compressed(tags)}.whl", target.getvalue()
 
 
 def _for_machines(distribution: metadata.Distribution, text: str, left_out: frozenset[str]) -> str:
-    """Return the metadata without the requirements that the archive leaves out: pip would insist on them."""
+    """Return the metadata without the requirements that the archive leaves out, which pip would require."""
     if canonical(distribution.metadata["Name"]) != CORE:
         return text
     return "".join(line for line in text.splitlines(keepends=True) if not _requires(line, left_out))
@@ -153,14 +153,14 @@ def _requires(line: str, names: frozenset[str]) -> bool:
 
 
 def _files(distribution: metadata.Distribution) -> dict[str, bytes]:
-    # An editable install lists only how it is found.
+    # An editable install lists only the files by which Python finds it.
     return _listed_files(distribution) or _package_files(distribution)
 
 
 def _listed_files(distribution: metadata.Distribution) -> dict[str, bytes]:
-    """Return the distribution's own files by their path in a wheel, without what installers added.
+    """Return the distribution's own files by their path in a wheel, without files added by installers.
 
-    Empty if its installer has left no list.
+    It is empty if the installer has left no list.
     """
     contents: dict[str, bytes] = {}
     listed = () if distribution.read_text("RECORD") is None else distribution.files
@@ -191,12 +191,12 @@ def _package_files(distribution: metadata.Distribution) -> dict[str, bytes]:
 
 
 def closure(names: Iterable[str], *, left_out: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """Return the distributions and all that they need here, by their canonical names, sorted.
+    """Return the distributions and all their dependencies here, sorted by canonical name.
 
-    ``left_out``: what cloudspot requires, and is not wanted.
+    ``left_out`` has the requirements of cloudspot that are not wanted.
 
     Raises:
-        CloudspotError: one is not installed.
+        CloudspotError: a distribution is not installed.
     """
     waiting = [(name, "") for name in names]
     spellings: dict[str, str] = {}
@@ -215,9 +215,9 @@ def closure(names: Iterable[str], *, left_out: frozenset[str] = frozenset()) -> 
 
 
 def _needed(distribution: metadata.Distribution, extra: str) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield what it requires with the extra (empty: always): each name with its own extras.
+    """Yield the required names, each with its extras: those of ``extra``, or without any if it is empty.
 
-    Requirements that do not apply here are not installed.
+    The caller skips requirements that do not apply here, because they are not installed.
     """
     for line in distribution.requires or ():
         requirement, _, marker = line.partition(";")
@@ -243,7 +243,7 @@ def _is_pure(tags: Sequence[str]) -> bool:
 
 
 def _compressed(tags: Sequence[str]) -> str:
-    """Return a wheel's tags as its file name has them: ``py2.py3-none-any``."""
+    """Return a wheel's tags in the form of its file name, such as ``py2.py3-none-any``."""
     columns = zip(*(tag.split("-") for tag in tags), strict=True)
     return "-".join(".".join(dict.fromkeys(column)) for column in columns)
 
@@ -283,5 +283,5 @@ def _is_installed(name: str) -> bool:
 
 
 if __name__ == "__main__":
-    # On a node: does its image have the same code?
-    print(code_digest(sys.argv[1:]))  # noqa: T201 # its answer
+    # A node compares this with the digest in its boot script.
+    print(code_digest(sys.argv[1:]))  # noqa: T201 # read by install.sh

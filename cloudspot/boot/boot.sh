@@ -1,33 +1,33 @@
 # The body of the boot script; cloudspot/boot/script.py puts the exports in front of it.
 
 end_machine() {
-    # A machine that does not go down bills on: ask until it does.
+    # A machine that stays up is billed, so the command is repeated until it goes down.
     while :; do
         bash -c "$CLOUDSPOT_SHUTDOWN"
         sleep 30
     done
 }
 
-# The self-kill timer comes first: whatever breaks below, this machine ends. It ignores the hang-up
-# that a boot service may send when the script is done, and holds no pipe of its parent open.
+# The self-kill timer comes first, so that this machine ends even if something below fails. It ignores the
+# hang-up that a boot service may send when the script is done, and keeps no pipe of its parent open.
 (
     trap '' HUP
     # shellcheck disable=SC2086 # three numbers
     set -- $CLOUDSPOT_LIFE
     sleep "$1"
-    # The agent takes it for a notice, so that the job goes on elsewhere. Nothing here depends on that.
+    # For the agent this is a notice, so that the job goes on elsewhere. Nothing here depends on the agent.
     "$CLOUDSPOT_NODE_DIR/on-shutdown" --seconds "$2" --source "its age" &
     sleep "$3"
     end_machine
 ) </dev/null >/dev/null 2>&1 &
 
-# Lets drivers read the console, which on some clouds is gone with the machine; a signal ends it.
+# Waits so that drivers can read the console, which some clouds delete with the machine; a signal ends it.
 linger() {
     sleep 120 &
     wait "$!"
 }
 
-# Says for good why this machine runs no agent.
+# Reports why this machine will never run the agent.
 cannot_serve() {
     echo "cloudspot: this machine cannot serve its job: $1"
     linger
@@ -35,15 +35,15 @@ cannot_serve() {
 
 (umask 077 && mkdir -p "$CLOUDSPOT_NODE_DIR")
 
-# Writes a program that only its owner may read, because the environment that it sets may hold secrets.
+# Writes a program that only its owner may read, because it sets an environment that may contain secrets.
 write_program() (
     umask 077
     cat >"$1.tmp" && chmod 700 "$1.tmp" && mv "$1.tmp" "$1"
 )
 
 # A machine that boots again has lost its timer, its agent and its memory, so it ends itself, as if it had
-# been reclaimed. Clouds differ in whether they run this script at each boot. A file tells of the first boot;
-# it names the instance and the launch, because an image made from the machine carries it along.
+# been reclaimed. Only some clouds run this script at each boot. A file records the first boot; it names the
+# instance and the launch, because an image made from the machine contains that file.
 describe_machine() {
     cat /var/lib/cloud/data/instance-id 2>/dev/null
     echo "$CLOUDSPOT_STORE $CLOUDSPOT_JOB $CLOUDSPOT_LAUNCH"
@@ -60,7 +60,7 @@ end_if_booted_again() {
 
 end_if_booted_again
 first=$CLOUDSPOT_NODE_DIR/first-boot
-# On an image that was made of another machine, only what its setup has left is kept.
+# On an image made from another machine, only the results of its setup are kept.
 if [ -e "$first.machine" ] && [ "$(cat "$first.machine")" != "$(describe_machine)" ]; then
     find "$CLOUDSPOT_NODE_DIR" -mindepth 1 -maxdepth 1 ! -name agent ! -name work ! -name image.json \
         -exec rm -rf {} +
@@ -69,7 +69,7 @@ describe_boot >"$first"
 describe_machine >"$first.machine"
 case $0 in
     /var/lib/cloud/*)
-        # cloud-init runs this script once, but at each boot what is in this directory.
+        # cloud-init runs this script once, but the programs in this directory at each boot.
         hook=/var/lib/cloud/scripts/per-boot/cloudspot-end-if-booted-again
         mkdir -p "${hook%/*}"
         {
@@ -83,7 +83,7 @@ case $0 in
         ;;
 esac
 
-# Not every boot service sets these, and none raises the limits, which are for logins.
+# Not every boot service sets these variables, and none raises the limits, which are meant for logins.
 HOME=${HOME:-~}
 export HOME USER="${USER:-$(id -un)}" LOGNAME="${LOGNAME:-$(id -un)}"
 ulimit -n 1048576 2>/dev/null || ulimit -n "$(ulimit -Hn)"
@@ -94,9 +94,9 @@ if ! command -v "$CLOUDSPOT_AGENT_PYTHON" >/dev/null; then
     end_machine
 fi
 # --- installation ---
-# Starts the agent again whenever it fails: it finds on disk and in the store what it needs to go on. An agent
-# that cannot run must not keep a paid machine: ten short runs in a row end the machine, and so do fifty of any
-# length. SIGTERM to this loop stops the agent, which then saves and leaves.
+# Starts the agent again whenever it fails; it continues from its files and the store. An agent that cannot run
+# must not keep a paid machine, so ten short runs in a row, or fifty runs of any length, end the machine.
+# SIGTERM to this loop stops the agent, which then saves and leaves.
 run_agent() {
     local agent=0 delay=1 num_runs=0 num_short_runs=0 started status again stopped=no ended=no
     trap 'stopped=yes; kill -TERM "$agent" 2>/dev/null' TERM
@@ -105,9 +105,9 @@ run_agent() {
         started=$SECONDS
         "$CLOUDSPOT_AGENT_PYTHON" -m cloudspot.agent &
         agent=$!
-        # A signal ends the waiting, not the agent.
+        # A signal interrupts the wait, but not the agent.
         while wait "$agent"; status=$?; [ "$status" -gt 128 ] && kill -0 "$agent" 2>/dev/null; do :; done
-        if [ "$status" -gt 128 ]; then # perhaps that of the signal, while the agent has ended: ask again
+        if [ "$status" -gt 128 ]; then # perhaps the signal's status, and the agent has ended: wait again
             wait "$agent" 2>/dev/null
             again=$?
             [ "$again" -eq 127 ] || status=$again
@@ -117,7 +117,7 @@ run_agent() {
             break
         fi
         if [ "$status" -eq 3 ]; then
-            linger # the agent has said why
+            linger # the agent has reported why
             ended=yes
             break
         fi
@@ -145,8 +145,8 @@ run_agent() {
     [ "$ended" = no ] || : >"$CLOUDSPOT_NODE_DIR/agent-ended"
 }
 
-# The provider's shutdown hook runs this program: it tells the agent, waits for it, and reports for an agent
-# that is dead. An agent that has ended has reported already.
+# The provider's shutdown hook runs this program, which signals the agent, waits for it, and reports in place of
+# a dead agent. An agent that has ended has already reported.
 {
     echo "#!$BASH"
     export -p
@@ -155,12 +155,12 @@ run_agent() {
 CLOUDSPOT_ON_SHUTDOWN
 } | write_program "$CLOUDSPOT_NODE_DIR/on-shutdown"
 
-# With systemd the loop is a unit: it does not end with the boot script's own unit, and at a shutdown it is
-# stopped first, while there is a network, and waited for. The training runs in it too, so the unit must
-# survive a rank that is killed for lack of memory, and set no limits of its own but those from above.
+# With systemd the loop is a unit. It does not end with the boot script's own unit, and at a shutdown systemd
+# stops it first, while there is a network, and waits for it. The training runs in it too, so the unit must
+# survive a rank that is killed for lack of memory, and must set only the limits above.
 units=/run/systemd/system
 
-# The arena and torch's workers share /dev/shm: half of the memory, unless the image has made it smaller.
+# The arena and torch's workers share /dev/shm, which needs half of the memory; some images make it smaller.
 grow_shared_memory() {
     local half
     half=$(($(awk '/^MemTotal:/ {print $2}' /proc/meminfo) / 2))

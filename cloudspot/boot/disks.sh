@@ -1,7 +1,7 @@
 
 # The part of the boot script for jobs with inputs to stage; script.py sets own_disks and own_directories.
 
-# Nothing is on it, and nothing uses it. Whatever cannot be told counts as something.
+# Succeeds if the disk has no content and is not used. A disk that cannot be examined does not count as empty.
 is_empty_disk() {
     local signatures
     [ -b "$1" ] && [ "$(lsblk --noheadings --raw --output TYPE "$1")" != part ] &&
@@ -12,14 +12,14 @@ is_empty_disk() {
 
 room_in() { df --block-size=1 --output=avail "$1" | tail -n 1; }
 
-# Has inputs kept in the directory, if that has at least the room of the boot disk, which the job has asked for.
+# Keeps inputs in the directory if it has at least as much room as the boot disk, whose size the job requested.
 keep_inputs_in() {
     [ "$(room_in "$1")" -ge "$(room_in "$CLOUDSPOT_NODE_DIR")" ] || return
     export CLOUDSPOT_INPUT_CACHE=$1
     echo "cloudspot: inputs are kept in $1, on a disk of the machine's own"
 }
 
-# Inputs are kept on disks of the machine's own, if it has any that are empty, several as one.
+# Keeps inputs on the machine's own empty disks, if it has any; several disks are joined into one.
 use_own_disks() {
     local directory disk found=() device target=$CLOUDSPOT_NODE_DIR/own-disk
     for directory in $own_directories "$target"; do

@@ -1,4 +1,4 @@
-"""The archive from which a cloud function drives jobs: one zip of what is installed here, ready to import."""
+"""The code archive of a cloud function that drives jobs: an importable zip of the files installed here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudspot.errors import CloudspotError
 
 _TIME = (2020, 1, 1, 0, 0, 0)
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)")
-"""PEP 600; tags as old as ``manylinux2014`` are for what every runtime has, and stand beside such a one."""
+"""PEP 600; older tags such as ``manylinux2014`` need only libraries that every runtime has."""
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,16 @@ class FunctionArchive:
     """The code of a function."""
 
     data: bytes = field(repr=False)
-    """A zip without times and owners: equal code gives equal bytes."""
+    """A zip without times and owners, so that equal code gives equal bytes."""
     unpacked_bytes: int
     needs_glibc: tuple[int, int]
-    """The least version of the C library that the compiled code says it runs on; (0, 0): any."""
+    """The least glibc version that the compiled code's tags require; (0, 0) if any version will do."""
 
 
 def make_function_archive(plugins: Sequence[str]) -> FunctionArchive:
-    """Return cloudspot, the plugins' distributions and all that they need, unpacked into one directory.
+    """Return cloudspot, the plugins' distributions and all their dependencies, unpacked into one directory.
 
-    What is compiled fits the Python and the platform of this process only.
+    Compiled code fits only the Python and the platform of this process.
 
     Raises:
         CloudspotError: a distribution is not installed, or its files cannot be found.
@@ -47,13 +47,13 @@ def make_function_archive(plugins: Sequence[str]) -> FunctionArchive:
         index = held["index.txt"]
         assert index is not None, "the archive holds files only"
         listed = index.read().decode().split()
-    # A wheel's name has "_" where its project may have another separator.
+    # A wheel's name has "_" in place of the project's separators.
     compiled = {name.partition("/")[2].split("-")[0].lower() for name in wheels}
     missing = [one for one in listed if one.partition("==")[0].replace("-", "_").lower() not in compiled]
     if missing:
         raise CloudspotError(
-            f"the files of {', '.join(missing)} cannot be found: another installer than pip has put them "
-            "there; install cloudspot in a virtual environment"
+            f"the files of {', '.join(missing)} cannot be found, because pip did not install them; "
+            "install cloudspot in a virtual environment"
         )
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as packed:

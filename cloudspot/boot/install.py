@@ -1,4 +1,4 @@
-"""Part of the boot script: fetches the agent's archive and checks it. Standard library only."""
+"""The part of the boot script that fetches and checks the agent's archive; it needs only Python."""
 
 import hashlib
 import io
@@ -10,23 +10,23 @@ from pathlib import Path
 
 
 def install(fetch: Callable[[str, str, Path], None]) -> None:
-    """Unpack the archive into ``<home>/archive`` if its hash is right; the arguments are the process's.
+    """Unpack the archive into ``<home>/archive`` if its hash is right, by the arguments of the process.
 
-    The names in it need no check: the hash comes with this script, so these are the very bytes that it names,
-    and what they hold is run anyway.
+    The member names need no check: the hash comes with this script, so the bytes are the submitter's, whose
+    code is run anyway.
     """
     store_url, key, sha256, home = sys.argv[1:]
     fetched, unpacked = Path(home, "agent.tar"), Path(home, "archive")
     try:
         fetch(store_url, key, fetched)
-    except Exception as error:  # noqa: BLE001 # its last line is what people read on the console
+    except Exception as error:  # noqa: BLE001 # its last line is shown on the console
         sys.exit(f"{key} cannot be fetched from {store_url}: {error}")
     data = fetched.read_bytes()
     fetched.unlink()
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
         raise OSError(f"{key} has the hash {found}, not {sha256}")
-    shutil.rmtree(unpacked, ignore_errors=True)  # an image made from a machine brings that one's
+    shutil.rmtree(unpacked, ignore_errors=True)  # an image made from a machine has that machine's archive
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         for member in tar:
             content = tar.extractfile(member)

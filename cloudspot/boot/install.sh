@@ -1,6 +1,6 @@
 
-# The image may have no cloudspot, or another one. The agent then gets an environment of its own from the
-# archive that the submitter has staged, whose hash is part of this script. It needs only Python.
+# The image may have no cloudspot, or another version. The agent then gets its own environment from the archive
+# that the submitter has staged, whose hash is part of this script. The image needs only Python.
 agent_home=$CLOUDSPOT_NODE_DIR/agent
 
 has_agent() {
@@ -15,7 +15,7 @@ install_agent() {
     "$CLOUDSPOT_AGENT_PYTHON" "$agent_home/install.py" "$CLOUDSPOT_STORE" "$agent_key" "$agent_sha256" \
         "$agent_home" || return
     for pip in "$archive"/installer/pip-*.whl; do :; done
-    # Debian's Python cannot make an environment with pip, so one is staged; a new Python may not run an old pip.
+    # Debian's Python cannot make an environment with pip, so pip is staged; a new Python may not run an old pip.
     if "$CLOUDSPOT_AGENT_PYTHON" "$pip/pip" install --help >/dev/null 2>&1; then
         "$CLOUDSPOT_AGENT_PYTHON" -m venv --clear --without-pip "$agent_home/venv" || return
         set -- "$python" "$pip/pip"
@@ -24,7 +24,7 @@ install_agent() {
         set -- "$python" -m pip
     fi
     set -- "$@" --disable-pip-version-check --quiet --retries 1 install
-    # Files, never names: under a name, a package index may offer a stranger's code or another version.
+    # Files are installed, never names: a package index may offer a stranger's code under a name.
     "$@" --no-index "$archive"/wheels/*.whl "$archive"/compiled/*.whl || {
         echo "cloudspot: the staged dependencies do not all fit this image: taking the others from the package index"
         take_from_index "$@" --constraint "$archive/index.txt" "$archive"/wheels/*.whl || return
@@ -44,7 +44,7 @@ take_from_index() {
     return 1
 }
 
-# Sets why it failed: the last line that it wrote to standard error, which is shown as well.
+# Sets `said` to the last line of standard error if the installation fails; all of it is shown, too.
 try_install() {
     said=$(install_agent 2>&1 >&3 | tee >(cat >&2); exit "${PIPESTATUS[0]}") && return
     said=$(printf '%s' "$said" | grep -v '^[[:space:]]*$' | tail -n 1)

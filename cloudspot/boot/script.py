@@ -1,4 +1,4 @@
-"""The boot script: from the plan of a launch to the user data of its machines, as a pure function."""
+"""Render the boot script, which is the user data of a launch's machines; pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cloudspot.model import BootProfile
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 DEFAULT_NODE_DIR = "/var/lib/cloudspot"
-"""Where the agent keeps its files, unless the profile or the machine says otherwise."""
+"""The directory for the agent's files, unless the profile or the machine sets another."""
 
 LAST_SECONDS = 900.0
-"""So long before a machine is too old its agent gets a notice. It says two thirds of that, as clouds that
-limit a machine's age count from its launch."""
+"""How long before the end of a machine's life its agent gets a notice. The notice states two thirds of it,
+because clouds that limit a machine's age count from its launch."""
 LAST_SHARE = 0.1
-"""At most this share of its life."""
+"""The most of a machine's life that remains after the notice, as a share."""
 NOTICE_SHARE = 2 / 3
 
 _INSTALLATION = "# --- installation ---\n"
@@ -30,59 +30,59 @@ _END = "CLOUDSPOT_INSTALL"
 
 
 class Install(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a machine finds the archive of its agent, and when it needs it."""
+    """The archive of a machine's agent, and the digest that shows whether the machine needs it."""
 
     key: str
     """The archive's key in the store."""
     sha256: str
-    """The archive's. The machine gets it with the script, by another road than the archive."""
+    """The archive's hash. The machine gets it with the script, and not from the store like the archive."""
     digest: str
-    """The code's: what ``python -m cloudspot.boot.agentarchive`` prints where it is installed already."""
+    """The code's digest, which ``python -m cloudspot.boot.agentarchive`` prints if the code is installed."""
     requirements: tuple[str, ...]
     """The distributions of that code."""
 
 
 class BootPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything in the boot script of a launch; equal for all of its nodes, and without secrets."""
+    """The contents of a launch's boot script, which are the same for all nodes and contain no secrets."""
 
     job_id: str
     submission_sha256: str
-    """The agent runs this very submission, or nothing."""
+    """The hash of the only submission that the agent runs."""
     launch: int
     store_url: str
     """Without credentials."""
     provider: str
     profile: BootProfile
     max_seconds: float
-    """After this long the machine ends itself, whatever it is doing."""
+    """The time after which the machine ends itself in any case."""
     version: str
-    """The version of cloudspot that renders, so that a machine cannot silently run another."""
+    """The version of cloudspot that rendered the script, so that a machine cannot silently run another."""
     stages_inputs: bool = False
-    """The job has inputs that its machines keep on their disks."""
+    """Whether the job has inputs that its machines keep on their disks."""
     install: Install | None = None
-    """Needed if the image may have no cloudspot."""
+    """The agent's archive; it is needed if the image may have no cloudspot."""
     store_id: str | None = None
     """The store's id, if it has one; see ``ObjectStore.establish``."""
 
 
 def render_boot_script(plan: BootPlan) -> str:
-    """Return the bash script that a machine of this launch runs once at boot, as root or as itself.
+    """Return the bash script that a machine of this launch runs once at boot, as root or as an ordinary user.
 
-    First it starts the self-kill timer, which gives the agent a notice before. A machine that boots a second
-    time has lost its timer and ends itself: through this script if the cloud runs it at each boot, else
-    through a hook that the first boot leaves with cloud-init. If the image may have no cloudspot, the script
-    installs the staged one into a separate environment, unless the image has the same. Then it runs
-    ``python -m cloudspot.agent``, again whenever that fails, and ends the machine when the agent exits with
-    0 or cannot run at all.
+    First it starts the self-kill timer, which gives the agent a notice before the machine's end. A machine
+    that boots a second time has lost its timer and ends itself: through this script if the cloud runs it at
+    each boot, else through a cloud-init hook from the first boot. If the image may have no cloudspot, the
+    script installs the staged code into a separate environment, unless the image has the same code. Then it
+    runs ``python -m cloudspot.agent``, repeats that after each failure, and ends the machine when the agent
+    exits with 0 or cannot run at all.
 
-    The agent finds in its environment ``CLOUDSPOT_JOB``, ``CLOUDSPOT_SUBMISSION``, ``CLOUDSPOT_LAUNCH``,
+    The agent's environment has ``CLOUDSPOT_JOB``, ``CLOUDSPOT_SUBMISSION``, ``CLOUDSPOT_LAUNCH``,
     ``CLOUDSPOT_STORE``, ``CLOUDSPOT_PROVIDER``, ``CLOUDSPOT_NODE_DIR``, ``CLOUDSPOT_TRAIN_PYTHON``,
-    ``CLOUDSPOT_SHUTDOWN``, ``CLOUDSPOT_VERSION``, perhaps ``CLOUDSPOT_STORE_ID``, and what the profile sets.
-    The same plan gives the same bytes.
+    ``CLOUDSPOT_SHUTDOWN``, ``CLOUDSPOT_VERSION``, perhaps ``CLOUDSPOT_STORE_ID``, and the profile's
+    variables. The same plan gives the same bytes.
 
     Raises:
-        CloudspotError: the profile needs an installation but nothing is staged or the provider cannot fetch
-            it, or the profile names a variable that no shell can set.
+        CloudspotError: the profile needs an installation but no archive is staged or the provider cannot
+            fetch it, or the profile names a variable that no shell can set.
     """
     profile = plan.profile
     if not profile.has_cloudspot and (plan.install is None or not profile.fetch_code):
@@ -118,10 +118,10 @@ def render_boot_script(plan: BootPlan) -> str:
 
 
 def ending_command(profile: BootProfile) -> str:
-    """Return the shell commands by which a machine ends itself.
+    """Return the shell commands with which a machine ends itself.
 
-    If its provider knows how it ends itself through the cloud's API, that comes first. If it may not, or the
-    cloud does not answer, the machine at least goes down.
+    If the provider has code that ends the machine through the cloud's API, it comes first. If that is not
+    permitted or the cloud does not answer, the machine at least shuts down.
     """
     if not profile.end_code:
         return profile.shutdown_command
@@ -130,7 +130,7 @@ def ending_command(profile: BootProfile) -> str:
 
 
 def _own_disks(profile: BootProfile) -> str:
-    """Return the part that mounts the disks of the machine's own, if its kind can have any."""
+    """Return the part that mounts the machine's own disks, or an empty string if its kind has none."""
     if not (profile.own_disks or profile.own_directories):
         return ""
     values = {"own_disks": profile.own_disks, "own_directories": profile.own_directories}
@@ -139,13 +139,13 @@ def _own_disks(profile: BootProfile) -> str:
 
 
 def _installation(plan: BootPlan) -> str:
-    """Return the part that brings the agent onto the image."""
+    """Return the part that installs the agent on the image."""
     install = plan.install
     assert install is not None
     parts = (plan.profile.fetch_code, _read("install.py"), "install(fetch)")
     program = "\n\n\n".join(part.strip() for part in parts) + "\n"
     if _END in program.splitlines():
-        raise CloudspotError(f"the code that fetches the agent holds the line {_END}")
+        raise CloudspotError(f"the code that fetches the agent contains the line {_END}; remove that line")
     values = {
         "agent_key": install.key,
         "agent_sha256": install.sha256,
@@ -158,7 +158,7 @@ def _installation(plan: BootPlan) -> str:
 
 
 def _bare(shell: str) -> str:
-    """Return the script without its comments: clouds limit the user data, some to 16 KB."""
+    """Return the script without its comments, because clouds limit the user data, some to 16 KB."""
     lines = shell.splitlines(keepends=True)
     return "".join(line for line in lines if not line.lstrip().startswith("# ") or "shellcheck" in line)
 

@@ -1,4 +1,4 @@
-"""Calls to plugins: requests and results, to which later versions add fields; retries; and the guard."""
+"""Calls to plugins: requests and results, to which later versions may add fields; retries; the guard."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cloudspot.model import CheckResult, Instance, LaunchRequest, Offer, Resourc
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """What every request has."""
+    """The base of all requests."""
 
     deadline: float = math.inf
-    """The moment by this process's ``time.monotonic()`` after which nobody waits for the result any more."""
+    """The moment, by this process's ``time.monotonic()``, after which nobody waits for the result."""
 
     def seconds_left(self) -> float:
         """Return how long the caller still waits; 0 once the deadline has passed."""
@@ -26,9 +26,9 @@ class CreateRequest(Call, frozen=True, kw_only=True):
     """For ``Provisioner.create``."""
 
     request: LaunchRequest
-    """As ``render`` returned it, perhaps in another process."""
+    """The request as ``render`` returned it, perhaps in another process."""
     token: str
-    """The idempotency token: the same one belongs to the same request."""
+    """The idempotency token, which is the same for each repetition of the request."""
 
 
 class CreateResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,9 +42,9 @@ class LinkRequest(Call, frozen=True, kw_only=True):
 
     key: str
     seconds: float
-    """How long the link is to work: 1 to 604,800."""
+    """How long the link should work: 1 to 604,800."""
     media_type: str
-    """What a browser is to take the object for, such as ``text/html; charset=utf-8``."""
+    """The media type for browsers, such as ``text/html; charset=utf-8``."""
 
 
 class LinkResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,20 +54,20 @@ class LinkResult(msgspec.Struct, frozen=True, kw_only=True):
     ends_at: datetime
     """When the link ends at the latest, by this computer's clock."""
     note: str = ""
-    """Why it ends, or may end, before the time that was asked for; empty: it does not."""
+    """Why the link ends, or may end, before the requested time; empty if it does not."""
 
 
 class InstancesRequest(Call, frozen=True, kw_only=True):
     """For ``Provisioner.instances``."""
 
     job_id: str | None = None
-    """Only this job's machines; None: those of all jobs."""
+    """The job whose machines are requested; None requests those of all jobs."""
     store_url: str = ""
-    """Only those of this store's jobs, as ``InstanceGroup.store_url``, and those that name no store; empty:
-    those of all stores."""
+    """The store whose jobs' machines are requested, as in ``InstanceGroup.store_url``, with the machines that
+    name no store; empty requests those of all stores."""
 
     def wants(self, instance: Instance) -> bool:
-        """Return whether the machine is one of those that are asked for."""
+        """Return whether the machine is requested."""
         return self.job_id in {None, instance.job_id} and (
             not self.store_url or instance.store_url in {"", self.store_url}
         )
@@ -90,18 +90,18 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
     instance_id: str
     reason: str
-    """One line, such as that somebody protects the machine."""
+    """One line, for example that the machine is protected."""
 
 
 class TerminateResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of ``Provisioner.terminate``."""
 
     refused: tuple[Refused, ...] = ()
-    """Those that may run on; unknown and ended machines are not among them."""
+    """The machines that may run on; unknown and ended machines are not among them."""
 
     @property
     def problem(self) -> str:
-        """What was refused, in a line; empty: nothing."""
+        """The refusals in one line; empty if there are none."""
         return "; ".join(f"{one.instance_id} cannot be ended: {one.reason}" for one in self.refused)
 
 
@@ -123,18 +123,18 @@ class PreemptRequest(Call, frozen=True, kw_only=True):
 
     instance_id: str
     notice_seconds: float | None = None
-    """0 takes the machine without notice; None gives the provider's usual notice."""
+    """The length of the notice; 0 takes the machine without notice, None gives the usual notice."""
 
 
 class PreemptResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Of ``Provider.preempt``: the provider has accepted; there is nothing to tell yet."""
+    """Of ``Provider.preempt``; the provider has accepted. It has no fields yet."""
 
 
 class CheckRequest(Call, frozen=True, kw_only=True):
     """For ``Provider.check`` and ``ObjectStore.check``."""
 
     resources: Resources | None = None
-    """What one node of the job must have; None: no job is known."""
+    """The resources that one node of the job needs, or None if there is no job."""
 
 
 class CheckResults(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,10 +148,10 @@ class SetupRequest(Call, frozen=True, kw_only=True):
     """For ``AccountSetup.parts`` and ``AccountSetup.settings``."""
 
     store_url: str | None = None
-    """The bucket to make, as the URL of a store; None: one that the provider names after the account."""
+    """The bucket to make, as the URL of a store; None lets the provider name it after the account."""
     grant_to: tuple[str, ...] = ()
-    """Who gets the rights of a submitter, in the provider's own words; nobody else does."""
+    """The only principals that get a submitter's permissions, in the provider's notation."""
     monthly_limit: float | None = None
-    """From which bill of a month on people are warned, in the account's currency; None: they are not."""
+    """The monthly bill, in the account's currency, from which on a warning is sent; None sends no warning."""
     warn: str | None = None
-    """The mail address that is warned."""
+    """The mail address for the warning."""

@@ -1,17 +1,17 @@
-"""The guard around what plugins bring: a fault is told as its plugin's, and a call that hangs is cut off.
+"""The guard around plugins: it attributes a fault to its plugin, and cuts off a call that hangs.
 
-The registry marks each object that it gets from a plugin (``Guard.enter``), and the guard marks whatever such
-an object makes. A call of a marked object, by the table ``CALLS``,
+The registry marks each object that it gets from a plugin (``Guard.enter``), and the guard marks the objects
+that a marked object returns. A call of a marked object, by the table ``CALLS``,
 
-- raises a CloudspotError, or else a PluginFault that names the plugin and the call, or a TransientError where
+- raises a CloudspotError, or else a PluginFault that names the plugin and the call, or a TransientError if
   the call may have bought or written something, so that its outcome is unknown;
-- returns what its interface says;
-- is cut off at its time limit, in a process that enforces limits: it goes on in a daemon thread, and what it
-  still returns is ignored.
+- returns a value of the type that its interface declares;
+- is cut off at its time limit in a process that enforces limits: it goes on in a daemon thread, and its
+  result is ignored.
 
-Objects without a mark, such as those that a test makes, are left alone. What ships with cloudspot is not cut
-off: the change of threads costs 50 µs, and its calls to this very computer less. Nor is anything on a
-machine, where each duty has a thread of its own and drivers replace a node that does not beat.
+Objects without a mark, such as those that a test makes, are not guarded. Plugins that ship with cloudspot are
+not cut off, because the change of threads costs 50 µs, more than their calls to this computer. On a machine
+nothing is cut off: each duty has its own thread, and drivers replace a node that does not beat.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Rule:
-    """What the guard knows of a method."""
+    """The time limit of a method, and the effect of its failure."""
 
     seconds: float
     """How long it may take."""
     seconds_per_mib: float = 0.0
-    """And for each MiB of its last argument: the data, the buffer, or their length."""
+    """The additional time for each MiB of its last argument: the data, the buffer, or their length."""
     is_callers: bool = False
-    """The caller waits for less long than the plugin may take."""
+    """Whether the limit is the caller's deadline, which is shorter than the plugin's limit."""
     is_unknown: bool = False
-    """Cut off or failed, it may have bought, changed or written something: whoever called calls again."""
+    """Whether a failed call may have bought, changed or written something, so that it must be repeated."""
 
 
 def _within(seconds: float, names: str, **more: Any) -> dict[str, Rule]:
@@ -54,7 +54,7 @@ def _within(seconds: float, names: str, **more: Any) -> dict[str, Rule]:
 
 CALLS: Final[Mapping[str, dict[str, Rule]]] = {
     "Provider": {
-        # These make an object and ask nobody, but may import an SDK.
+        # These make an object without any request, but may import an SDK.
         **_within(60.0, "provisioner preemption_source function_host image_host log_sink"),
         **_within(60.0, "account_setup"),
         **_within(60.0, "boot_profile default_store node_identity registry_login"),
@@ -94,7 +94,7 @@ CALLS: Final[Mapping[str, dict[str, Rule]]] = {
         **_within(300.0, "commit", is_unknown=True),
     },
     "ObjectStore": {
-        # SDKs give up a request after a minute or so, and try it again.
+        # SDKs give up a request after about a minute, and try it again.
         **_within(120.0, "find_id hold_to head open_upload presign_get link"),
         **_within(120.0, "list_page list_pages unfinished_uploads"),
         **_within(120.0, "get_range get_range_into", seconds_per_mib=10.0),
@@ -110,46 +110,46 @@ CALLS: Final[Mapping[str, dict[str, Rule]]] = {
         **_within(600.0, "write remove", is_unknown=True),
     },
     "Notifier": _within(20.0, "holds_credential send"),
-    # Arithmetic alone, and a simulation asks thousands of times.
+    # It only calculates, and a simulation calls it thousands of times.
     "PluginPolicy": _within(math.inf, "choose"),
 }
-"""How long each call of a plugin may take, by interface; an iterator may take it for each step."""
+"""How long each call of a plugin may take, by interface; for an iterator, the limit is that of each step."""
 
 LOAD: Final = Rule(60.0)
-"""A plugin's module is imported, or its hook called."""
+"""The rule for the import of a plugin's module and the call of its hook."""
 MAX_HANGING: Final = 4
-"""A plugin with so many calls that hang is called no more until one of them returns."""
+"""A plugin with this many hanging calls is not called again until one of them returns."""
 _BATCH_SECONDS: Final = 0.05
-"""What an iterator yields within this time changes threads at once."""
+"""An iterator's items of this period are passed between threads together."""
 _MARK: Final = "_cloudspot_guard"
 
 
 class _WrongAnswer(TypeError):
-    """A call returned what its interface does not allow; the message says what."""
+    """A call returned a value that its interface does not allow; the message names it."""
 
 
 class Guard:
-    """What stands before one plugin; all its objects share it."""
+    """The guard of one plugin, which all its objects share."""
 
     def __init__(self, told: str, *, is_cut_off: bool = True, hides_text: bool = False) -> None:
-        """``told`` names it: ``provider "acme" of cloudspot-acme 1.2``.
+        """``told`` names the plugin: ``provider "acme" of cloudspot-acme 1.2``.
 
-        ``is_cut_off``: its calls have time limits. ``hides_text``: its errors may quote a secret, so that
-        only their type is told.
+        If ``is_cut_off``, its calls have time limits. If ``hides_text``, its errors may contain a secret, so
+        that only their type is reported.
         """
         self._told = told
         self._is_cut_off = is_cut_off
         self._hides_text = hides_text
 
     def broken(self, why: str, kind: type[PluginError] = PluginError) -> PluginError:
-        """Return the error that tells what is wrong with the plugin."""
+        """Return the error with which the plugin is reported as broken."""
         return kind(f"{self._told} is broken: {why}")
 
     def enter(self, found: R, interface: type[Guarded]) -> R:
         """Mark an object of the plugin, so that its calls are guarded from now on.
 
         Raises:
-            PluginError: it lacks an attribute of its interface.
+            PluginError: the object lacks an attribute of its interface, or has one of another type.
         """
         if _MARK not in vars(found):
             fault = attribute_fault(found, interface)
@@ -165,9 +165,9 @@ class Guard:
         request: Callable[[], R],
         passes: Callable[[Exception], bool] = lambda _error: False,
     ) -> R:
-        """Return what the plugin's code returns, within the time limit, or raise its fault.
+        """Return the result of the plugin's code within the time limit, or raise its fault.
 
-        ``passes`` tells of an error that it may be raised as it is, besides a CloudspotError.
+        ``passes`` returns whether an error other than a CloudspotError may be raised unchanged.
         """
         if inside.plugin is self:
             return request()
@@ -189,7 +189,7 @@ class Guard:
 
     @property
     def _changes_threads(self) -> bool:
-        """Whether a call is made in another thread; what it calls there is cut off with it."""
+        """Whether a call is made in another thread; nested calls are cut off with it."""
         return limits.are_enforced and self._is_cut_off and inside.plugin is None
 
     def _translated(
@@ -235,7 +235,7 @@ class Guard:
                 deadline = min(request.deadline, time.monotonic() + rule.seconds)
                 args = (msgspec.structs.replace(request, deadline=deadline), *args[1:])
             elif isinstance(args[-1], bytearray | memoryview):
-                # A call that is cut off goes on with its buffer, which the caller may use again.
+                # A call that is cut off goes on to use its buffer, so it gets a copy.
                 buffer = args[-1]
                 args = (*args[:-1], bytearray(buffer) if called.name == "get_range_into" else bytes(buffer))
         try:
@@ -254,7 +254,7 @@ class Guard:
         return found
 
     def _marked(self, found: Any) -> Any:
-        """Return what a call has returned, and mark the plugin's objects in it."""
+        """Mark the plugin's objects in the result of a call, and return the result."""
         for one in found if isinstance(found, list | tuple) else (found,):
             if isinstance(one, Guarded):
                 class_: Any = type(one)
@@ -262,7 +262,7 @@ class Guard:
         return found
 
     def _iterated(self, called: _Called, found: Iterator[R]) -> Iterator[R]:
-        """Yield what a call's iterator yields, each step guarded like a call."""
+        """Yield the items of a call's iterator; each step is guarded like a call."""
         failed: list[BaseException] = []
         is_over = False
 
@@ -291,7 +291,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class _Called:
-    """A method of an interface, as a plugin brings it."""
+    """A method of an interface that a plugin implements."""
 
     interface: type[Guarded]
     name: str
@@ -309,10 +309,10 @@ class _Called:
         return f"{self.interface.__name__}.{self.name}()"
 
     def answer(self, found: Any) -> Any:
-        """Return what the method has returned, if that is of its type; of a generator, all.
+        """Return the method's result if it is of the declared type; a generator becomes a tuple.
 
         Raises:
-            _WrongAnswer: it is not.
+            _WrongAnswer: the result is of another type.
         """
         origin = get_origin(self.returns)
         if origin is Iterator:
@@ -329,13 +329,13 @@ class _Called:
 
 
 class Guarded:
-    """The base of the interfaces: the calls of a marked object pass its plugin's guard."""
+    """The base of the interfaces: calls of a marked object pass through its plugin's guard."""
 
     _is_checked: ClassVar[bool] = True
-    """False: it passes on what another object has returned, which was checked."""
+    """Whether results are checked; False for a class that passes on another object's checked results."""
 
     def __init_subclass__(cls) -> None:
-        """Put the guard around the methods in ``CALLS`` that the class brings, or a class beside it."""
+        """Put the guard around the methods in ``CALLS`` that the class, or another of its bases, defines."""
         super().__init_subclass__()
         if Guarded in cls.__bases__:
             return
@@ -350,7 +350,7 @@ class Guarded:
         return False
 
     def _note_call(self, name: str) -> None:
-        """Note that a call has been made, however it ended."""
+        """Note that a call was made, whether it succeeded or failed."""
 
 
 def _guarded(class_: type[Guarded], interface: type[Guarded], name: str, method: Any) -> Any:
@@ -379,7 +379,7 @@ _checks: dict[tuple[type[Guarded], str], Callable[[Any], Any]] = {}
 
 
 def check_answers(interface: type[Guarded], **checks: Callable[[Any], Any]) -> None:
-    """Put these, by method, around the methods of all subclasses to come: they check what is returned."""
+    """Wrap the named methods of all later subclasses in ``checks``, which check their results."""
     _checks.update({(interface, name): check for name, check in checks.items()})
 
 
@@ -389,11 +389,11 @@ def _interface_of(class_: Any) -> type[Guarded]:
     return interface
 
 
-# --- what an interface says -----------------------------------------------------------------------
+# --- the types that an interface declares ---------------------------------------------------------
 
 
 def attribute_fault(found: object, interface: type[Guarded]) -> str | None:
-    """Return what is wrong with the attributes of an object, or of a class, that its interface declares."""
+    """Return the first fault in the attributes that an object's or class's interface declares, or None."""
     name = found.__name__ if isinstance(found, type) else type(found).__name__
     for attribute, hint in get_type_hints(interface).items():
         is_of_class = get_origin(hint) is ClassVar
@@ -412,7 +412,7 @@ def attribute_fault(found: object, interface: type[Guarded]) -> str | None:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return whether the value is of the type, as far as that can be seen at once."""
+    """Return whether the value is of the type; the contents of an iterator or a mapping are not checked."""
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, one) for one in get_args(hint))
@@ -449,7 +449,7 @@ def _fields(struct: Any) -> Mapping[str, Any]:
 
 
 def _kind_of(value: Any) -> str:
-    """Return what a value is, without showing it: it may hold a secret."""
+    """Return the type of a value without its content, which may be a secret."""
     if value is None or isinstance(value, type):
         return "None" if value is None else f"the class {value.__name__}"
     inner = sorted({type(one).__name__ for one in value}) if isinstance(value, list | tuple) else []

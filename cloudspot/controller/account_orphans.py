@@ -1,8 +1,8 @@
-"""What cloudspot has left in accounts and buckets although no job needs it; the decision is pure.
+"""Find and end the assets in accounts and buckets that no job needs any more; the decision is pure.
 
-Reconcilers look after every job that is marked live; this is about all that remains. A job is marked live
-from before its submission stands until a driver has found it finished and its machines gone. So whoever first
-lists what exists, and then the marks, sees the mark of each job that may need any of it.
+Reconcilers look after jobs that are marked live; this module handles everything else. The mark is written
+before the submission, and removed once a driver has found the job finished and its machines gone. So a
+process that lists the assets first and the marks afterwards sees the mark of every job that may need them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.model import Asset
 
 DEFAULT_AGE = timedelta(hours=1)
-"""Younger things are left alone, whosever they are: the clocks of a cloud and a store differ."""
+"""Assets younger than this are left alone, because the clocks of a cloud and a store differ."""
 WAITS_SECONDS = (10.0, 20.0, 30.0, 60.0, 60.0)
-"""Between tries to end what cannot be ended yet: a machine that ends holds its placement group a while."""
+"""Waits between tries to end an asset: a machine that is ending holds its placement group for a while."""
 
 
 class JobStatus(enum.Enum):
-    """What a store says of a job."""
+    """The status of a job according to a store."""
 
     LIVE = "is marked live"
     UNKNOWN = "cannot be read, or is being submitted"
@@ -41,16 +41,16 @@ class JobStatus(enum.Enum):
 
 @dataclass(frozen=True)
 class KnownStore:
-    """A store that was given, as far as it can be read."""
+    """A store that the user gave, and the statuses that could be read from it."""
 
     jobs: Mapping[str, JobStatus] = field(default_factory=dict)
-    """Of each job that an asset names; one that is missing is UNKNOWN."""
+    """The status of each job that an asset names; a missing job is UNKNOWN."""
     is_gone: bool = False
-    """The user says that it no longer exists: whatever bears its label belongs to nobody."""
+    """Whether the user declared that the store does not exist: assets with its label have no owner."""
 
 
 class Fate(enum.Enum):
-    """What is to become of an asset."""
+    """The decision about an asset."""
 
     ORPHAN = "orphan"
     KEPT = "kept"
@@ -59,7 +59,7 @@ class Fate(enum.Enum):
 
 @dataclass(frozen=True)
 class Judged:
-    """An asset, what is to become of it, and why."""
+    """An asset, its fate, and the reason."""
 
     asset: Asset
     fate: Fate
@@ -69,15 +69,15 @@ class Judged:
 def fate_of(
     asset: Asset, stores: Mapping[str, KnownStore], *, now: datetime, older_than: timedelta
 ) -> Judged:
-    """Decide about one asset; ``stores`` has those that were given, by label; pure.
+    """Decide about one asset; ``stores`` maps labels to the stores that were given; pure.
 
-    Nothing of a job that is live in any of the stores is an orphan, nor of one that cannot be read, nothing
-    young, and nothing of a store that was not given.
+    An asset is kept if its job is live in any of the stores or cannot be read, if it is young, or if it
+    belongs to a store that was not given.
     """
     for known in stores.values():
         status = known.jobs.get(asset.job_id, JobStatus.UNKNOWN)
         if asset.job_id and not known.is_gone and status in {JobStatus.LIVE, JobStatus.UNKNOWN}:
-            # Whatever its label says: a store may have a second name.
+            # The label does not matter here: a store may have a second name.
             return Judged(asset, Fate.KEPT, f"job {asset.job_id} {status.value}")
     store = stores.get(asset.store_url) if asset.store_url else None
     if store is None:
@@ -95,7 +95,7 @@ def fate_of(
 
 @dataclass(frozen=True)
 class Unlisted:
-    """An inventory that could not be read; the others are read all the same."""
+    """An inventory that could not be read; the other inventories are read all the same."""
 
     title: str
     error: CloudspotError
@@ -103,15 +103,15 @@ class Unlisted:
 
 @dataclass(frozen=True)
 class Ended:
-    """What came of ending an orphan."""
+    """The result of ending an orphan."""
 
     asset: Asset
     error: CloudspotError | None
-    """Why it still stands; None: it is gone or on its way out."""
+    """Why it still exists; None if it is gone or is being deleted."""
 
 
 class AccountReaper:
-    """Finds and ends what the jobs of some stores have left. Any number may run at once."""
+    """Finds and ends the assets that the jobs of some stores have left. Any number may run at once."""
 
     def __init__(
         self,
@@ -123,10 +123,10 @@ class AccountReaper:
         now: Callable[[], datetime],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Take each account's inventories in the order in which to end what they list.
+        """Take each account's inventories, in the order in which their assets are to be ended.
 
-        The accounts are looked at and emptied at the same time, so that one that hangs delays no other; an
-        account may be a store, too. ``gone`` has labels of stores.
+        Accounts are listed and emptied in parallel, so an account that hangs delays no other. A store may
+        stand in for an account. ``gone`` has the labels of stores that do not exist.
         """
         self._accounts = tuple(map(tuple, accounts))
         self._stores = {store_label(one): with_retries(one, sleep=sleep) for one in stores}
@@ -135,14 +135,14 @@ class AccountReaper:
         self._now = now
         self._sleep = sleep
         self._found_by: dict[int, tuple[int, Inventory]] = {}
-        """Which account and inventory has each asset that was found, by the asset's identity."""
+        """The account and the inventory of each asset found, by the asset's ``id()``."""
 
     def find(self) -> tuple[tuple[Judged, ...], tuple[Unlisted, ...]]:
-        """Return every asset with its fate, in the order in which to end them, and what could not be read."""
+        """Return every asset with its fate, in the order of ending, and the unreadable inventories."""
         looked = map_parallel(self._look, range(len(self._accounts)), num_threads=len(self._accounts))
         assets = [asset for listed, _ in looked for asset in listed]
         problems = [problem for _, unlisted in looked for problem in unlisted]
-        # Only now: a job's mark is there before anything of the job is.
+        # The marks are read after the assets, because a job's mark is written before its assets exist.
         job_ids = {one.job_id for one in assets if keys.JOB_ID.fullmatch(one.job_id)}
         known = {label: KnownStore(is_gone=True) for label in self._gone}
         for label, store in self._stores.items():
@@ -156,10 +156,10 @@ class AccountReaper:
         return tuple(judged), tuple(problems)
 
     def end(self, orphans: Sequence[Judged]) -> tuple[Ended, ...]:
-        """End what ``find`` has found, in its order; return what came of each.
+        """End the orphans from ``find``, in its order; return the result for each.
 
-        What cannot be ended yet is tried again for three minutes. An asset whose job has come to life
-        meanwhile is left alone.
+        An asset that cannot be ended yet is retried for three minutes. An asset whose job has become live
+        in the meantime is left alone.
         """
         assets = [one.asset for one in orphans if one.fate is Fate.ORPHAN]
         by_account: dict[int, list[Asset]] = {}
@@ -170,7 +170,7 @@ class AccountReaper:
         return tuple(done[id(asset)] for asset in assets)
 
     def _look(self, account: int) -> tuple[list[Asset], list[Unlisted]]:
-        """Return the account's assets, and what of it could not be read."""
+        """Return the account's assets, and its inventories that could not be read."""
         assets: list[Asset] = []
         problems = []
         for inventory in self._accounts[account]:
@@ -202,13 +202,13 @@ class AccountReaper:
             if asset.job_id and any(is_marked_live(store, asset.job_id) for store in self._stores.values()):
                 return CloudspotError(f"job {asset.job_id} has come to life meanwhile: it keeps what it has")
             self._found_by[id(asset)][1].end(asset)
-        except Exception as error:  # noqa: BLE001 - nor one asset's the others
+        except Exception as error:  # noqa: BLE001 - one asset's fault must not keep the others
             return as_cloudspot_error(error)
         return None
 
 
 def _statuses(store: ObjectStore, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-    """Return what the store says of these jobs.
+    """Return the store's status of each of these jobs.
 
     Raises:
         CloudspotError: the store cannot be read.
@@ -225,5 +225,5 @@ def _unmarked_status(store: ObjectStore, job_id: str) -> JobStatus:
         return JobStatus.ABSENT
     except CorruptData:
         return JobStatus.UNKNOWN
-    # Without a submission it is being submitted or copied here, or that was cut short; `rm` removes it then.
+    # A job without a submission is being submitted or copied, or that was interrupted and `rm` removes it.
     return JobStatus.ENDED if has_finished(store, job_id) else JobStatus.UNKNOWN

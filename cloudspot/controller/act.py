@@ -1,4 +1,4 @@
-"""Carries out what ``decide`` returned, one action at a time, each of at most a call or two."""
+"""Carry out the actions that ``decide`` returned, one at a time; each takes a call or two."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ from cloudspot.story.events import Event, EventKind
 from cloudspot.story.outcomes import void_detail
 
 REPEAT_SECONDS = 30.0
-"""A machine that was told to end and still runs is told again after this long."""
+"""A machine that still runs this long after it was terminated is terminated again."""
 
 Record = TypeVar("Record", bound=Certificate | Finished | Suspended | Repriced)
 
 
 class Actor:
-    """One controller's hands: writes records, calls the provider, remembers its answers."""
+    """Writes records and calls the provider for one controller, and remembers the provider's answers."""
 
     def __init__(
         self,
@@ -96,24 +96,24 @@ class Actor:
     def act(self, action: Action, assessed: Assessment, events: list[Event]) -> bool:
         """Carry out one action; return whether the next tick should follow without a wait.
 
-        If a journal record finds its number taken, the race is lost, and that is no error: whoever was
-        first has decided, and the next tick reads what.
+        A journal record whose number is taken has lost a race. That is no error: the next tick reads the
+        record that won.
 
         Raises:
             JobNotFound: the job has been removed since its records were read.
-            CloudspotError: a machine of the job would not take this store for the job's.
-            TransientError: the outcome is unknown; the next tick finds out.
+            CloudspotError: the job was submitted to another store, so its machines would refuse this one.
+            TransientError: the outcome is unknown; the next tick finds it out.
         """
         history = assessed.history
         if isinstance(action, Postpone):
             self._wait(action, events)
             return False
         if not isinstance(action, Announce | Terminate | CleanUp | Release):
-            self._waiting_for = None  # Those are repeated at each look.
+            self._waiting_for = None  # The four kinds above are repeated in each look and end no wait.
             self._check_existence()
         if isinstance(action, OpenLaunch):
             self._check_store(history.submission)
-            # No machine without a mark: whoever drives the live jobs finds this one.
+            # The mark comes before any machine, so that a driver of the live jobs finds this job.
             mark_live(self._store, history.submission.job_id, history.submission.writer)
             self._journal.append(self._intent(action, assessed), action.number)
         elif isinstance(action, Certify):
@@ -122,7 +122,7 @@ class Actor:
             create_record(self._store, key, self._signed(found))
         elif isinstance(action, Append):
             if isinstance(action.record, Finished) and action.record.outcome != "succeeded":
-                # What was uploaded whole and not committed, as its node was lost: nobody will after the end.
+                # A lost node may have uploaded a whole checkpoint uncommitted. Nothing commits it later.
                 complete(self._store, self._journal, self._job_id)
             self._journal.append(self._signed(action.record), action.number)
         elif isinstance(action, VoidSeat):
@@ -158,9 +158,9 @@ class Actor:
         return True
 
     def _check_existence(self) -> None:
-        """Refuse to write for a job that was removed, or to launch it: nobody would read the records.
+        """Raise JobNotFound if the job was removed, since nobody would read its records.
 
-        A controller may have read the job long ago, on a laptop that was closed since.
+        A controller may have read the job long ago, for example on a laptop that was closed since then.
         """
         try:
             self._store.head(keys.spec(self._job_id))
@@ -238,7 +238,7 @@ class Actor:
         ]
         if not due:
             return
-        # A machine that ends now may have come late and brought back what was released.
+        # A machine that came late may have brought back resources that were released already.
         self._is_released = False
         result = self._provisioner.terminate(TerminateRequest(instance_ids=tuple(due)))
         refused = {one.instance_id for one in result.refused}

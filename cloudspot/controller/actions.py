@@ -1,4 +1,4 @@
-"""What ``decide`` can ask for. The loop carries it out; every action is safe to repeat."""
+"""The actions that ``decide`` can return. The loop carries them out; every action is safe to repeat."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudspot.jobstore.layout.records import (
 from cloudspot.model import Instance, Offer
 
 UNSIGNED = ""
-"""The writer of a record that nobody has written yet."""
+"""The writer of a record that is not written yet."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class OpenLaunch:
     offer: Offer
     num_nodes: int
     min_nodes: int
-    """With fewer machines than this the launch is of no use, and the provider ends them."""
+    """The least number of machines that is of use; with fewer, the provider ends them all."""
     stands_in_for: tuple[Seat | None, ...] = ()
     """See ``records.Intent``."""
     why: str
@@ -43,7 +43,7 @@ class OpenLaunch:
 
 @dataclass(frozen=True)
 class Create:
-    """Send an intent's own bytes to the provider, with its token."""
+    """Send the request stored in an intent to the provider, with the intent's token."""
 
     launch: int
 
@@ -55,7 +55,7 @@ class Announce:
     instances: tuple[Instance, ...]
     """In rank order."""
     facts: Mapping[str, str]
-    """The same for all of them; the names are those in ``model.ANNOUNCED``."""
+    """The same for all machines; the names are those in ``model.ANNOUNCED``."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class VoidSeat:
     outcome: VoidOutcome
     detail: str
     machines: tuple[str, ...] = ()
-    """Those that are there for it."""
+    """The machines that were started for the seat."""
     cause: str = ""
     """See ``records.Slot``."""
 
 
 @dataclass(frozen=True)
 class Certify:
-    """Write down that a machine has provably ended."""
+    """Record that a machine has provably ended."""
 
     certificate: Certificate
     """Dated and signed when it is written."""
@@ -117,12 +117,12 @@ class Release:
 
 @dataclass(frozen=True)
 class Postpone:
-    """Nothing to do for the next launch until ``seconds`` have passed."""
+    """Wait until ``seconds`` have passed before the next launch."""
 
     seconds: float
     why: str
     suspends: str | None = None
-    """Why the job is suspended meanwhile; None: it is not."""
+    """Why the job is suspended meanwhile; None if it is not."""
 
 
 Action = (

@@ -1,4 +1,4 @@
-"""What the machines of a generation are told about it; pure."""
+"""The facts about a generation that are announced to its machines; pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from cloudspot.jobstore.journal.history import History
 
 
 def announcement(history: History, observed: Observed) -> tuple[Announce, ...]:
-    """Return what to announce to the machines of the newest generation, as far as they are listed.
+    """Return the announcement to those machines of the newest generation that are listed.
 
-    Every controller that sees the same announces the same.
+    Controllers that see the same records and machines announce the same facts.
     """
     if not history.generations:
         return ()

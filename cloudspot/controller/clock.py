@@ -14,20 +14,20 @@ from cloudspot.jobstore.access.store_clock import clock_of
 
 @dataclass(frozen=True)
 class Clock:
-    """The store's clock for all that records say and are judged by, the monotonic one for durations."""
+    """The store's clock, for the times in records, and the monotonic clock, for durations."""
 
     now: Callable[[], datetime]
     """Aware, UTC."""
     monotonic: Callable[[], float]
     """Seconds from an arbitrary start."""
     compare: Callable[[], None] = lambda: None
-    """Asks the store for its time where that is due; TransientError if it does not answer."""
+    """Asks the store for its time when that is due; raises TransientError if it does not answer."""
     warning: Callable[[], str] = str
-    """Says that this computer's own clock is wrong; empty: it is not."""
+    """Returns a warning if this computer's own clock is wrong, else an empty string."""
 
 
 def clock_by(store: ObjectStore) -> Clock:
-    """Return the clocks of a controller of this process that drives jobs of the store."""
+    """Return the clocks of a controller in this process that drives jobs of the store."""
     known = clock_of(store)
     return Clock(
         now=known.now,

@@ -1,4 +1,4 @@
-"""Which machines have provably ended, and the certificates that say so; pure."""
+"""Find machines that have provably ended, and make their certificates; pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def find_instance(instance_id: str, observed: Observed) -> Instance | None:
 
 
 def provider_proves_death(instance_id: str, observed: Observed) -> bool:
-    """Return whether the provider's word proves that the machine runs nothing any more.
+    """Return whether the provider's listings prove that the machine runs nothing any more.
 
-    ``ended`` proves it, and so does an absence that has lasted long enough. A machine that is
-    ``shutting-down`` is alive, a short absence may be a listing that lags, and silence is not death.
+    The state ``ended`` proves it, and so does an absence that has lasted long enough. A machine that is
+    ``shutting-down`` is alive, a listing that lags may cause a short absence, and silence is not death.
     """
     instance = find_instance(instance_id, observed)
     if instance is not None:
@@ -31,12 +31,12 @@ def provider_proves_death(instance_id: str, observed: Observed) -> bool:
 
 
 LEFT_ABSENCE_SECONDS = 30.0
-"""How long a machine must be absent after its exit record. If the listing merely missed it, any driver that
+"""How long a machine with an exit record must be absent. If the listing merely missed it, any driver that
 sees it again ends it."""
 
 
 _CLOCKS_APART = timedelta(minutes=1)
-"""A node whose clock is ahead of ours by more does not know when it ended."""
+"""If a node's clock is ahead of ours by more than this, its own time of its end does not count."""
 
 
 def certificates(history: History, observed: Observed, now: datetime) -> Iterator[Certify]:
@@ -60,13 +60,13 @@ def certificates(history: History, observed: Observed, now: datetime) -> Iterato
 
 
 def _has_left(launch: LaunchHistory, instance_id: str) -> bool:
-    """Return whether the machine has written its exit record: it ends itself then."""
+    """Return whether the machine's node has written its exit record; the machine then ends itself."""
     owned = (rank for rank, slot in launch.claimed.items() if slot.instance_id == instance_id)
     return any(own_exit(launch, rank) is not None for rank in owned)
 
 
 def _machines(launch: LaunchHistory, observed: Observed) -> dict[str, int | None]:
-    """Return all known machines of the launch, each with its rank if that is known."""
+    """Return the ids of all known machines of the launch, each with its rank if that is known."""
     known = (*observed.machines_of(launch), *observed.vanished)
     ranks = {one.id: one.rank for one in known if one.launch == launch.number}
     return {**ranks, **{machine: rank for rank, slot in launch.slots.items() for machine in slot.owed}}
@@ -89,7 +89,7 @@ def _certificate(
     absence = timedelta(seconds=observed.absent_seconds.get(instance_id, 0.0))
     ended, reason = now - absence, EndReason.UNKNOWN
     if owned is not None:
-        # It may have been heard of while no listing had it, and may have ended before we first looked.
+        # Its heartbeats may be newer than the last listing that had it, or it ended before our first look.
         sign = last_sign(launch, owned)
         ended = sign if instance is None else max(ended, sign)
     if left is not None:
@@ -98,7 +98,7 @@ def _certificate(
     if instance is not None and instance.state is InstanceState.ENDED:
         ended, reason = machine_ended_at(launch, instance) or ended, instance.end_reason or reason
         detail = observed.why_ended(instance)
-    # Where the provider told no start, ours is a guess, and perhaps a clock's that runs ahead.
+    # Without a start from the provider, ours is a guess, perhaps by a clock that runs ahead.
     started = min(claimed, ended) if launched is None else launched
     return Certificate(
         launch=launch.number,

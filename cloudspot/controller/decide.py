@@ -1,9 +1,9 @@
-"""``decide``: from a job's records and what is observed to what has to be done; pure.
+"""``decide`` turns a job's records and the observations of a controller into actions; pure.
 
-One call takes one step of each kind; the loop then reads and calls again. What it returns may be carried
-out by several controllers at once, late, twice or not at all. That is safe because nothing is bought on a
-view that another intent has overtaken, and because a seat counts as free only once its void, its
-node's last word or the proof of its death stands in the store.
+One call takes one step of each kind; the loop then reads and calls again. Several controllers may carry out
+the actions at once, late, twice or not at all. That is safe for two reasons: nothing is bought on a view that
+another intent has overtaken, and a seat counts as free only once its void, its node's exit record or the
+certificate of its death is in the store.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ _NEVER_RAN: Mapping[EndReason | None, VoidOutcome] = {
     EndReason.CAPACITY: "capacity",
     EndReason.QUOTA: "quota",
 }
-"""The refusals that a provider tells by a machine that has ended, rather than by refusing to create it."""
+"""Refusals that a provider reports through a machine that has ended, and not as an error of the request."""
 MIN_PRICE_CHANGE = 0.01
-"""The share of a price by which the market's differs at least when it is written down."""
+"""The least change of a price that is recorded, as a share of the recorded price."""
 MARKET_LOOK_SECONDS = 60.0
-"""How often a driver asks for offers while a job might be better off in another market."""
+"""How often a driver asks for offers while another market might suit the job better."""
 BOOT_LIMIT_SECONDS = 20 * 60.0
-"""A seat that nobody has claimed after this long is made void: its machine hangs, or will never come."""
+"""A seat that is unclaimed after this long is made void: its machine hangs, or will never come."""
 
 
 def decide(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
-    """Return what to do now, in order; the same arguments give the same actions."""
+    """Return the actions that are due now, in order; the same arguments give the same actions."""
     history = assessed.history
     tidy: tuple[Action, ...] = (
         *reapable(history, assessed.seats, observed),
@@ -76,7 +76,7 @@ def decide(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
 
 
 def _release(observed: Observed) -> tuple[Action, ...]:
-    """Return what is left to do when nothing runs any more: what a machine still uses cannot be removed."""
+    """Return the release once all machines have ended, because resources in use cannot be removed."""
     machines = observed.instances
     if machines is None or any(one.state is not InstanceState.ENDED for one in machines):
         return ()
@@ -102,7 +102,7 @@ def _new_prices(history: History, observed: Observed, now: datetime) -> tuple[Ap
 
 
 def _step(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
-    """Return the next record of the journal, if one is due, or what it waits for."""
+    """Return the next record of the journal if one is due, or the reason to wait."""
     spec, history, now, seats = assessed.spec, assessed.history, assessed.now, assessed.seats
     number = history.num_records + 1
     end = end_by_nodes(history)
@@ -122,7 +122,7 @@ def _step(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
     if isinstance(verdict, Postpone):
         return (verdict,)
     if observed.instances is None:
-        # No launch on a provider that cannot list what it runs.
+        # While the provider cannot list its machines, nothing is launched.
         return ()
     budget = assessed.budget
     too_dear = already_too_dear(budget, needed, history)
@@ -207,14 +207,14 @@ def _market_move(assessed: Assessment, observed: Observed) -> tuple[Action, ...]
 
 
 def _passes_max_cost(found: TooDear, seats: Seats) -> tuple[Action, ...]:
-    """Return that nothing is bought any more; if nothing is left either, the job has reached its limit."""
+    """Return that nothing more is bought; if no machine is left either, the job has reached its limit."""
     if seats.live:
         return _buys_nothing(found.why)
     return (RequestStop("max_cost", f"{found.detail}; {found.why}"),)
 
 
 def _buys_nothing(why: str) -> tuple[Action, ...]:
-    """Return that nothing is bought for now: nodes that are too few hold for a while, and then leave."""
+    """Return that nothing is bought for now; if too few nodes are left, they wait and then leave."""
     return (Postpone(CAPACITY_COOL_SECONDS, f"no machine is bought: {why}"),)
 
 
@@ -226,7 +226,7 @@ def _finish(number: int, end: JobEnd, now: datetime) -> Append:
 
 
 def _wish(history: History, seats: Seats, why: str, *, is_needed: bool) -> Wish:
-    """Return what the new nodes have to be like: those with whom they train."""
+    """Return the requirements for the new nodes, which follow from the nodes that they train with."""
     beside = tuple(
         launch.intent.offer
         for launch in history.launches
@@ -236,7 +236,7 @@ def _wish(history: History, seats: Seats, why: str, *, is_needed: bool) -> Wish:
 
 
 def _creates(history: History, observed: Observed) -> Iterator[Create]:
-    """Yield the launches of which no machine shows yet; every controller sends the same bytes again."""
+    """Yield the launches without any known machine; every controller sends the same bytes again."""
     for launch in history.live_launches:
         has_come = launch.slots or observed.machines_of(launch) or launch.number in observed.create_failures
         if observed.instances is not None and not has_come:
@@ -253,7 +253,7 @@ def _voids(history: History, observed: Observed, now: datetime) -> Iterator[Void
 
 
 def _cause(machines: Sequence[str], observed: Observed) -> str:
-    """Return why the machines could not run the agent, in their own words or their provider's."""
+    """Return why the machines could not run the agent, by their consoles or their provider."""
     said = [observed.console_tails[one].cause for one in machines if one in observed.console_tails]
     known = [find_instance(one, observed) for one in machines]
     told = [one.detail for one in known if one is not None and one.end_reason is EndReason.UNSTARTABLE]
@@ -261,7 +261,7 @@ def _cause(machines: Sequence[str], observed: Observed) -> str:
 
 
 def _machines_for(launch: LaunchHistory, rank: int, observed: Observed) -> list[Instance]:
-    """Return the known machines that may claim a seat that is open."""
+    """Return the known machines that may claim this open seat."""
     owners = {slot.instance_id for slot in launch.claimed.values()}
     known = [one for one in observed.machines_of(launch) if one.id not in owners]
     return [
@@ -274,9 +274,9 @@ def _machines_for(launch: LaunchHistory, rank: int, observed: Observed) -> list[
 def _why_void(
     history: History, launch: LaunchHistory, rank: int, observed: Observed, now: datetime
 ) -> tuple[VoidOutcome, str] | None:
-    """Return (outcome, detail) if the seat, which nobody has claimed, had better stay empty.
+    """Return (outcome, detail) if the unclaimed seat should be made void, else None.
 
-    A void is always safe: it either wins the seat or finds it claimed. So all this is only about patience.
+    A void is always safe: it either wins the seat or finds it claimed. So this only decides how long to wait.
     """
     if history.finished is not None:
         return "voided", "the job is over"
@@ -311,7 +311,7 @@ def _why_void(
     others = observed.created.get(launch.number, ())
     if others and len(others) < launch.intent.num_nodes:
         return "capacity", f"only {len(others)} of {launch.intent.num_nodes} machines came"
-    # Other machines of the launch are there, and none for this seat: it is gone, or it never came.
+    # Other machines of the launch exist, but none for this seat: its machine is gone or never came.
     seen = max((observed.known_seconds.get(one.id, 0.0) for one in machines), default=0.0)
     if max(age, seen) >= BOOT_LIMIT_SECONDS or seen >= observed.absence_proves_after_seconds:
         return "capacity", "no machine came for this seat"

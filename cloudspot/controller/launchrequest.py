@@ -1,4 +1,4 @@
-"""Renders the request of a launch, the very one that is sent and that ``--dry-run`` prints."""
+"""Render the request of a launch, exactly as it is sent and as ``--dry-run`` prints it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from cloudspot.jobstore.nodes.delivering import DELIVERY_GRACE_SECONDS
 from cloudspot.model import InstanceGroup, LaunchRequest, Offer, Resources
 
 MAX_LIFE_SECONDS = 7 * 86400.0
-"""No machine lives longer than this; a longer job goes on with another one."""
+"""No machine lives longer than this; a longer job goes on with another machine."""
 
 
 @dataclass(frozen=True)
 class PlannedLaunch:
-    """An offer and what would be sent to the provider to take it."""
+    """An offer, and the request that would be sent to the provider to buy it."""
 
     offer: Offer
     request: LaunchRequest
@@ -42,7 +42,7 @@ def plan(
 ) -> tuple[PlannedLaunch, ...]:
     """Return the first launch of the job for every offer that its policy allows, in order.
 
-    Asks the provider for its offers and nothing else. For ``label`` see ``render_launch``.
+    The provider is asked for its offers and nothing else. For ``label`` see ``render_launch``.
 
     Raises:
         SpecError: no offer fits.
@@ -76,7 +76,7 @@ def find_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
     """Return the offers for a new job that its policy allows, in the order in which they are tried.
 
     Raises:
-        SpecError: as for ``allowed_offers``, or ``limits.max_cost`` has no room for ``nodes.min`` machines.
+        SpecError: see ``allowed_offers``; or ``limits.max_cost`` has no room for ``nodes.min`` machines.
     """
     offers = allowed_offers(spec, provider)
     check_affordable(new_budget(spec, offers[0].currency), offers, spec.nodes.min)
@@ -87,8 +87,8 @@ def allowed_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
     """Return the offers that the job's policy allows, in the order in which a new job tries them.
 
     Raises:
-        SpecError: none fits, an option of the provider names what does not exist, or an offer is in another
-            currency than ``limits.max_cost``.
+        SpecError: no offer fits, an option of the provider names something that does not exist, or an offer
+            is in another currency than ``limits.max_cost``.
     """
     provisioner, resources = provider.provisioner(), spec.resources.to_model()
     offers = in_order(spec, provisioner.offers(OffersRequest(resources=resources)).offers)
@@ -121,11 +121,11 @@ def render_launch(
     decided_at: datetime,
     run_seconds: float = 0.0,
 ) -> LaunchRequest:
-    """Return the request that the launch's intent stores and everyone replays.
+    """Return the request that the launch's intent stores and that every controller replays.
 
-    ``submission_sha256`` is ``submission.hash_of``: the nodes run no other.
-    ``label`` is the store's, as the machines carry it (``ownership.store_label``). ``decided_at`` is the time
-    of the intent. ``run_seconds`` is how much of ``limits.max_runtime`` is used up.
+    ``submission_sha256`` is ``submission.hash_of``; the nodes run no other submission. ``label`` is the
+    store's label on the machines (``ownership.store_label``). ``decided_at`` is the time of the intent.
+    ``run_seconds`` is the part of ``limits.max_runtime`` that is used up.
 
     Raises:
         SpecError: the offer is in another currency than ``limits.max_cost``.
@@ -185,10 +185,10 @@ def _check_currency(spec: JobSpec, provider_name: str, offer: Offer) -> None:
 
 
 def life_seconds(spec: JobSpec, run_seconds: float) -> float:
-    """Return after how long a machine ends itself, whatever happens to its controllers.
+    """Return the time after which a machine ends itself, even if no controller runs.
 
-    The controllers keep ``limits.max_runtime``: they ask the nodes to checkpoint. The machine's own limit
-    leaves room for that; it is the last resort when no controller runs.
+    The controllers enforce ``limits.max_runtime`` by asking the nodes to checkpoint. The machine's own limit
+    leaves time for that; it is the last resort.
     """
     if spec.limits.max_runtime is None:
         return MAX_LIFE_SECONDS
@@ -197,10 +197,10 @@ def life_seconds(spec: JobSpec, run_seconds: float) -> float:
 
 
 def launch_token(submission: Submission, launch: int) -> str:
-    """Return the idempotency token of a launch, as a UUID: the same for every controller.
+    """Return the idempotency token of a launch, as a UUID; it is the same for every controller.
 
-    The submission's nonce is part of it: two stores may hold jobs of the same id, and the launch of one
-    must never be answered with the machines of the other.
+    It depends on the submission's nonce, because two stores may hold jobs of the same id, and the launch of
+    one job must never be answered with the machines of the other.
     """
     seed = f"cloudspot/{submission.job_id}/{submission.writer}/{launch}".encode()
     return str(uuid.UUID(bytes=hashlib.sha256(seed).digest()[:16], version=4))

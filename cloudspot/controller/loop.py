@@ -1,4 +1,4 @@
-"""The loop around ``decide``: observe, decide, act; it may be killed between any two calls."""
+"""The loop around ``decide``: observe, decide, act. It may be killed between any two calls."""
 
 from __future__ import annotations
 
@@ -54,43 +54,43 @@ from cloudspot.story.report import summarise
 
 POLL_SECONDS = 3.0
 MAX_GLANCES = 5
-"""After so many looks at the nodes alone, the journal and the certificates are read too; and before anything
-is done."""
+"""After this many looks at the nodes alone, the journal and the certificates are read too. They are also read
+before every action."""
 NODES_PER_POLL_SECOND = 12.5
-"""With many nodes each look is one request or more for several of them, so a driver looks less often."""
+"""A look at many nodes takes many requests, so the time between two looks grows with the number of nodes."""
 MAX_BACKOFF_SECONDS = 30.0
 """The longest wait between two looks while the store or the provider does not answer."""
 PRICE_SECONDS = 600.0
-"""How often the provider is asked what the launches that run cost now."""
+"""How often the provider is asked for the present prices of running launches."""
 SUMMARY_SECONDS = 15.0
-"""The summary is written no more often than this, except for its last version, which always is."""
+"""The least time between two writes of the summary, except its last version, which is always written."""
 SUMMARY_REFRESH_SECONDS = 20.0
-"""An unchanged summary is written again after this long: its time tells ``ps`` that the job is driven."""
+"""An unchanged summary is written again after this long: its time shows ``ps`` that the job is driven."""
 OLD_SECONDS = 5.0
-"""An assessment that is older than this is made anew before anything is decided on it."""
+"""An assessment older than this is brought up to date before a decision."""
 COPY_SECONDS = 60.0
-"""Settled launches are copied no more often than this, except the last."""
+"""The least time between two copies of settled launches, except the last copy."""
 END_LIMIT_SECONDS = 300.0
-"""How long the loop of a finished job waits for its machines to be gone."""
+"""How long the loop of a finished job waits for the end of its machines."""
 MAX_TICKS_A_PASS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tick:
-    """What one look came to."""
+    """The result of one look."""
 
     history: History | None
-    """As read at the start of the tick; None: the store did not answer."""
+    """The records at the start of the tick; None if the store did not answer."""
     instances: tuple[Instance, ...] | None
-    """The job's machines; None: the provider did not answer."""
+    """The job's machines; None if the provider did not answer."""
     actions: tuple[Action, ...] = ()
-    """What was decided; carried out up to the first action that failed or came too late."""
+    """The actions decided on; they are carried out up to the first that fails or comes too late."""
     events: tuple[Event, ...] = ()
-    """What has happened since this controller's previous tick."""
+    """The events since this controller's previous tick."""
     problems: tuple[str, ...] = ()
-    """What did not answer; the next tick tries again."""
+    """Requests that failed; the next tick tries again."""
     acted: bool = False
-    """Something was changed, and the next tick should follow without a wait."""
+    """Whether something was changed, so that the next tick should follow without a wait."""
 
     @property
     def is_settled(self) -> bool:
@@ -102,7 +102,7 @@ class Tick:
             and self.instances is not None
             and not self.problems
             and all(one.state is InstanceState.ENDED for one in self.instances)
-            # The proofs of the last ends are read, counted and copied once more.
+            # The certificates just written have to be read, counted and copied in one more tick.
             and not any(isinstance(action, Certify) for action in self.actions)
         )
 
@@ -115,18 +115,18 @@ class Tick:
 
 @dataclass
 class Driver:
-    """What the controllers of one process share."""
+    """The state that the controllers of one process share."""
 
     name: str = ""
-    """As which people are told that it drives a job; empty: they are not."""
+    """The name shown to people for this driver; empty if it is not shown."""
     outbox: Outbox = field(default_factory=Outbox)
     experiences: dict[str, Experience] = field(default_factory=dict)
-    """What earlier jobs have seen of the spot market, by provider; read when it is first needed."""
+    """Earlier jobs' experience of the spot market, by provider; read when it is first needed."""
 
 
 @dataclass(frozen=True)
 class _Listing:
-    """What a provider listed, and when it was asked and had answered (monotonic)."""
+    """A provider's listing, and when it was requested and received (monotonic)."""
 
     asked: float
     answered: float
@@ -135,21 +135,21 @@ class _Listing:
 
 @dataclass(frozen=True)
 class _Price:
-    """What a launch's nodes cost now."""
+    """The present price of a launch's nodes."""
 
     per_hour: float | None
-    """None: the provider does not tell."""
+    """None if the provider does not report it."""
     asked_at: float
     """Monotonic."""
     num_written: int
-    """How many prices of the launch had been written down by then."""
+    """The number of prices of the launch in the journal at that time."""
 
 
 class Controller:
     """One controller of one job; any number of them may run at once, anywhere.
 
-    All it keeps in memory is patience: it may be killed between any two calls, and another one goes on.
-    One that makes a single pass leaves what it has seen to the next. For one thread at a time.
+    Its memory only shortens waits: it may be killed between any two calls, and another controller continues.
+    A controller that makes a single pass leaves its observations to the next. For one thread at a time.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class Controller:
         known: History | None = None,
         driver: Driver | None = None,
     ) -> None:
-        """Take for known, and tell in no event, what ``known`` says; None: tell everything.
+        """Report in events only what is newer than ``known``; everything if that is None.
 
-        ``driver`` is shared by the controllers of one process; None: it has no other.
+        ``driver`` is shared by the controllers of one process; None makes one for this controller alone.
         """
         self._store = with_retries(store, sleep=sleep)
         self._job_id = job_id
@@ -179,7 +179,7 @@ class Controller:
         self._sleep = sleep
         self._reader = reader or HistoryReader(self._store, job_id)
         self._submission_sha256 = opened_for
-        """Of the submission by which the provider was opened; None: of the one that is read first."""
+        """The hash of the submission with which the provider was opened; None until one is read."""
         self._memory = Memory()
         has_consoles = Capability.CONSOLE in provider.capabilities
         self._consoles = Consoles(self._provisioner, has_consoles=has_consoles)
@@ -190,16 +190,16 @@ class Controller:
         self._between_passes = BetweenPasses(self._store, job_id, memory=self._memory, clock=clock)
         self._spec: JobSpec | None = None
         self._num_glances = 0
-        """Since everything was read."""
+        """The number of glances since everything was read."""
         self._is_quiet = False
-        """Whether nothing was to be done at the last look, and the machines were the same as before."""
+        """Whether the last look found nothing to do and the same machines as before."""
         self._seen: tuple[Instance, ...] | None = None
         self._prices: dict[int, _Price] = {}
-        """By launch: what the provider last told."""
+        """By launch: the last answer of the provider."""
         self._offers_at = -math.inf
-        """When the provider was last asked what can be bought (monotonic)."""
+        """When the provider was last asked for offers (monotonic)."""
         self._settled_with: tuple[str, ...] | None = None
-        """The machines without proof when the job was last settled; it is settled again when this changes."""
+        """The unproven machines when the job was last settled; it is settled again when they change."""
         self._experience_problem: str | None = None
         self._last = known
         self._summary: tuple[Summary, float] | None = None
@@ -220,14 +220,14 @@ class Controller:
         return max(POLL_SECONDS, num_nodes / NODES_PER_POLL_SECOND)
 
     def tick(self) -> Tick:
-        """Look once and do what has to be done now.
+        """Look once and carry out the actions that are due now.
 
         Raises:
             JobNotFound: the store holds no such job.
-            AuthError: a right is missing, so nothing else will work either.
+            AuthError: a permission is missing, so nothing else will work either.
             CorruptData: a record is malformed.
-            JobResumed: it goes on by another submission, so its provider may be another one.
-            NotAdopted: its machines would be this computer, and nobody submitted or adopted it here.
+            JobResumed: the job was resumed with another submission, so its provider may have changed.
+            NotAdopted: the job would run on this computer, where nobody submitted or adopted it.
         """
         problems: list[str] = []
         events: list[Event] = []
@@ -251,7 +251,7 @@ class Controller:
                     assessed = self._up_to_date(assessed)
                     actions = self._decide(assessed, offers)
             if is_finished:
-                # Before the secrets are deleted that its URLs may hold.
+                # The actions delete the secrets, which the notify URLs may contain.
                 self._notifications.tell(assessed, events)
             acted = self._act(actions, assessed, events, problems)
             if not is_finished:
@@ -284,12 +284,10 @@ class Controller:
     def run_until_finished(self, on_tick: Callable[[Tick], None] | None = None) -> History:
         """Tick until the job is finished and its machines have provably ended, or it is suspended.
 
-        Returns its records.
-
-        A job that is suspended already is driven until it runs again, and on.
+        Returns the job's records. A job that is suspended at the start is driven until it runs again, and on.
         ``on_tick`` is called after each tick. Raises as ``tick`` does; transient failures are retried with
-        growing waits. A machine that has not ended within ``END_LIMIT_SECONDS`` is left to others; one that
-        the provider lists no more, so much later as its absence needs to prove an end.
+        growing waits. A machine that has not ended within ``END_LIMIT_SECONDS`` is left to other drivers; for
+        a machine that is not listed, the time in which an absence proves an end is added.
         """
         failures = 0
         finished_at: float | None = None
@@ -322,16 +320,16 @@ class Controller:
         return END_LIMIT_SECONDS + self._provisioner.absence_proves_after_seconds
 
     def run_pass(self) -> Tick:
-        """Tick until nothing is left to do for now; return the last tick, with the events of all.
+        """Tick until nothing is left to do for now; return the last tick, with the events of all ticks.
 
-        For a controller that comes by now and then: it never sleeps. The first pass goes on from what
-        earlier passes, of any process, have left in the store, and leaves what it saw for the next; later
-        passes of this controller have its own memory. Raises as ``tick`` does.
+        This serves controllers that run now and then, so it never sleeps. The first pass continues from the
+        notes that earlier passes of any process left in the store, and leaves its own; later passes use this
+        controller's memory. Raises as ``tick`` does.
         """
         problem: str | None = None
         events: list[Event] = []
         if self._between_passes.is_wanted:
-            # Before the first look, since what others have left counts up to a moment before it.
+            # This comes before the first look, because the notes count up to a moment before that look.
             problem = self._between_passes.take()
         for _ in range(MAX_TICKS_A_PASS):
             tick = self.tick()
@@ -345,7 +343,7 @@ class Controller:
         return dataclasses.replace(tick, events=tuple(events), problems=(*tick.problems, *problems))
 
     def open_launch(self, action: OpenLaunch, history: History) -> bool:
-        """Intend a launch that a person asked for; return False if something has happened since ``history``.
+        """Record a launch that a person asked for; return False if another record came after ``history``.
 
         The next tick creates its machines. Raises as ``tick`` does.
         """
@@ -356,9 +354,9 @@ class Controller:
         )
 
     def _look(self, problems: list[str]) -> Assessment | None:
-        """Return what is known of the job now; None: the store did not answer."""
+        """Return the present assessment of the job; None if the store did not answer."""
         listing = self._list_instances(problems)
-        # After the listing, so that the intent of every machine that is listed is among the records.
+        # The records are read after the listing, so that they have the intent of every listed machine.
         history = self._read_history(listing, problems)
         assessed = None if history is None else self._assess(history)
         if assessed is not None and self._num_glances and self._has_to_act(assessed):
@@ -375,7 +373,7 @@ class Controller:
                 events.append(Event(EventKind.WARNED, found.problem))
 
     def _leave_experience(self, tick: Tick) -> Tick:
-        """Keep what the settled job has seen of the spot market for later jobs."""
+        """Keep the settled job's experience of the spot market for later jobs."""
         assert tick.history is not None, "a job is settled by its records"
         if all(launch.intent.offer.market is not Market.SPOT for launch in tick.history.launches):
             return tick
@@ -387,10 +385,9 @@ class Controller:
         return dataclasses.replace(tick, events=(*tick.events, *told))
 
     def _unmark(self, tick: Tick) -> Tick:
-        """Take the settled job from the list of live ones; it is settled only once that has succeeded.
+        """Remove the settled job's mark; the job counts as settled only once that has succeeded.
 
-        Nobody looks at it after that, so what drivers that pass have left for each other goes too, whoever
-        has settled the job.
+        No driver looks at the job after that, so the notes that passes have left are deleted too.
         """
         assert tick.history is not None, "a job is settled by its records"
         try:
@@ -399,8 +396,8 @@ class Controller:
             unmark_live(self._store, self._job_id, first)
             for number in range(1, tick.history.submission.resumption + 1):
                 unmark_live(self._store, self._job_id, resumed_writer(first, number))
-            # Again: a pass that saw the last machine may have left something meanwhile. One that leaves it
-            # after this puts the mark again.
+            # A pass that saw the last machine may have left notes meanwhile. A pass that leaves notes after
+            # this writes the mark again.
             delete_suspicions(self._store, self._job_id)
         except TransientError as error:
             return dataclasses.replace(tick, problems=(str(error),))
@@ -409,7 +406,7 @@ class Controller:
     def _list_instances(self, problems: list[str]) -> _Listing:
         asked = self._clock.monotonic()
         try:
-            # Of all stores: a machine that has claimed a rank in the records is ours, whatever its label.
+            # All stores are included: a machine that has claimed a rank in our records is ours in any case.
             found = self._provisioner.instances(InstancesRequest(job_id=self._job_id))
             return _Listing(asked, self._clock.monotonic(), found.instances)
         except (TransientError, PluginFault) as error:
@@ -417,11 +414,11 @@ class Controller:
             return _Listing(asked, asked, None)
 
     def _read_history(self, listing: _Listing, problems: list[str]) -> History | None:
-        """Return the records; note them, and those of the listed machines that are this job's by them."""
+        """Return the records; note them, and the listed machines that belong to this job."""
         asked = self._clock.monotonic()
         history: History | None = None
         try:
-            self._clock.compare()  # Nothing is decided by a clock that may be wrong.
+            self._clock.compare()  # so that no decision uses a wrong clock
             if self._is_quiet and self._num_glances < MAX_GLANCES:
                 history = self._reader.glance(rereads=self._num_glances % 2 == 1)
             self._num_glances = 0 if history is None else self._num_glances + 1
@@ -441,7 +438,7 @@ class Controller:
         return history
 
     def _read_consoles(self, assessed: Assessment, events: list[Event]) -> None:
-        """Read what machines say that should have come up: before the decision that may give them up."""
+        """Read the consoles that are due, before the decision that may give up their machines."""
         while True:
             instance = self._consoles.next_due(
                 assessed.history,
@@ -456,14 +453,14 @@ class Controller:
                 events.append(Event(EventKind.WARNED, news))
 
     def _has_to_act(self, assessed: Assessment) -> bool:
-        """Return whether there is anything to do or to ask, as far as a glance tells."""
+        """Return whether a glance shows anything to do or to ask."""
         if any(True for _ in self._old_prices(assessed.history)):
             return True
         actions = self._decide(assessed, None)
         return any(not isinstance(action, Announce | Postpone) for action in actions)
 
     def _assess(self, history: History) -> Assessment:
-        """Return what is known of the job now, if this controller may drive it."""
+        """Return the present assessment, if this controller may drive the job."""
         self._submission_sha256 = self._submission_sha256 or history.submission_sha256
         if history.submission_sha256 != self._submission_sha256:
             raise JobResumed(f"job {self._job_id!r} was resumed with another submission")
@@ -472,18 +469,18 @@ class Controller:
         return Assessment(self._spec, history, self._clock.now(), self._memory.instances)
 
     def _up_to_date(self, assessed: Assessment) -> Assessment:
-        """Return the assessment as of now, if the requests since then took long: they may take minutes."""
+        """Return the assessment with the present time if it is old: requests may take minutes."""
         now = self._clock.now()
         is_old = (now - assessed.now).total_seconds() >= OLD_SECONDS
         return dataclasses.replace(assessed, now=now) if is_old else assessed
 
     def _clock_warnings(self) -> tuple[Event, ...]:
-        """Tell once that this computer's clock is wrong, which no decision suffers from."""
+        """Return, once, a warning that this computer's clock is wrong; decisions do not use that clock."""
         before, self._clock_warning = self._clock_warning, self._clock_warning or self._clock.warning()
         return () if before == self._clock_warning else (Event(EventKind.WARNED, self._clock_warning),)
 
     def _old_prices(self, history: History) -> Iterator[LaunchHistory]:
-        """Yield the launches whose price was written down or asked for too long ago."""
+        """Yield the launches whose price was recorded or asked for too long ago."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
         for launch in history.live_launches:
             known_at = launch.prices[-1].at if launch.prices else launch.intent.at
@@ -494,10 +491,10 @@ class Controller:
                 yield launch
 
     def _fetch_price(self, launch: LaunchHistory, problems: list[str]) -> None:
-        """Ask for a price; the job goes on without it, at the one that is known."""
+        """Ask for the launch's price; if that fails, the known price is used further."""
         price: float | None = None
         try:
-            # A record that cannot be read back would stop every reader.
+            # The price is checked here, because a record that cannot be read would stop every reader.
             told = self._provisioner.current_price(launch.intent.offer)
             price = None if told is None else convert(told, Price)
         except (CloudspotError, msgspec.ValidationError) as error:
@@ -505,9 +502,9 @@ class Controller:
         self._prices[launch.number] = _Price(price, self._clock.monotonic(), len(launch.prices))
 
     def _new_prices(self, history: History) -> dict[int, float]:
-        """Return the prices that were told since the last one was written down.
+        """Return the prices that were received after the launch's last recorded price.
 
-        An older one would be written over the newer one of another driver, which would write its own again.
+        Two drivers with older prices would overwrite each other's records again and again.
         """
         return {
             launch.number: known.per_hour
@@ -541,7 +538,7 @@ class Controller:
         return decide(assessed, observed)
 
     def _knowledge(self, history: History, now: datetime) -> Knowledge:
-        """Return what earlier jobs and this one have seen of the spot market."""
+        """Return the knowledge of the spot market from earlier jobs and this one."""
         earlier = self._driver.experiences.get(self._provider.name)
         return (NOTHING_KNOWN if earlier is None else earlier.knowledge) + market_seen(
             history, now, provider=self._provider.name
@@ -565,7 +562,7 @@ class Controller:
                 if not isinstance(action, Terminate | Create):
                     break
             if isinstance(action, OpenLaunch | Append):
-                break  # Won or lost, the journal has moved on; the rest is decided on what it says now.
+                break  # Won or lost, the journal has a new record; the rest is decided on that.
         return acted
 
     def _write_summary(self, assessed: Assessment, problems: list[str]) -> None:
@@ -583,9 +580,9 @@ class Controller:
                 problems.append(str(error))
 
     def _copy_settled(self, history: History, problems: list[str]) -> None:
-        """Copy the launches that have settled, for those who read the job from its start.
+        """Copy the settled launches into one object, for readers that start from the beginning.
 
-        Where nodes commit, they copy the journal; launches that never train are copied here.
+        Nodes that commit copy the journal; this covers launches that never train.
         """
         settled = settled_launches(history)
         known, written_at = self._copied or (self._reader.num_copied, -math.inf)

@@ -1,4 +1,4 @@
-"""Moves a running job to other machines: stand-ins are bought, and take over when they are ready; pure."""
+"""Plan the move of a running job: stand-ins are bought, and take over when they are ready; pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENDS = {"succeeded": "has succeeded", "failed": "has failed", "stopped": "was s
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where to: what is None stays as it is."""
+    """The target of a move; a field that is None stays as it is."""
 
     zone: str | None = None
     instance_type: str | None = None
@@ -35,12 +35,12 @@ class Target:
 def plan_move(
     spec: JobSpec, history: History, offers: Sequence[Offer], now: datetime, target: Target
 ) -> OpenLaunch:
-    """Return the launch whose nodes take the place of those that train elsewhere than at the target.
+    """Return the launch that replaces the nodes that do not train at the target.
 
     Raises:
-        CapacityError: what fits was refused a short time ago.
-        CloudspotError: nothing trains, or nothing of it has to move, or no offer fits, or ``limits.max_cost``
-            has no room for it.
+        CapacityError: the offers that fit were refused a short time ago.
+        CloudspotError: no node trains, no node has to move, no offer fits, or ``limits.max_cost`` has no
+            room for the launch.
     """
     job_id = history.submission.job_id
     assessed = Assessment(spec, history, now)
@@ -65,8 +65,8 @@ def plan_move(
     fitting = [offer for offer in fitting if all(may_replace(spec, old, offer) for old in held.values())]
     if not fitting:
         raise CloudspotError(
-            f"machines of {_text(target, held)} do not reach those that train, whose places they take "
-            f"one by one; stop the job and resume it there: cloudspot stop {job_id}"
+            f"machines of {_text(target, held)} cannot reach the machines that train, which they would "
+            f"replace one by one; stop the job and resume it there: cloudspot stop {job_id}"
         )
     keys = {offer.key for offer in fitting}
     moving = [seat for seat, offer in held.items() if offer.key not in keys]
@@ -111,7 +111,7 @@ def plan_move(
 
 
 def has_moved(history: History, launch: int) -> bool:
-    """Return whether nodes of the launch have trained, and those whose place they take train no more."""
+    """Return whether nodes of the launch have trained and the nodes that they replace have stopped."""
     intent, members = history.launches[launch - 1].intent, history.generations[-1].seats
     mine = {Seat(launch, rank) for rank in range(intent.num_nodes)}
     has_begun = any(mine.intersection(one.seats) for one in history.generations)
@@ -119,7 +119,7 @@ def has_moved(history: History, launch: int) -> bool:
 
 
 def is_given_up(history: History, launch: int) -> bool:
-    """Return whether no more nodes of the launch will take over than do by now, and some never will."""
+    """Return whether some nodes of the launch will never take over, and the others have done so."""
     seats = seats_of(history.launches, history.generations)
     mine = {Seat(launch, rank) for rank in range(history.launches[launch - 1].intent.num_nodes)}
     return not mine <= seats.live and mine & seats.live <= set(seats.members)
@@ -140,7 +140,7 @@ def _keys(offers: Iterable[Offer]) -> str:
 
 
 def _text(target: Target, there: Mapping[Seat, Offer]) -> str:
-    """Return what is looked for, with what stays as it is."""
+    """Return the target for people, with the present values of the fields that stay."""
     markets = {target.market} if target.market else {offer.market for offer in there.values()}
     types = (
         {target.instance_type} if target.instance_type else {offer.instance_type for offer in there.values()}

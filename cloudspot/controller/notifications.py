@@ -1,4 +1,4 @@
-"""Tells people what has happened to a job, each event at most once whoever drives."""
+"""Notify people of a job's events, each at most once even with several drivers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cloudspot.story.progress import newest_step, steps_total
 from cloudspot.story.states import job_state
 
 LEAVE_SECONDS = 30.0
-"""How long what is new is left to another driver that has begun to tell it."""
+"""How long new events are left to another driver that has begun to send them."""
 MAX_LINES = 40
 MAX_LINE_LENGTH = 300
 
@@ -43,11 +43,12 @@ _SEVERITIES = {
 
 
 class Notifications:
-    """Finds what people are to be told of one job, and hands it to the outbox. For one thread at a time.
+    """Finds the unsent news of one job and hands it to the outbox. For one thread at a time.
 
-    Who creates an event's mark sends it, and marks it before: so it is told at most once, and not at all if
-    that driver ends before it is sent. Whoever finds a fresh mark of another driver leaves the rest to that
-    one for a while, unless the job has ended; so what is told together stays together.
+    The driver that creates an event's mark sends the event, after creating the mark. So an event is sent at
+    most once, and not at all if that driver ends in between. A driver that finds another driver's fresh mark
+    leaves the rest to that driver for a while, unless the job has ended, so that the events of one moment go
+    into one message.
     """
 
     def __init__(self, store: ObjectStore, job_id: str, outbox: Outbox, *, clock: Clock) -> None:
@@ -58,21 +59,21 @@ class Notifications:
         self._writer = new_nonce().encode()
         self._sent: set[str] = set()
         self._is_listed = False
-        """Whether ``_sent`` has what others had told when this driver first had something to tell."""
+        """Whether ``_sent`` includes the marks that other drivers had created by this driver's first news."""
         self._left_until = -math.inf
         """Monotonic."""
         self._secrets: Mapping[str, str] | None = None
         self._warned: set[str] = set()
 
     def tell(self, assessed: Assessment, events: list[Event]) -> None:
-        """Tell what is new; what goes wrong is a warning, and no error."""
+        """Send the news; a failure is added to ``events`` as a warning and raises nothing."""
         for _, line in self._outbox.take_failures(self._job_id):
             events.append(Event(EventKind.WARNED, line))
         if not assessed.spec.notify.is_wanted:
             return
         try:
             self._tell(assessed)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the job is driven on
+        except Exception as error:  # noqa: BLE001 - no fault here may stop the driver
             why = str(error) if isinstance(error, CloudspotError) else f"a bug: {type(error).__name__}"
             line = f"notify: {why}"
             if line not in self._warned:
@@ -82,7 +83,7 @@ class Notifications:
     def _tell(self, assessed: Assessment) -> None:
         notify, history = assessed.spec.notify, assessed.history
         if self._secrets is None:
-            # At once: whoever drives the job at its end deletes them.
+            # The secrets are read now, because the driver that finishes the job deletes them.
             self._secrets = self._read_secrets(notify, history)
         due = self._due(notify, history)
         if not due or (self._clock.monotonic() < self._left_until and history.finished is None):
@@ -97,14 +98,14 @@ class Notifications:
             self._sent.update(marks)
             self._is_listed = True
             due = self._due(notify, history)
-            # The store's clock and this one may differ by any time: then it is told at once.
+            # If the store's clock differs much from ours, the news is sent at once.
             if newest is not None and abs(self._clock.now() - newest) < timedelta(seconds=LEAVE_SECONDS):
                 self._leave_to_other()
                 if history.finished is None:
                     return
         if not due:
             return
-        # Whoever cannot send leaves it to others.
+        # This comes before the marks, so that a driver that cannot send leaves the news to others.
         urls = notify.resolved(self._secrets)
         open_notifier(notify.through)
         if find_meta(self._store, keys.spec(self._job_id)) is None:
@@ -130,7 +131,7 @@ class Notifications:
             raise problem
 
     def _leave_to_other(self) -> None:
-        """Let another driver tell what it has begun to."""
+        """Leave the news to the driver that has begun to send it."""
         self._is_listed = False
         self._left_until = self._clock.monotonic() + LEAVE_SECONDS
 
@@ -139,7 +140,7 @@ class Notifications:
         return read_secrets(self._store, self._job_id, names, resumption=resumption) if names else {}
 
     def _due(self, notify: NotifySpec, history: History) -> list[News]:
-        """Return what is to be told now and has not been told, as far as this driver knows."""
+        """Return the news that is due now and, as far as this driver knows, was not sent."""
         now = self._clock.now()
         kinds = set(notify.events)
         if history.finished is None and notify.is_quiet(now):
@@ -149,7 +150,7 @@ class Notifications:
 
 
 def message_of(told: Sequence[News], history: History, ledger: Ledger, zone: tzinfo) -> Message:
-    """Return one message about all of these, with the state of the job and what it has cost so far."""
+    """Return one message about all of these events, with the job's state and its cost so far."""
     gravity = list(NewsKind)
     kinds = sorted({one.kind for one in told}, key=gravity.index, reverse=True)
     job_id = history.submission.job_id
@@ -170,6 +171,6 @@ def message_of(told: Sequence[News], history: History, ledger: Ledger, zone: tzi
 
 
 def _in_a_line(text: str) -> str:
-    """Return others' text, such as the last words of a script, without what is not meant for eyes."""
+    """Return foreign text, such as a script's last line, shortened and without unprintable characters."""
     shown = "".join(each if each.isprintable() else " " for each in text)
     return shown if len(shown) <= MAX_LINE_LENGTH else f"{shown[: MAX_LINE_LENGTH - 3]}..."

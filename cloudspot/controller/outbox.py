@@ -1,4 +1,4 @@
-"""Messages on their way to people, sent beside whatever their process does."""
+"""Send messages to people in background threads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cloudspot.controller.sending import send
 from cloudspot.model import Message
 
 MAX_AT_ONCE = 8
-"""Messages that are being sent at the same time; more wait for their turn."""
+"""The most messages that are sent at the same time; others wait."""
 MAX_ON_THE_WAY = 100
-"""Messages that are being sent or wait; further ones are dropped, and that is told."""
+"""The most messages that are being sent or wait; others are dropped and reported as failures."""
 CHECK_SECONDS = 0.1
 
 
@@ -31,7 +31,7 @@ class Outbox:
         """By job."""
 
     def put(self, through: str, message: Message, urls: Mapping[str, str], *, own: Collection[str]) -> None:
-        """Send the message soon, as ``send`` does; returns at once."""
+        """Send the message in the background, with ``send``; return at once."""
         with self._lock:
             if self._num_on_the_way >= MAX_ON_THE_WAY:
                 line = f"notify: too many messages wait, so one is lost: {message.title}"
@@ -43,14 +43,14 @@ class Outbox:
         ).start()
 
     def take_failures(self, job_id: str | None = None) -> tuple[tuple[str, str], ...]:
-        """Return what did not arrive, of one job or of all, by job, each once: a line without any URL."""
+        """Return (job id, line) for each failure of one job or of all, each once; no line has a URL."""
         with self._lock:
             taken = [one for one in self._failures if job_id in {None, one[0]}]
             self._failures = [one for one in self._failures if one not in taken]
         return tuple(taken)
 
     def wait(self, seconds: float) -> None:
-        """Wait until all messages are out, but no longer than that."""
+        """Wait until all messages are sent, for ``seconds`` at most."""
         end = time.monotonic() + seconds
         while self._num_on_the_way and time.monotonic() < end:
             time.sleep(CHECK_SECONDS)

@@ -1,8 +1,8 @@
-"""Which store a machine belongs to, and which jobs of a store are this computer's own.
+"""Find out which store a machine belongs to, and which jobs of a store are this computer's own.
 
 Two stores in one account may hold jobs of the same id. A job that was not submitted from this computer, or
-not as its record says now, is driven all the same, but with nothing of this computer that the record names.
-Where machines are this very computer, it is not driven.
+whose record has changed since, is driven all the same, but not with options of this computer that the record
+names. If the job would run on this computer, it is not driven.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ MAX_LABEL = 128
 
 
 _OWN_HOST = re.compile(r"[a-z][a-z0-9+.-]*://([^/?#]*@)?[^/?#@$]+([/?#]|$)")
-"""How a notify URL begins whose host is no secret."""
+"""The beginning of a notify URL in which the host contains no secret."""
 _HARMLESS = re.compile(r"[\w.~%-]*", re.ASCII)
-"""A secret that ends no part of a URL."""
+"""A secret without any character that could end a part of a URL."""
 
 
 def store_label(store: ObjectStore) -> str:
-    """Return the label that machines carry: the store's URL in the one form that all its spellings share."""
+    """Return the store's label on machines: its canonical URL, shortened with a digest if it is too long."""
     url = store.canonical_url
     if len(url) <= MAX_LABEL:
         return url
@@ -43,18 +43,18 @@ def store_label(store: ObjectStore) -> str:
 
 
 def adopt(store: ObjectStore, submission: Submission, sha256: str) -> None:
-    """Note on this computer that its user wants the job, with this very submission; see ``own_jobs``."""
+    """Note on this computer that its user accepts the job with this submission; see ``own_jobs``."""
     own_jobs.note_job(submission, store_url=store_label(store), sha256=sha256)
 
 
 def check_adopted(store: ObjectStore, provider: Provider, history: History) -> None:
-    """Refuse to drive a job that has not ended and whose machines would be this computer, unless it is own.
+    """Refuse a live job that would run on this computer, unless it was submitted or adopted here.
 
-    One that the provider has released runs here again only if it is resumed from here.
+    A job that the provider has released runs here again only if it is resumed from here.
 
     Raises:
-        NotAdopted: nobody submitted or adopted it here, or only with another submission.
-        SpecError: the notes are open to others, or cannot be read.
+        NotAdopted: nobody submitted or adopted the job here, or only with another submission.
+        SpecError: other users can write the notes, or the notes cannot be read.
     """
     if Capability.THIS_COMPUTER not in provider.capabilities or history.finished is not None:
         return
@@ -80,12 +80,12 @@ def open_to_drive(
 ) -> Provider:
     """Open the provider of a stored job with the ``driver_options`` of this computer.
 
-    They name something of the computer that drives, such as a kubeconfig, so a record does not choose them. A
-    value in the record is used if this computer has noted it for the job. Otherwise it is replaced by that of
-    ``configured``, which returns the user's own table ``[providers.NAME]``.
+    Such options name something on the driving computer, for example a kubeconfig, so a record must not choose
+    them. A value in the record is used if this computer has noted it for the job. Otherwise it is replaced by
+    the value from ``configured``, which returns the user's own table ``[providers.NAME]``.
 
     Raises:
-        SpecError: the record names such an option, and it is neither noted nor configured here.
+        SpecError: the record names such an option, which is neither noted nor configured here.
         PluginError: the provider cannot be used.
     """
     return open_provider(submission.provider, _with_own_options(store, submission, spec, configured))
@@ -112,8 +112,8 @@ def _with_own_options(
             options[option] = table[option]
         elif option not in own:
             raise SpecError(
-                f"job {submission.job_id}: its record names providers.{name}.{option}, which only you choose "
-                "for a job that was not submitted from this computer; set it in the table "
+                f"job {submission.job_id}: its record sets providers.{name}.{option}, but the job was not "
+                "submitted from this computer, so only you may choose that option; set it in the table "
                 f"[providers.{name}] of your config file"
             )
     return with_driver_options(spec, name, options)
@@ -124,8 +124,8 @@ def own_notify_urls(
 ) -> frozenset[str]:
     """Return the names, as in ``resolved``, of the URLs that this computer has noted for the job.
 
-    The secrets are the store's word. So what they fill in may be a name, a password or a token, but no part
-    of where the URL leads.
+    The secrets come from the store, whose writers are not trusted. So a secret may fill in a name, a password
+    or a token, but must not change the host of the URL.
     """
     noted = {
         url
@@ -150,17 +150,17 @@ def _noted(store: ObjectStore, job_id: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def is_of_another_store(instance: Instance, label: str) -> bool:
-    """Return whether the machine carries another store's label; one without a label does not."""
+    """Return whether the machine has another store's label; a machine without a label does not."""
     return bool(instance.store_url) and instance.store_url != label
 
 
 def is_ours(instance: Instance, label: str, history: History | None) -> bool:
-    """Return whether a machine of the job's id belongs to this job, in this very store.
+    """Return whether a machine with the job's id belongs to this job, in this very store.
 
-    One without a label may, and is judged by its launch. One that has claimed a rank in our records does,
-    whatever its label: the store may have a second name that we cannot recognize, and a machine that we took
-    for another store's would be dead to us while it trains. One that had ended before the job was submitted
-    does not: it belonged to an earlier job of this id.
+    A machine without a label counts as ours, and is judged by its launch. A machine that has claimed a rank
+    in our records is ours whatever its label, because the store may have a second name, and a machine taken
+    for another store's would look dead while it trains. A machine that ended before the job was submitted is
+    not ours: it belonged to an earlier job of the same id.
     """
     if history is not None and _ended_before(instance, history):
         return False
@@ -171,10 +171,10 @@ def is_ours(instance: Instance, label: str, history: History | None) -> bool:
 
 
 def _ended_before(instance: Instance, history: History) -> bool:
-    """Return whether the machine had ended when the job was submitted: it was an earlier job's.
+    """Return whether the machine ended before the job was submitted, so that it was an earlier job's.
 
-    A job that was removed leaves its id to the next, and clouds list machines for hours or weeks after their
-    end. Clocks that differ do no harm: a machine that is left out too soon is missing, and an absence proves
+    The id of a removed job may be used again, and clouds list machines for hours or weeks after their end.
+    Differing clocks do no harm: a machine that is left out wrongly counts as absent, and an absence proves
     nothing at once.
     """
     return (

@@ -1,4 +1,4 @@
-"""The reaper: which machines have no business to run any more; pure."""
+"""The reaper, which finds the machines that have to be terminated; pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from cloudspot.model import Instance, InstanceState
 
 
 def reapable(history: History, seats: Seats, observed: Observed) -> tuple[Terminate, ...]:
-    """Return what to terminate, by reason; nothing where the listing failed.
+    """Return the machines to terminate, by reason; it is empty if the listing failed.
 
-    It ends machines whose seat is void or another's, nodes that have said their last word or were left out
-    of the training and do not go, those that are silent, those that outstay a stop or the job's end, and
-    machines of no launch in the journal. A notice is no reason. ``history`` must have been read after the
-    machines were listed: an intent is written before its machines exist, so no launch of theirs is missing.
+    The reasons are: the machine's seat is void or another machine's; its node has written its exit record or
+    was left out of the training, and stays; its node is silent; it outstays a stop or the job's end; or its
+    launch is not in the journal. A notice is no reason. ``history`` must be read after the machines were
+    listed: an intent is written before its machines exist, so every listed machine's launch is then known.
     """
     doomed: dict[str, list[str]] = {}
     for instance in observed.instances or ():
@@ -69,7 +69,7 @@ def _why_unclaimed(launch: LaunchHistory, instance: Instance) -> str | None:
     slot = None if instance.rank is None else launch.slots.get(instance.rank)
     if slot is not None and slot.instance_id is None:
         return f"seat {launch.number}.{instance.rank} is void"
-    if not launch.open_ranks:  # one whose seat is another machine's takes any that is open
+    if not launch.open_ranks:  # a machine whose seat is taken may claim any open seat
         return f"all seats of launch {launch.number} are void or belong to other machines"
     return None
 
@@ -86,6 +86,6 @@ def _may_deliver(
 
 
 def _may_go_by_itself(ending: Ending, observed: Observed) -> bool:
-    # Its heartbeat says nothing any more: it has said its last word, or nobody waits for what it has.
+    # The heartbeat does not count here: the node's work is delivered, or nobody waits for it.
     waited = observed.ending_seconds.get(ending, 0.0)
     return may_deliver(None, silent_seconds=0.0, waited_seconds=waited, grace_seconds=EXIT_GRACE_SECONDS)

@@ -1,4 +1,4 @@
-"""One pass over the live jobs of a store, for cron or a cloud function; and the machines that nobody owns."""
+"""Drive the live jobs of a store in one pass, for cron or a cloud function; list machines without a job."""
 
 from __future__ import annotations
 
@@ -36,53 +36,52 @@ from cloudspot.registry import provider_names
 
 NUM_BEFORE_TURNS = 30
 TURN_SECONDS = 60.0
-"""With more live jobs than ``NUM_BEFORE_TURNS``, each pass begins with another one, by the minute."""
+"""With more live jobs than ``NUM_BEFORE_TURNS``, the job that a pass begins with changes this often."""
 WAIT_SECONDS = 5.0
-"""A provider of which nothing has come for so long is left to its thread, while the jobs of others go on."""
+"""A provider without any result for this long is left to its thread, and the other jobs go on."""
 READ_AHEAD = 30
-"""So many jobs are read before the first of them is driven, to know their providers."""
+"""The number of jobs that are read before the first of them is driven, to know their providers."""
 NOTE_SECONDS = 60.0
-"""A driver that keeps running is noted no more often than this."""
+"""The least time between two notes that this driver is running."""
 
 
 @dataclass(frozen=True)
 class Reconciled:
-    """What a pass did for one job."""
+    """The result of a pass for one job."""
 
     job_id: str
     tick: Tick | None
     error: CloudspotError | None
-    """Why nothing could be done; the other jobs are driven all the same."""
+    """Why the job could not be driven; the other jobs are driven all the same."""
 
 
 @dataclass(frozen=True)
 class Unlisted:
-    """A provider that could not list its machines; the others are asked all the same."""
+    """A provider that could not list its machines; other providers are asked all the same."""
 
     provider: str
     error: CloudspotError
     options: str = ""
-    """The provider's options that its jobs have, such as its region; others of its jobs may have others."""
+    """The options of the provider that failed, such as its region; other jobs may use different options."""
 
 
 @dataclass(frozen=True)
 class _Listing:
-    """What a provider answered when it was asked for all machines."""
+    """A provider's answer when it was asked for all machines."""
 
     provider: str
     machines: tuple[Instance, ...]
-    """Those that have not ended."""
+    """The machines that have not ended."""
     problem: Unlisted | None
 
 
 class Reconciler:
-    """Drives the jobs of a store that are live. One that is kept between passes goes by its own clock.
+    """Drives the live jobs of a store. A reconciler kept between passes uses its own clock and memory.
 
-    The jobs of several providers are driven at the same time, so that a provider that hangs delays no job of
-    another.
+    Jobs of different providers are driven in parallel, so a provider that hangs delays no job of another.
 
-    ``open_provider`` opens the provider of a submission and its job file, as ``ownership.open_to_drive``
-    does. ``sleep`` is called between tries of a request.
+    ``open_provider`` opens the provider of a submission and its job file, like ``ownership.open_to_drive``.
+    ``sleep`` is called between tries of a request.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Reconciler:
     ) -> None:
         """``driver`` is shared by the controllers of all jobs.
 
-        ``every`` is how long it is between two passes; None: not known.
+        ``every`` is the time between two passes, or None if it is not known.
         """
         self._store = with_retries(store, sleep=sleep)
         self._open_provider = open_provider
@@ -106,29 +105,29 @@ class Reconciler:
         self._driver = driver or Driver()
         self._every = every
         self._noted_at = -math.inf
-        """When the store was last told of this driver (monotonic)."""
+        """When this driver was last noted in the store (monotonic)."""
         self._controllers: dict[str, Controller] = {}
         self._providers: dict[tuple[str, bytes], Provider] = {}
         self._read: dict[str, tuple[HistoryReader, Submission, JobSpec]] = {}
         """Jobs that were just read and have no controller yet."""
         self._lock = threading.Lock()
         self._busy: dict[str, deque[Callable[[], Reconciled | _Listing]]] = {}
-        """What is left to do by each provider's thread; one that has no more to do has ended."""
+        """The work left for each provider's thread; a thread without work ends."""
         self._under_way: set[str] = set()
-        """The jobs that were left to these threads: no other may use their controllers."""
+        """The jobs that were left to these threads; no other thread may use their controllers."""
         self._done: queue.SimpleQueue[Reconciled | _Listing | None] = queue.SimpleQueue()
-        """What these threads did; None: one has ended."""
+        """The results of these threads; None when a thread has ended."""
         self._listings: list[_Listing] = []
-        """Those that nobody has looked at yet."""
+        """The listings that were not processed yet."""
 
     def run_pass(
         self, *, job_ids: Sequence[str] | None = None, is_last: bool = True
     ) -> Iterator[Reconciled | Unlisted]:
-        """Drive each job (None: all that are marked live) as far as it goes now; yield what came of it.
+        """Drive each job as far as it goes now, and yield its result; None drives all jobs marked live.
 
-        With None, jobs of which a machine turns up are driven as well, whatever their mark says. Providers
-        that could not be asked for such machines come last. Unless this pass is the last, it does not wait
-        for a provider that takes long: a later pass has what came of its jobs.
+        With None, a job without a mark is driven too if one of its machines is listed. Providers that could
+        not list their machines are yielded last. Unless ``is_last``, the pass does not wait for slow
+        providers; a later pass yields the results of their jobs.
 
         Raises:
             TransientError: the jobs could not be listed.
@@ -136,7 +135,8 @@ class Reconciler:
         if job_ids is None:
             self._note_driver()
         driven = list(list_live(self._store) if job_ids is None else job_ids)
-        # A pass that is cut off, as a function's is after its time, must not leave out the same jobs again.
+        # A pass may be cut off, like a cloud function at its time limit, and must not always miss the same
+        # jobs.
         turn = int(self._clock.now().timestamp() // TURN_SECONDS) % max(1, len(driven))
         if len(driven) > NUM_BEFORE_TURNS:
             driven = driven[turn:] + driven[:turn]
@@ -149,7 +149,7 @@ class Reconciler:
                 one.job_id for one in live if keys.JOB_ID.fullmatch(one.job_id) and not self._is_foreign(one)
             }
             for done in self._drive_all(sorted(seen - set(driven)), slow, is_last=is_last):
-                # `orphans` tells of the others.
+                # `orphans` reports machines whose job does not exist.
                 if done.job_id in driven or not isinstance(done.error, JobNotFound):
                     yield done
         yield from problems
@@ -159,7 +159,7 @@ class Reconciler:
         if not self._driver.name or now - self._noted_at < NOTE_SECONDS:
             return
         self._noted_at = now
-        with suppress(CloudspotError):  # Whatever is wrong with the store, the pass itself will say.
+        with suppress(CloudspotError):  # The pass itself reports a store that fails.
             note_driver(
                 self._store,
                 self._driver.name,
@@ -177,10 +177,10 @@ class Reconciler:
             yield from self._results(math.inf, slow)
 
     def _drive_some(self, job_ids: Sequence[str], *, are_all: bool) -> Iterator[Reconciled]:
-        """Drive those jobs, or leave each to its provider's thread unless all of the pass are of one."""
+        """Drive the jobs here if all are of one provider; otherwise leave each to its provider's thread."""
         groups: dict[str, list[str]] = {}
         for job_id in job_ids:
-            # An earlier pass may have left it to a thread, which still has its controller.
+            # An earlier pass may have left the job to a thread that still uses its controller.
             if job_id not in self._under_way:
                 groups.setdefault(self._provider_name(job_id), []).append(job_id)
         if are_all and len(groups) <= 1 and not self._busy:
@@ -193,7 +193,7 @@ class Reconciler:
                 self._leave_to_thread(name, partial(self._drive, job_id))
 
     def _leave_to_thread(self, name: str, work: Callable[[], Reconciled | _Listing]) -> None:
-        """Let the provider's thread do this after what it has to do already."""
+        """Add the work to the queue of the provider's thread, and start the thread if there is none."""
         with self._lock:
             if name in self._busy:
                 self._busy[name].append(work)
@@ -202,7 +202,7 @@ class Reconciler:
         threading.Thread(target=self._work, args=(name,), daemon=True).start()
 
     def _work(self, name: str) -> None:
-        """Do what there is to do of a provider's."""
+        """Do a provider's work until its queue is empty."""
         while True:
             with self._lock:
                 if not self._busy[name]:
@@ -216,9 +216,9 @@ class Reconciler:
         self._done.put(None)
 
     def _results(self, wait_seconds: float, slow: set[str]) -> Iterator[Reconciled]:
-        """Yield what comes of the jobs that are being driven, and keep listings.
+        """Yield the results of jobs that threads drive, and keep listings.
 
-        Providers are added to ``slow``, and not waited for, once nothing has come for ``wait_seconds``.
+        After ``wait_seconds`` without a result, busy providers are added to ``slow`` and not waited for.
         """
         while self._is_any_busy_but(slow) or not self._done.empty():
             try:
@@ -237,14 +237,14 @@ class Reconciler:
             return not self._busy.keys() <= slow
 
     def _provider_name(self, job_id: str) -> str:
-        """Return the name of the job's provider; empty if that cannot be told, as ``_drive`` will say."""
+        """Return the name of the job's provider, or an empty string if the job cannot be read."""
         if job_id in self._controllers:
             return self._controllers[job_id].provider_name
         self._read.pop(job_id, None)
         try:
             reader = HistoryReader(self._store, job_id)
             self._read[job_id] = (reader, *reader.read_job())
-        except Exception:  # noqa: BLE001 - whatever it is, it is met again where it is reported
+        except Exception:  # noqa: BLE001 - `_drive` reads the job again and reports the error
             return ""
         return self._read[job_id][1].provider
 
@@ -268,13 +268,13 @@ class Reconciler:
         return Reconciled(job_id, tick, None)
 
     def orphans(self) -> tuple[tuple[Instance, ...], tuple[Unlisted, ...]]:
-        """Return live machines with cloudspot's tags whose job is not in this store, and who could not say.
+        """Return live tagged machines whose job is not in this store, and the providers that failed.
 
-        They are for the user to look at, and never ended from here: another store may own them.
-        Only the providers of the jobs that this reconciler has driven are asked. Raises as ``run_pass`` does.
+        The machines are reported to the user and never ended from here, because another store may own them.
+        Only the providers of jobs that this reconciler has driven are asked. Raises as ``run_pass`` does.
         """
         for _ in self._ask_for_machines(math.inf, set()):
-            pass  # Jobs that were under way, which a pass that was not the last has left.
+            pass  # These are results of jobs that an earlier pass did not wait for.
         live, problems = self._take_listings()
         job_ids = {one.job_id for one in live if keys.JOB_ID.fullmatch(one.job_id)}
         known = {one for one in sorted(job_ids) if find_meta(self._store, keys.index(one)) is not None}
@@ -285,7 +285,7 @@ class Reconciler:
         return is_of_another_store(machine, store_label(self._store))
 
     def _ask_for_machines(self, wait_seconds: float, slow: set[str]) -> Iterator[Reconciled]:
-        """Ask all providers at the same time, but for those whose jobs are still being driven."""
+        """Ask all providers in parallel, except those whose jobs are still being driven."""
         asked = {key: one for key, one in list(self._providers.items()) if key[0] not in self._busy}
         if len({name for name, _ in asked}) <= 1 and not self._busy:
             self._listings += [self._list(*key, provider) for key, provider in asked.items()]
@@ -295,7 +295,7 @@ class Reconciler:
         yield from self._results(wait_seconds, slow)
 
     def _take_listings(self) -> tuple[tuple[Instance, ...], tuple[Unlisted, ...]]:
-        """Return the machines of all providers that have answered, each once, and why others could not."""
+        """Return the machines of all providers that have answered, each once, and the other providers."""
         listings, self._listings = self._listings, []
         live = {(one.provider, machine.id): machine for one in listings for machine in one.machines}
         return tuple(live.values()), tuple(one.problem for one in listings if one.problem is not None)
@@ -314,7 +314,7 @@ class Reconciler:
                 self._read[job_id] = (reader, *reader.read_job())
             reader, submission, spec = self._read.pop(job_id)
             provider = self._open_provider(submission, spec)
-            # Options are part of what it lists: a region, say.
+            # A provider's listing depends on its options, for example on the region.
             options = msgspec.json.encode(spec.providers.get(submission.provider, {}), order="deterministic")
             self._providers[submission.provider, options] = provider
             self._controllers[job_id] = Controller(

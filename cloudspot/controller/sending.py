@@ -1,7 +1,7 @@
-"""Sends one message in a child process, so that a notifier that hangs or dies holds up nobody.
+"""Send one message in a child process, so that a notifier that hangs or dies does not delay the driver.
 
-``send`` starts the child, which is this module as a program: it reads an order, and answers with a line of
-JSON for each URL as soon as that is known.
+``send`` starts the child, which runs this module as a program. The child reads an order, and answers with a
+line of JSON for each URL as soon as its result is known.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from cloudspot.model import Message
 from cloudspot.registry import open_notifier
 
 SEND_SECONDS = 20.0
-"""A URL that has not accepted a message by then counts as one that has not."""
+"""A URL that has not accepted a message after this long counts as failed."""
 
 REFUSED = (
-    "leads to an address that is not on the internet: only the computer that submitted the job sends there, "
-    "and only if the job file itself names the host; attach to the job there, or use a public address"
+    "leads to an address that is not on the internet; only the computer that submitted the job sends there, "
+    "and only if the job file itself names the host: attach to the job there, or use a public address"
 )
 
 
 class _Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child is to do."""
+    """The child's order."""
 
     through: str
     message: Message
     urls: dict[str, str]
-    """By the names by which they may be shown."""
+    """The URLs, by the names under which they may be shown."""
     own: tuple[str, ...]
-    """The names of those that this computer's user has chosen."""
+    """The names of the URLs that this computer's user has chosen."""
 
     def __repr__(self) -> str:
         return f"_Order({self.through}, {', '.join(self.urls)})"
 
 
 class _Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a URL."""
+    """The result for one URL."""
 
     name: str
     error: str | None
@@ -61,15 +61,16 @@ def send(
     own: Collection[str],
     seconds: float = SEND_SECONDS,
 ) -> dict[str, str]:
-    """Send the message to all URLs at once; return the names of those that did not accept it, and why.
+    """Send the message to all URLs in parallel; return the error of each URL that failed, by name.
 
-    Only the ``own`` ones, which this computer's user has chosen, may lead to addresses that are not on the
-    internet: whoever may write to the bucket chooses the others, and where their servers redirect.
+    Only the ``own`` URLs, which this computer's user has chosen, may lead to addresses that are not on the
+    internet. The other URLs, and the redirects of their servers, come from any writer of the bucket.
 
-    Takes at most ``seconds``, and raises nothing. Safe in any thread.
+    The call takes ``seconds`` at most and raises nothing. It is safe in any thread.
     """
     order = msgspec.json.encode(_Order(through=through, message=message, urls=dict(urls), own=tuple(own)))
-    # The same modules as here, wherever the child is: not in a directory of which a URL could name a file.
+    # The child finds the same modules from "/", its directory, where a relative file URL leads to no file of
+    # ours.
     path = os.pathsep.join(str(Path(one).absolute()) for one in sys.path)
     try:
         child = subprocess.Popen(
@@ -98,11 +99,11 @@ def send(
 
 
 def main() -> None:
-    """Be the child: carry out the order on the standard input."""
-    # Should nobody be left to kill it.
+    """Run the child: carry out the order on the standard input."""
+    # The alarm ends the child if its parent has died.
     signal.alarm(int(float(sys.argv[1])) + 5)
     out = os.dup(1)
-    os.dup2(2, 1)  # What a library prints is no answer.
+    os.dup2(2, 1)  # Libraries must not print into the answers.
     order: _Order = decode(sys.stdin.buffer.read(), _Order)
     notifier = open_notifier(order.through)
     guard_connections(threads_inherit={*order.urls} <= {*order.own})

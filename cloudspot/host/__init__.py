@@ -1,1 +1,1 @@
-"""This host: safe names, files that appear whole, private directories, and the processes of a program."""
+"""This host: safe names, atomic files, private directories, and the processes of a program."""

@@ -1,4 +1,4 @@
-"""How long this host has run, and which of its boots this is: what all its processes measure durations by."""
+"""The time since this host's boot, by which all its processes measure durations, and the name of the boot."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from functools import cache
 from pathlib import Path
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""It goes on while the host sleeps; Linux' monotonic clock does not, that of macOS does."""
+"""A clock that includes the host's sleep: Linux's monotonic clock does not, that of macOS does."""
 
 
 def boot_seconds() -> float:
-    """Return the seconds since the host was booted: the same in all its processes, and set by nobody."""
+    """Return the seconds since the host's boot, which are the same in all processes and cannot be set."""
     return time.clock_gettime(_CLOCK)
 
 
 @cache
 def this_boot() -> str:
-    """Return a name for this boot of this host: its processes share ``boot_seconds``, locks and writes."""
+    """Return a name for this boot of this host, whose processes share ``boot_seconds``, locks and files."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     except OSError:

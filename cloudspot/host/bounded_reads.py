@@ -1,4 +1,4 @@
-"""Reads files of any size, such as logs and the files of a training, in bounded memory."""
+"""Read files of any size, such as logs and the files of a training, in bounded memory."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 from pathlib import Path
 
 _MOST_CONTINUING = 3
-"""A character has at most so many bytes after its first."""
+"""The most bytes of a UTF-8 character after its first."""
 
 
 def read_at_most(path: Path, most: int) -> bytes:
-    """Return the whole file, which nobody writes to meanwhile.
+    """Return the whole file, which must not be written to meanwhile.
 
     Raises:
-        ValueError: it has more than ``most`` bytes.
-        OSError: it cannot be read.
+        ValueError: the file has more than ``most`` bytes.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         data = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
@@ -24,12 +24,12 @@ def read_at_most(path: Path, most: int) -> bytes:
 
 
 def read_end(path: Path, num_bytes: int) -> bytes:
-    """Return the last bytes of the file, or all that it has; a file that grows meanwhile is read no further.
+    """Return the last ``num_bytes`` of the file, or all of it; growth during the call is not read.
 
-    They begin with a whole character, where the file is text in UTF-8.
+    If the file is text in UTF-8, the result begins with a whole character.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         begin = file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))

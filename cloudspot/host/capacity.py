@@ -1,4 +1,4 @@
-"""What this process may use of its machine: how many cores, and how much memory."""
+"""The cores and the memory of the machine that this process may use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def usable_cores(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the number of cores: ``CLOUDSPOT_CORES`` where the system itself would report more."""
+    """Return the number of cores: ``CLOUDSPOT_CORES`` if it is set, else the system's figure."""
     said = environ.get("CLOUDSPOT_CORES")
     if said is not None:
         return int(said)
@@ -28,5 +28,5 @@ def free_memory_bytes() -> int | None:
         if limit != "max":
             limits.append(int(limit) - int((group / "memory.current").read_text()))
     except (OSError, ValueError):
-        pass  # no cgroup v2 at the root: the machine's own figure stands
+        pass  # without cgroup v2 at the root, the machine's own figure counts
     return min(limits) if limits else None

@@ -1,7 +1,7 @@
 """Write large runs of bytes to a local disk past the kernel's cache.
 
-The way through the cache costs up to three times the processor time, and at a low priority, or where the
-machine's host is slow to give memory, it takes longer than the disk does.
+Writing through the cache costs up to three times the processor time. At a low priority, or if the machine's
+host is slow to give memory, it takes longer than the disk does.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ import os
 from pathlib import Path
 
 _BLOCK_BYTES = 4096
-"""A multiple of the logical block of all usual disks: what O_DIRECT asks of memory, offset and length."""
+"""A multiple of all usual disks' logical block; O_DIRECT requires it of memory, offset and length."""
 _PIECE_BYTES = 1 << 20
 """Small enough that the copy of a piece stays in the processor's cache until it is written."""
 _FILE_SYSTEMS = ("ext4",)
-"""Where it was tried. Those of a network have a cache of their own, and may be slower for it."""
+"""The file systems where this was tested. Network file systems have their own cache, and may be slower."""
 
 
 def write_past_cache(descriptor: int, data: memoryview) -> int:
-    """Write the data from its beginning, as far as it can be done; return how many bytes were written.
+    """Write the data up to its last whole block; return how many bytes were written.
 
-    There are fewer than ``data`` has at the end of the last whole block, and none on other systems and file
-    systems, or where the file's position is within a block. The caller writes the rest as usual, and syncs
-    the file. Other threads run meanwhile.
+    Nothing is written on other systems and file systems, or if the file's position is within a block. The
+    caller writes the rest as usual, and syncs the file. Other threads run meanwhile.
 
     Raises:
         OSError: the disk is full or fails.
@@ -37,8 +36,8 @@ def write_past_cache(descriptor: int, data: memoryview) -> int:
     try:
         if _file_system(os.fstat(descriptor).st_dev) not in _FILE_SYSTEMS:
             return 0
-        # Memory of its own, since O_DIRECT needs it to begin at a block; a file, since a write to it lets
-        # other threads run, as a copy in memory does not.
+        # O_DIRECT needs memory that begins at a block, so the data is copied. The copy goes into a file,
+        # because a write to a file lets other threads run, and a copy in memory does not.
         copy = os.memfd_create("direct-write", os.MFD_CLOEXEC)
     except OSError:
         return 0
@@ -62,7 +61,7 @@ def _write(descriptor: int, data: memoryview, size: int, flag: int, copy: int) -
                 with piece[:length] as aligned:
                     count = os.write(descriptor, aligned)
                 written += count
-                if count == 0 or count % _BLOCK_BYTES:  # cut short, as by a disk that is full
+                if count == 0 or count % _BLOCK_BYTES:  # cut short, for example by a full disk
                     break
         except OSError as error:
             if error.errno != errno.EINVAL:
@@ -74,7 +73,7 @@ def _write(descriptor: int, data: memoryview, size: int, flag: int, copy: int) -
 
 @functools.lru_cache(maxsize=64)
 def _file_system(device: int) -> str:
-    """Return the type of the file system with this ``st_dev``; empty: not known."""
+    """Return the type of the file system with this ``st_dev``, or an empty string if it is not known."""
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
         mount, _, source = line.partition(" - ")

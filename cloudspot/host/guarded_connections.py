@@ -1,7 +1,7 @@
-"""Holds all that this process connects to, whatever library does it, to addresses of the internet.
+"""Restrict all connections of this process, including those of libraries, to addresses of the internet.
 
-Libraries follow redirects by themselves, and look up names when they like. So each connection is judged by
-the address to which it is about to be made: the interpreter tells it in an audit event, which no code skips.
+Libraries follow redirects and look up names by themselves. So each connection is checked by the address that
+it is about to be made to, which the interpreter reports in an audit event that no code can skip.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from weakref import WeakKeyDictionary
 from cloudspot.host.public_addresses import AddressRefused, is_public, public_addresses
 
 LOOKUP_SECONDS = 5.0
-"""A name that is not found within this counts as one that only a proxy knows."""
+"""A name that is not found within this time counts as known only to a proxy."""
 _EVENTS = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
 _TO_PROXY = re.compile(rb"(?:CONNECT |[A-Z]+ https?://(?:[^/ ]*@)?)(?:\[([^]\s]*)\]|([^]/:?#\s]+))")
-"""How a request begins that a proxy is to pass on."""
+"""The beginning of a request for a proxy."""
 
 
 class Permit:
-    """Where the connections may lead that one task makes, in whichever of its threads."""
+    """The permission of one task's connections, in all its threads."""
 
     def __init__(self, *, may_be_private: bool) -> None:
-        """``may_be_private``: it may go anywhere, until it was on the internet; nothing leads back."""
+        """If ``may_be_private``, connections may go anywhere until the first one to the internet."""
         self._may_be_private = may_be_private
         self.has_refused = False
 
@@ -45,22 +45,21 @@ class Permit:
 
 
 permit: ContextVar[Permit] = ContextVar("permit")
-"""That of the running task; without one, it connects to public addresses only."""
+"""The permit of the running task; without one, only public addresses are allowed."""
 _inherited: WeakKeyDictionary[Thread, Permit] = WeakKeyDictionary()
-"""The permits of threads that a task has started outside of its context."""
+"""The permits of threads that a task has started outside its context."""
 T = TypeVar("T")
 
 
 def guard_connections(*, threads_inherit: bool) -> None:
-    """From now on, let tasks of this process connect only as their ``permit`` says; cannot be undone.
+    """From now on, let tasks of this process connect only as their ``permit`` allows; this cannot be undone.
 
-    The proxies that the environment names may have any address, also a new one. A name that a proxy is asked
-    for is looked up here, and refused if it leads to no public address; one that only the proxy knows is left
-    to it.
+    The proxies in the environment may have any address, also a new one. A name in a request to a proxy is
+    looked up here, and refused if it has only private addresses; a name that only the proxy knows is allowed.
 
-    ``threads_inherit``: a thread without the context of its task has the permit of the task that started it.
-    Only for a process in which all tasks may connect to the same addresses, since a library's thread may work
-    for several of them.
+    If ``threads_inherit``, a thread without its task's context has the permit of the task that started it.
+    Use it only if all tasks of the process may connect to the same addresses, because a library's thread may
+    work for several tasks.
     """
     named = getproxies()
     urls = {named[kind] for kind in ("http", "https", "all") if kind in named}
@@ -88,7 +87,7 @@ def guard_connections(*, threads_inherit: bool) -> None:
         start(thread)
 
     if threads_inherit:
-        Thread.start = start_inheriting  # type: ignore[assignment,method-assign] # nothing tells of a thread's start
+        Thread.start = start_inheriting  # type: ignore[assignment,method-assign] # no event reports the start
     sys.addaudithook(judge)
 
 
@@ -118,7 +117,7 @@ def _leads_out(host: str) -> bool:
 
 
 def _addresses(proxy: str) -> list[tuple[Any, ...]]:
-    """Return the addresses of a proxy for HTTP; what another kind is asked for cannot be seen."""
+    """Return the addresses of an HTTP proxy; none for other kinds, whose requests cannot be checked."""
     try:
         url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         if url.scheme not in {"http", "https"} or not url.hostname:
@@ -132,7 +131,7 @@ def _addresses(proxy: str) -> list[tuple[Any, ...]]:
 
 
 def _limited(look_up: Callable[[], T]) -> T:
-    """Return what a lookup of a name finds.
+    """Return the result of a name lookup.
 
     Raises:
         socket.gaierror: the name is not known, or its name server does not answer in time.

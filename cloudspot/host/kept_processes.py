@@ -1,4 +1,4 @@
-"""Finds and ends a program and all that it has started, whoever looks for it: see ``process_keeper``."""
+"""Find and end a program and all its descendants, from any process; see ``process_keeper``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloudspot.host.process_marks import kill_all
 from cloudspot.host.process_trees import descendants
 
 _RECORD = re.compile(rf"({KEEPER}|{WATCHER}|p)(\d+)-(\w+)({re.escape(OVER)})?")
-# An image may have no Python before its setup, or at all: then what descends from the program is found.
+# An image may have no Python, or none before its setup. Then only the program's descendants are found.
 _BEGIN = (
     'if command -v "$0" >/dev/null; then exec "$0" -IS "$@"; fi; [ ! -e "$3" ] || exit 137; '
     'read -r stat < /proc/$$/stat; start=$(set -- ${stat##*) }; shift 19; echo "$1"); '
@@ -29,17 +29,17 @@ class _Record(NamedTuple):
     is_over: bool
     lives: bool
     group: str
-    """The directory of its control group; empty: it has none."""
+    """The directory of its control group, or an empty string if it has none."""
 
 
 class KeptProcesses:
-    """All that was started by one ``command``, and is found by the records in a directory."""
+    """All processes started by one ``command``, which the records in a directory identify."""
 
     def __init__(self, records: Path) -> None:
         self._records = records
 
     def command(self, python: str, words: Sequence[str], *, ended: Path) -> list[str]:
-        """Return how the program is started; if ``ended`` exists by then, it is not, and the status is 137.
+        """Return the command that starts the program, or ends with status 137 if ``ended`` exists by then.
 
         ``python`` runs the keeper, which needs only the standard library.
         """
@@ -48,7 +48,7 @@ class KeptProcesses:
         return ["/bin/sh", "-c", _BEGIN, python, script, str(self._records), str(ended), *words]
 
     def pids(self) -> set[int]:
-        """Return the processes that live."""
+        """Return the ids of the living processes."""
         records = list(self._read())
         keepers = {one.pid for one in records if one.lives and one.kind in {KEEPER, WATCHER}}
         programs = {one.pid for one in records if one.lives} - keepers
@@ -56,15 +56,15 @@ class KeptProcesses:
         return found.union(programs, *(_members(one.group) for one in records if one.group)) - keepers
 
     def is_running(self) -> bool:
-        """Return whether the program itself lives, whatever it may have left behind."""
+        """Return whether the program itself lives; its descendants do not count."""
         return any(one.lives and one.kind != WATCHER and not one.is_over for one in self._read())
 
     def kill(self, *, timeout_seconds: float = 30.0) -> bool:
-        """SIGKILL them until none is left; return whether that came in time."""
+        """Send SIGKILL to the processes until none is left; return whether that succeeded in time."""
         return kill_all(self.pids, timeout_seconds=timeout_seconds)
 
     def _read(self) -> Iterator[_Record]:
-        """Yield the records; a later process of the same id does not count as living."""
+        """Yield the records; a later process with the same id does not count as living."""
         try:
             paths = list(self._records.iterdir())
         except FileNotFoundError:
@@ -79,9 +79,9 @@ class KeptProcesses:
 
 
 def _members(group: str) -> set[int]:
-    """Return the processes of a control group, and of those that were made below it."""
+    """Return the processes of a control group and of the groups below it."""
     members: set[int] = set()
-    # A group may be removed at any moment; rglob would raise then, and walk passes it over.
+    # A group may be removed at any moment; rglob would then raise an error, and walk skips it.
     for directory, _, _ in os.walk(group) if Path(group).name.startswith(GROUP) else ():
         with suppress(OSError):
             members.update(map(int, Path(directory, "cgroup.procs").read_text().split()))

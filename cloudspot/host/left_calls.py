@@ -1,4 +1,4 @@
-"""Calls that are made in other threads, so that one that hangs can be left alone with its thread."""
+"""Make calls in other threads, so that a call that hangs can be abandoned with its thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class LeftAloneError(Exception):
-    """The call has not ended in time; what it still returns is ignored."""
+    """The call has not ended in time; its result is ignored."""
 
 
 class _Inside(threading.local):
@@ -23,12 +23,12 @@ class _Inside(threading.local):
 
 
 inside = _Inside()
-"""Of each thread: in whose code it is, as ``calls.guard`` notes; None: cloudspot's own."""
+"""For each thread, the plugin whose code it runs, noted by ``calls.guard``; None in cloudspot's own code."""
 
 
 @dataclass
 class Limits:
-    """Whether calls of plugins have time limits in this process."""
+    """The switch for the time limits of plugins' calls in this process."""
 
     are_enforced: bool = False
 
@@ -48,11 +48,12 @@ def enforced_limits() -> Iterator[None]:
 
 
 def call_within(seconds: float, request: Callable[[], R], *, owner: object) -> R:
-    """Return what ``request`` returns in another, daemonic thread, in this thread's context.
+    """Return the result of ``request``, called in a daemon thread with this thread's context.
 
     Raises:
-        LeftAloneError: it has not ended after ``seconds``, or all were cut off. It counts as the ``owner``'s
-            in ``num_hanging`` until it ends.
+        LeftAloneError: the call has not ended after ``seconds``, or ``cut_off_all`` was called. Until it
+        ends,
+            it counts as the ``owner``'s in ``num_hanging``.
     """
     job = _Job(request)
     job.begin()
@@ -68,18 +69,18 @@ def call_within(seconds: float, request: Callable[[], R], *, owner: object) -> R
 
 
 def num_hanging(owner: object) -> int:
-    """Return how many of the owner's calls go on that were left alone."""
+    """Return how many of the owner's abandoned calls have not ended."""
     with _lock:
         return sum(job.left_by is owner for job in _left)
 
 
 def is_any_under_way() -> bool:
-    """Return whether any call goes on, waited for or not."""
+    """Return whether any call, even an abandoned one, has not ended."""
     return bool(_left or _waited_for)
 
 
 def cut_off_all() -> None:
-    """Leave all calls alone that other threads wait for, so that Ctrl-C need not wait for these threads."""
+    """Abandon all calls that other threads wait for, so that Ctrl-C need not wait for these threads."""
     with _lock:
         for job in _waited_for:
             job.done.release()
@@ -87,19 +88,19 @@ def cut_off_all() -> None:
 
 
 class _Job:
-    """One call, made in a thread that can be left alone with it."""
+    """One call, made in a thread that can be abandoned with it."""
 
     def __init__(self, request: Callable[[], Any]) -> None:
         self._request = request
         self._context = contextvars.copy_context()
         self.done = threading.Lock()
-        """Held until it has ended, or is cut off."""
+        """A lock that is held until the call has ended or is cut off."""
         self.done.acquire()
         self.result: Any = None
         self.error: BaseException | None = None
         self._has_ended = False
         self.left_by: object = None
-        """Whose call was cut off."""
+        """The owner, once the call was cut off."""
 
     def begin(self) -> None:
         try:
@@ -114,7 +115,7 @@ class _Job:
     def make(self) -> None:
         try:
             self.result = self._context.run(self._request)
-        except BaseException as error:  # noqa: BLE001 - it is raised where the call is waited for
+        except BaseException as error:  # noqa: BLE001 - `call_within` raises it
             self.error = error
 
     def end(self) -> None:
@@ -126,7 +127,7 @@ class _Job:
                 self.done.release()
 
     def leave(self, owner: object) -> None:
-        """Wait for it no longer."""
+        """Stop waiting for the call."""
         with _lock:
             _waited_for.discard(self)
             if not self._has_ended:
@@ -135,7 +136,7 @@ class _Job:
 
 
 class _Worker(threading.Thread):
-    """Makes one call after another; one that hangs holds up nobody, at the end of the process neither."""
+    """Makes one call after another; a hanging call does not delay the end of the process."""
 
     def __init__(self) -> None:
         super().__init__(name="cloudspot-plugin", daemon=True)
@@ -152,12 +153,12 @@ class _Worker(threading.Thread):
 
 _waited_for: set[_Job] = set()
 _left: set[_Job] = set()
-"""Those that were cut off and have not ended."""
+"""The calls that were cut off and have not ended."""
 _idle: list[_Worker] = []
 
 
 def _forget() -> None:
-    """In a forked process: none of these threads is there, and one may have held the lock."""
+    """Reset the state in a forked process, where these threads do not exist and the lock may be held."""
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
     for each in (_waited_for, _left, _idle):

@@ -1,4 +1,4 @@
-"""Locks between the processes of this host, by files; the kernel drops a lock when its holder dies."""
+"""File locks between the processes of this host; the kernel releases a lock when its holder dies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold the lock file exclusively, waiting for it."""
+    """Wait for an exclusive lock on the file, and hold it until the end of the block."""
     with _opened(path) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -25,7 +25,7 @@ def try_lock(path: Path) -> Iterator[bool]:
 
 
 def lock_now(descriptor: int) -> bool:
-    """Lock an open file until it is closed; return False if another holds it."""
+    """Lock an open file until it is closed; return False if the lock is held elsewhere."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

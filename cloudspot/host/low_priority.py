@@ -1,4 +1,4 @@
-"""Work that yields: what else runs on this host gets the processors first."""
+"""Run work at a low priority, so that other threads and processes get the processors first."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NICENESS = 10
-"""A tenth of the share of what does not yield: a thread that is put off while it holds the interpreter's lock
-must not keep the others waiting for long."""
+"""The niceness of such work, which gives it a tenth of the usual share. It is not higher, because a thread
+that waits for a processor while it holds the interpreter's lock must not block the others for long."""
 _AUTOGROUP = Path("/proc/self/autogroup")
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
-"""In nanoseconds: for how long the thread ran, and for how long it waited to run."""
+"""The nanoseconds for which the thread ran, and for which it waited to run."""
 _STARVED_SECONDS = 0.5
 _STARVED_RATIO = 6
 
 
 def lower_thread_priority() -> None:
-    """Have the calling thread yield to other threads and processes until it ends.
+    """Make the calling thread yield to other threads and processes until it ends.
 
-    Without privileges there is no way back, so it is for threads of their own. It does nothing where the
-    system is not Linux.
+    Without privileges this cannot be undone, so use it for dedicated threads. On systems other than Linux it
+    does nothing.
     """
     if sys.platform == "linux":
         thread = threading.get_native_id()
@@ -34,11 +34,11 @@ def lower_thread_priority() -> None:
 
 
 def is_starved() -> bool:
-    """Return whether others leave the calling thread next to nothing, so that yielding is no help any more.
+    """Return whether the calling thread gets almost no processor time, so that it should stop yielding.
 
-    It has then been ready to run, without a processor, for more than half a second, and for six times as long
-    as it ran; threads that share one free core among them wait three times as long. False where the kernel
-    does not tell.
+    It has then waited for a processor for more than half a second, and for six times as long as it ran;
+    threads that share one free core wait three times as long as they run. False if the kernel does not
+    report.
     """
     try:
         ran, waited, _times = _SCHEDSTAT.read_text(encoding="ascii").split()
@@ -48,9 +48,9 @@ def is_starved() -> bool:
 
 
 def lower_session_priority() -> None:
-    """Have this process's session yield to others, for good, if this process was started by what yields.
+    """Make this process's session yield permanently, if the process itself has a low priority.
 
-    A session of one's own would be back at the priority of all others: see ``low_priority_session``.
+    A new session would otherwise have the usual priority: see ``low_priority_session``.
     """
     if sys.platform == "linux" and os.getpriority(os.PRIO_PROCESS, 0) > 0:
         _set_session_niceness(NICENESS)
@@ -58,10 +58,10 @@ def lower_session_priority() -> None:
 
 @contextmanager
 def low_priority_session() -> Iterator[None]:
-    """Have this process's session yield to other sessions meanwhile, on Linux.
+    """Make this process's session yield to other sessions within the block, on Linux.
 
-    Where the kernel shares the processors among sessions (sched(7), autogroup), the priority of a thread
-    counts only within its own. Elsewhere this does nothing.
+    If the kernel shares the processors among sessions (sched(7), autogroup), the priority of a thread counts
+    only within its session. Otherwise this does nothing.
     """
     _set_session_niceness(NICENESS)
     try:
@@ -71,7 +71,7 @@ def low_priority_session() -> Iterator[None]:
 
 
 def end_low_priority() -> None:
-    """Give this process's session the usual priority, also if another process of it was killed meanwhile."""
+    """Give this process's session the usual priority, even if a killed process has lowered it."""
     _set_session_niceness(0)
 
 
@@ -79,7 +79,7 @@ def _set_session_niceness(niceness: int) -> None:
     for _ in range(10):
         try:
             _AUTOGROUP.write_text(str(niceness), encoding="ascii")
-        except BlockingIOError:  # without privileges: once in a tenth of a second on the whole machine
+        except BlockingIOError:  # unprivileged writes are limited to one in 0.1 s on the whole machine
             time.sleep(0.1)
         except OSError:
             return

@@ -1,4 +1,4 @@
-"""Names from a store as paths on a disk: which are safe, and how they are reached below a root."""
+"""Use names from a store as paths on a disk: check that they are safe, and find them below a root."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import os
 from pathlib import Path
 
 MAX_SEGMENT_BYTES = 255
-"""What file systems take."""
+"""The limit of usual file systems."""
 MAX_NAME_BYTES = 2047
-"""Leaves room for a root in the 4,095 bytes of a path."""
+"""The limit for a whole name, which leaves room for a root in the 4,095 bytes of a path."""
 _NOWHERE = frozenset((b"", b".", b".."))
-"""Segments that lead to no place of their own."""
+"""Segments that do not name a file or directory of their own."""
 
 
 def is_safe_name(name: str) -> bool:
     """Return whether a ``/``-separated name is a relative path that leads to one place below any root.
 
-    No segment is empty, ``.`` or ``..``, none holds a NUL or is too long, and the system can encode it. All
-    else is allowed, also what is not UTF-8. A backslash and a drive letter are ordinary characters, since
-    cloudspot runs on POSIX systems alone.
+    No segment is empty, ``.`` or ``..``, contains a NUL or is too long, and the system can encode the name.
+    Everything else is allowed, even names that are not UTF-8. A backslash and a drive letter are ordinary
+    characters, because cloudspot runs only on POSIX systems.
 
-    Two safe names may be one file where the file system ignores case or the form of Unicode, as macOS's does;
-    who writes several must not let one replace the other. Symlinks on the disk are what ``make_parents`` and
-    ``find_symlink`` are for.
+    Two safe names may be the same file if the file system ignores case or Unicode normalization, as on macOS;
+    a caller that writes several files must not let one replace another. ``make_parents`` and ``find_symlink``
+    check for symlinks on the disk.
     """
     try:
         data = os.fsencode(name)
@@ -48,7 +48,7 @@ def make_parents(root: Path, name: str) -> Path:
 
     Raises:
         ValueError: the name is not safe.
-        SymlinkError: a directory on the way is a symlink, which could lead out.
+        SymlinkError: a directory on the way is a symlink, which could lead outside ``root``.
         OSError: a directory cannot be made.
     """
     _check(name)
@@ -71,13 +71,13 @@ def find_symlink(root: Path, name: str) -> Path | None:
     path = str(root)
     for segment in name.split("/"):
         path += "/" + segment
-        if os.path.islink(path):  # noqa: PTH114 - a store asks at each request, and a Path takes far longer
+        if os.path.islink(path):  # noqa: PTH114 - each request of a store calls this, and a Path is far slower
             return Path(path)
     return None
 
 
 class SymlinkError(OSError):
-    """A symlink stands where a directory was expected; it is not followed."""
+    """A symlink was found in place of a directory or file; it is not followed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(errno.ELOOP, f"{path} is a symlink, which is not followed")

@@ -1,7 +1,7 @@
-"""HTTP whose answers cannot be dragged out: a trickle of bytes is given up.
+"""HTTP connections that give up an answer that comes too slowly.
 
-A socket's timeout bounds how long a server says nothing. One that sends a byte every half second never
-meets it, neither in its headers nor in its body.
+A socket's timeout bounds only the silence of a server. A server that sends a byte every half second never
+reaches it, in the headers or in the body.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from urllib.request import HTTPRedirectHandler, Request
 
 LEAST_BYTES = 64 << 10
 WINDOW_SECONDS = 180.0
-"""An answer that brings less than ``LEAST_BYTES`` while it is waited for so long is given up."""
+"""An answer with less than ``LEAST_BYTES`` in this much waiting time is given up."""
 WORK_SECONDS = 1800.0
-"""The same for requests that change something: a store that assembles an upload may send only spaces until
-the object is there."""
+"""The same for requests that change something: a store may send only spaces while it assembles an upload."""
 _READS = frozenset({"GET", "HEAD"})
 
 
 class Pace:
-    """How fast an answer comes, by the time that is spent waiting for it."""
+    """Measures the speed of an answer by the time spent waiting for it."""
 
     def __init__(self, window_seconds: float = WINDOW_SECONDS) -> None:
         self._window_seconds = window_seconds
@@ -32,10 +31,10 @@ class Pace:
         self._seconds = 0.0
 
     def note(self, num_bytes: int, seconds: float) -> None:
-        """Note what came after some seconds of waiting.
+        """Note the bytes received and the seconds waited for them.
 
         Raises:
-            TimeoutError: too little has come for too long.
+            TimeoutError: too few bytes have come for too long.
         """
         self._num_bytes += num_bytes
         self._seconds += seconds
@@ -47,10 +46,10 @@ class Pace:
 
 
 class _PacedSocket(io.RawIOBase):
-    """What a socket receives.
+    """The receiving side of a socket, with its pace measured.
 
-    Neither the time that its reader takes between two reads counts, nor the silence before the first byte: a
-    server may have to work for an answer, and a socket's timeout bounds that.
+    The reader's time between two reads does not count. Nor does the silence before the first byte, because a
+    server may need time for an answer, and the socket's timeout bounds that.
     """
 
     def __init__(self, inner: io.RawIOBase, monotonic: Callable[[], float], pace: Pace) -> None:
@@ -74,7 +73,7 @@ class _PacedSocket(io.RawIOBase):
 
 
 class PacedResponse(http.client.HTTPResponse):
-    """An answer, from its first header on."""
+    """A response whose pace is measured from its first header on."""
 
     monotonic: Callable[[], float] = staticmethod(time.monotonic)
 
@@ -88,27 +87,27 @@ class PacedResponse(http.client.HTTPResponse):
 
 
 def pace(connection: type[http.client.HTTPConnection]) -> None:
-    """Give all connections of a class such answers, for a library that makes them by itself."""
+    """Use ``PacedResponse`` for all connections of a class, for a library that makes its own connections."""
     connection.response_class = PacedResponse
 
 
 class PacedHTTPConnection(http.client.HTTPConnection):
-    """A connection with such answers."""
+    """A connection with paced responses."""
 
     response_class = PacedResponse
 
 
 class PacedHTTPSConnection(http.client.HTTPSConnection):
-    """A connection with such answers."""
+    """A connection with paced responses."""
 
     response_class = PacedResponse
 
 
 class UnreadRedirects(HTTPRedirectHandler):
-    """Follows redirections as its base does, without reading what comes with them: that may have no end."""
+    """Follows redirects like its base, without reading their bodies, which may be endless."""
 
     def redirect_request(self, req: Request, fp: Any, *rest: Any) -> Request | None:
-        """Return the request that follows, or None."""
+        """Return the next request, or None."""
         fp.close()
         return super().redirect_request(req, fp, *rest)
 
@@ -117,7 +116,7 @@ def read_at_most(answer: http.client.HTTPResponse, most: int) -> bytes:
     """Return the body of an answer.
 
     Raises:
-        ValueError: it is longer than ``most`` bytes, or was cut short.
+        ValueError: the body is longer than ``most`` bytes, or was cut short.
     """
     data = answer.read(most + 1)
     if len(data) > most:

@@ -1,7 +1,8 @@
-"""Files and directories that appear whole or not at all, and leave nothing else behind.
+"""Write files and directories that appear whole or not at all, and leave nothing else behind.
 
-What is being written has a temporary name, and its writer holds a lock on it. A writer that fails removes
-it. What a killed writer has left is unlocked: the next process that writes into that directory removes it.
+While it is written, a file has a temporary name, and its writer holds a lock on it. A writer that fails
+removes it. The file of a killed writer is unlocked, so the next process that writes into the directory
+removes it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from cloudspot.host.boot_clock import this_boot
 from cloudspot.host.locks import lock_now
 
 STALE_SECONDS = 3600.0
-"""Locks say nothing about writers on other hosts: they count as killed once silent for this long.
+"""Locks show nothing about writers on other hosts, which count as killed if they wrote nothing for this long.
 
-By the clock of whoever sweeps, once in each process. With one that is an hour ahead, a writer on another host
-loses its file, finds that out when it renames it, and has to write it again; no reader sees a part."""
+The time is by the clock of the process that removes old files, which does so once for each directory. If its
+clock is an hour ahead, a writer on another host loses its file, notices this at the rename, and has to write
+it again; no reader sees a partial file."""
 _NAME = re.compile(r"\.cloudspot-([0-9a-f]{8})-[0-9a-f]{16}\.partial")
 
 _swept: set[Path] = set()
@@ -33,13 +35,13 @@ _sweeping = threading.Lock()
 
 @contextmanager
 def whole_file(path: Path, *, mode: int = 0o666, beside: Path | None = None) -> Iterator[BinaryIO]:
-    """Lend a new file that becomes ``path``, in place of an older one, when the block ends well.
+    """Yield a new file that replaces ``path`` when the block succeeds.
 
-    ``mode`` is subject to the umask. The temporary name is in ``path``'s directory, or ``beside`` another
-    path of the same file system.
+    ``mode`` is subject to the umask. The temporary file is in the directory of ``path``, or in that of
+    ``beside``, another path in the same file system.
 
     Raises:
-        OSError: the disk refuses; ``path`` is as it was.
+        OSError: the file cannot be written; ``path`` is unchanged.
     """
     directory = (beside or path).absolute().parent
     _sweep_once(directory)
@@ -61,9 +63,10 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 
 @contextmanager
 def partial_directory(directory: Path, *, mode: int = 0o777) -> Iterator[Path]:
-    """Lend a new directory below ``directory``, from which the block moves what is whole; then it is removed.
+    """Yield a new directory below ``directory``, and remove it when the block ends.
 
-    The block may also rename the directory itself. ``mode`` is subject to the umask.
+    The block moves its finished content out, or renames the directory itself. ``mode`` is subject to the
+    umask.
     """
     directory = directory.absolute()
     _sweep_once(directory)
@@ -83,7 +86,7 @@ def partial_directory(directory: Path, *, mode: int = 0o777) -> Iterator[Path]:
 
 
 def create_partial(directory: Path, *, mode: int = 0o666) -> tuple[Path, int]:
-    """Create a temporary file; return its path and descriptor, which holds its lock until it is closed."""
+    """Create a temporary file; return its path and its descriptor, which holds the lock until closed."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
         partial = directory / _new_name()
@@ -94,15 +97,15 @@ def create_partial(directory: Path, *, mode: int = 0o666) -> tuple[Path, int]:
 
 
 def remove_abandoned(directory: Path, *, all_names: bool = False) -> None:
-    """Remove the temporary files that killed writers have left in the directory; a missing one is no error.
+    """Remove the temporary files of killed writers from the directory; a missing directory is no error.
 
-    ``all_names``: whatever else lies there is temporary too, and is removed once it is stale.
+    If ``all_names``, all other files there are temporary too, and are removed once they are stale.
     """
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as scan:
         for entry in scan:
             name = _NAME.fullmatch(entry.name)
             if name is not None or all_names:
-                # Another process may remove it too, or its writer may just have finished it.
+                # Another process may be removing the file, or its writer may just have finished it.
                 with suppress(OSError):
                     _remove_if_abandoned(
                         Path(entry.path), is_of_this_host=bool(name and name[1] == this_boot())
@@ -138,11 +141,11 @@ def _sweep_once(directory: Path) -> None:
 
 
 def _lock_new(partial: Path, descriptor: int) -> bool:
-    """Lock what was just created; return whether it is still there: a sweep may have come before the lock."""
+    """Lock a new file; return whether it still exists, because a sweep may have come before the lock."""
     try:
         if not lock_now(descriptor):
             return False
-    except OSError:  # a file system without locks: sweeps go by age
+    except OSError:  # a file system without locks, where sweeps go by age
         pass
     try:
         return partial.lstat().st_ino == os.fstat(descriptor).st_ino

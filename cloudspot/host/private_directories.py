@@ -1,4 +1,4 @@
-"""Directories that belong to this user alone, also in places where everybody may write."""
+"""Make directories that belong to this user alone, even in places where everybody may write."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 
 
 def make_private(path: Path) -> None:
-    """Make the directory for this user alone; one that is there already must be so.
+    """Make the directory for this user alone; an existing directory must already be private.
 
     Raises:
-        PermissionError: it is a symlink or no directory, belongs to another user, or is open to others.
+        PermissionError: ``path`` is not a directory, belongs to another user, or is open to others.
     """
     with suppress(FileExistsError):
         path.mkdir(0o700, parents=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        fault = "is no directory"
+        fault = "is not a directory"
     elif status.st_uid != os.geteuid():
         fault = f"belongs to user {status.st_uid}"
     elif status.st_mode & 0o077:

@@ -1,13 +1,13 @@
-"""Keeps what a program starts within reach.
+"""Start a program below a keeper process, so that all its descendants can be found.
 
-Run as ``python -IS process_keeper.py RECORDS ENDED PROGRAM ...``. A process can leave its parent, its group
-and its session, and overwrite its arguments and its environment. On Linux it cannot leave the tree of a
-process that adopts the orphans among its descendants. Such a keeper outlives whoever started it. Where it
-may, it makes a control group for them besides, by which they are found if it is killed itself. RECORDS is a
-directory in which the name of a file says which process the keeper is, and when that was started; the file
-holds the control group. ``kept_processes`` reads it. If the file ENDED exists, nothing is started.
+Run it as ``python -IS process_keeper.py RECORDS ENDED PROGRAM ...``. A process can leave its parent, its
+group and its session, and overwrite its arguments and its environment. On Linux it cannot leave the tree of a
+process that adopts the orphans among its descendants, as the keeper does. The keeper outlives its parent. If
+allowed, it also makes a control group, by which the descendants are found if the keeper is killed. RECORDS is
+a directory with a file for each keeper: its name has the keeper's process id and start time, and its content
+is the control group. ``kept_processes`` reads it. If the file ENDED exists, nothing is started.
 
-It needs only the standard library: a container may run it with a Python of its own.
+It needs only the standard library, because a container may run it with its own Python.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import subprocess
 import sys
 
 KEEPER, WATCHER, OVER = "k", "w", ".over"
-"""How a record's name begins, or ends once the program that the keeper has started is over."""
+"""The prefixes of a record's name, and its suffix once the keeper's program has ended."""
 GROUP = "cloudspot-kept-"
-"""How the name of a control group begins."""
+"""The prefix of a control group's name."""
 _GROUPING = ("pids", "freezer", "name=systemd")
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 _KILLED = 137
 
 
 def adopt_orphans() -> None:
-    """Adopt the orphans among our descendants, so that none leaves the tree; Linux only."""
+    """Adopt the orphans among this process's descendants, so that none leaves the tree; Linux only."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -38,7 +38,7 @@ def adopt_orphans() -> None:
 
 
 def _own_groups() -> list[str]:
-    """Return the directories of the control groups of this process in which one below may be made."""
+    """Return the directories of this process's control groups in which a child group may be made."""
     try:
         with open("/proc/self/cgroup") as file:  # noqa: PTH123
             lines = [line.rstrip("\n").split(":", 2) for line in file]
@@ -50,7 +50,7 @@ def _own_groups() -> list[str]:
     for fields in mounts:
         kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
         for _, controllers, path in lines:
-            # Of version 1, those that only group: others would change what the processes may use.
+            # Of version 1, only groups without limits count: others would change the processes' resources.
             is_v1 = kind == "cgroup" and controllers in _GROUPING and controllers in options
             if is_v1 or (kind == "cgroup2" and not controllers):
                 inside = os.path.relpath(path, fields[3])
@@ -60,9 +60,10 @@ def _own_groups() -> list[str]:
 
 
 def make_group() -> str:
-    """Move this process into a new control group; return its directory, or "" where none may be made.
+    """Move this process into a new control group; return its directory, or "" if none may be made.
 
-    It is removed by ``leave_group``, or by the next keeper if this one is killed with all that it keeps.
+    The group is removed by ``leave_group``, or by the next keeper if this keeper is killed with its
+    processes.
     """
     for parent in _own_groups():
         path = f"{parent}/{GROUP}{os.getpid()}-{start_of(os.getpid())}"
@@ -88,7 +89,7 @@ def enter_group(path: str) -> None:
 
 
 def join_group(records: str) -> None:
-    """Move this process into the control group of the keeper that has a record there."""
+    """Move this process into the control group of the keeper with a record in ``records``."""
     with contextlib.suppress(OSError):
         for name in os.listdir(records):  # noqa: PTH208
             if name.startswith(KEEPER):
@@ -97,14 +98,17 @@ def join_group(records: str) -> None:
 
 
 def leave_group(path: str) -> None:
-    """Move this process out of a control group in which it is the last, and remove it."""
+    """Move this process, the last of its control group, to the parent group; remove its own group."""
     with contextlib.suppress(OSError):
         enter_group(os.path.dirname(path))  # noqa: PTH120
         os.rmdir(path)  # noqa: PTH106
 
 
 def start_of(pid: int) -> str | None:
-    """Return what tells a process from a later one of its id, in letters and digits; None: it has ended."""
+    """Return the start time of a process, in letters and digits, or None if it has ended.
+
+    It distinguishes the process from a later process with the same id.
+    """
     if sys.platform != "linux":
         told = subprocess.run(
             ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
@@ -112,8 +116,8 @@ def start_of(pid: int) -> str | None:
         return re.sub(r"\W+", "_", told.stdout.strip()) or None
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib is slow to import
-            # The name, in parentheses, may hold anything. The 3rd field is the state, the 20th the threads,
-            # the 22nd the start; proc(5). A process whose first thread has ended looks like a zombie.
+            # The name, in parentheses, may contain anything. Field 3 is the state, 20 the number of threads,
+            # 22 the start; see proc(5). A process whose first thread has ended looks like a zombie.
             fields = file.read().rpartition(b")")[2].split()
             return None if fields[0] in b"ZX" and fields[17] == b"1" else fields[19].decode()
     except OSError:
@@ -121,7 +125,7 @@ def start_of(pid: int) -> str | None:
 
 
 def record(records: str, kind: str, group: str = "") -> str:
-    """Let the agent find the descendants of this process; return the path of the record."""
+    """Write a record by which the agent finds the descendants of this process; return its path."""
     os.makedirs(records, exist_ok=True)  # noqa: PTH103
     path = f"{records}/{kind}{os.getpid()}-{start_of(os.getpid())}"
     with open(path, "w") as file:  # noqa: PTH123
@@ -130,7 +134,7 @@ def record(records: str, kind: str, group: str = "") -> str:
 
 
 def _keep(records: str, ended: str, words: list[str], report: int) -> None:
-    """Be the keeper of a program, until the last of its descendants has ended."""
+    """Run the keeper of a program, until the program's last descendant has ended."""
     adopt_orphans()
     group = make_group()
     begin, go = os.pipe()
@@ -147,12 +151,13 @@ def _keep(records: str, ended: str, words: list[str], report: int) -> None:
             sys.stderr.write(f"{words[0]}: {error.strerror}\n")
             sys.stderr.flush()
             os._exit(127)
-    # What the program was given to listen at or to write to ends with the program.
+    # The keeper must not keep the program's streams open.
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nothing, stream)
     _stay()
-    # In this order: whoever ends the program makes the file first, and then looks for records.
+    # The record comes before the check, because the process that ends the program first makes the file ENDED
+    # and then looks for records.
     path = record(records, KEEPER, group)
     if not os.path.exists(ended):  # noqa: PTH110
         os.write(go, b"!")
@@ -171,13 +176,13 @@ def _keep(records: str, ended: str, words: list[str], report: int) -> None:
 
 
 def _stay() -> None:
-    """Ignore what is sent to all processes of a machine: the program answers it."""
+    """Ignore the signals that are sent to all processes of a machine, which only the program handles."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def main() -> None:
-    """Start the program below a keeper, and end as the program does."""
+    """Start the program below a keeper, and exit with the program's status."""
     records, ended, *words = sys.argv[1:]
     told, report = os.pipe()
     if os.fork() == 0:

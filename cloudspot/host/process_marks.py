@@ -1,8 +1,8 @@
-"""Find the processes that carry a mark in their environment, and end any, wherever they hide.
+"""Find and end processes by a mark in their environment.
 
-A process can leave its group and its session. Its environment it can only overwrite, as few do: what must be
-found for certain has a keeper (``kept_processes``). On Linux ``/proc`` shows the one it was started with, on
-macOS ``ps -E`` does for one's own processes.
+A process can leave its group and its session, but can only overwrite its environment, as few do. Processes
+that must be found for certain have a keeper (``kept_processes``). The environment at a process's start is
+shown by ``/proc`` on Linux, and for one's own processes by ``ps -E`` on macOS.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PROC = Path("/proc")
 def marked_processes(name: str, value: str) -> tuple[int, ...]:
     """Return the ids of living processes started with ``name=value`` in their environment.
 
-    Leaves out the calling process and zombies, and cannot see the processes of other users.
+    The calling process, zombies and the processes of other users are not included.
     """
     mark = f"{name}={value}".encode()
     if sys.platform != "linux":
@@ -41,9 +41,9 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def cpu_seconds(pids: Collection[int]) -> float | None:
-    """Return the CPU time of these processes and of their children that have ended; None: not on Linux.
+    """Return the CPU time of these processes and of their ended children; None on systems other than Linux.
 
-    What has ended meanwhile counts nothing itself.
+    A process that has ended meanwhile counts as 0.
     """
     if sys.platform != "linux":
         return None
@@ -56,7 +56,8 @@ def _cpu_ticks(pid: int) -> int:
         stat = (_PROC / str(pid) / "stat").read_bytes()
     except OSError:
         return 0
-    # The name, in parentheses, may hold anything. Then: utime, stime, cutime, cstime; see proc(5).
+    # The name, in parentheses, may contain anything. Fields 14 to 17: utime, stime, cutime, cstime; see
+    # proc(5).
     return sum(map(int, stat.rpartition(b")")[2].split()[11:15]))
 
 
@@ -71,9 +72,9 @@ def _scan_ps(mark: bytes) -> tuple[int, ...]:
 
 
 def kill_all(find: Callable[[], Collection[int]], *, timeout_seconds: float = math.inf) -> bool:
-    """SIGKILL what ``find`` returns until two looks in a row find nothing; return whether that came in time.
+    """Send SIGKILL to the processes from ``find`` until it returns none twice; return whether it did in time.
 
-    One look is not enough: a process may fork meanwhile, and in the middle of an exec it has no environment.
+    One empty result is not enough: a process may fork meanwhile, and during an exec it has no environment.
     """
     end = time.monotonic() + timeout_seconds
     delay = 0.005
@@ -92,7 +93,7 @@ def kill_all(find: Callable[[], Collection[int]], *, timeout_seconds: float = ma
 
 
 def signal_process(pid: int, number: signal.Signals) -> None:
-    """Send a signal; a process that has ended is no error."""
+    """Send a signal to a process; it is no error if the process has ended."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""The processes of this machine, and which of them descend from others."""
+"""Find the descendants of processes on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Process:
 
 
 def descendants(roots: Collection[int]) -> set[int]:
-    """Return the roots' living descendants and, where nobody adopts orphans, their process groups."""
+    """Return the living descendants of the roots; on systems other than Linux, with their process groups."""
     processes = _linux_processes() if sys.platform == "linux" else _ps_processes()
     children: dict[int, list[_Process]] = defaultdict(list)
     groups: dict[int, list[_Process]] = defaultdict(list)
@@ -40,7 +40,7 @@ def descendants(roots: Collection[int]) -> set[int]:
 
 
 def _linux_processes() -> list[_Process]:
-    """Return the processes that still run something."""
+    """Return the processes with a running thread."""
     processes = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
@@ -49,7 +49,7 @@ def _linux_processes() -> list[_Process]:
             text = Path(entry.path, "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:  # it ended meanwhile
             continue
-        # proc_pid_stat(5): pid (comm) state ppid pgrp ... num_threads is the 20th; comm may hold anything.
+        # proc_pid_stat(5): pid (comm) state ppid pgrp ... num_threads is field 20; comm may contain anything.
         fields = text.rpartition(")")[2].split()
         state, parent, group = fields[:3]
         # A process whose first thread has ended looks like a zombie, but its other threads run.

@@ -1,8 +1,8 @@
-"""HTTP connections that a redirect cannot lead to addresses which only this machine reaches.
+"""HTTP connections that redirects cannot lead to private addresses.
 
-A machine reaches more than the internet: itself, its network, and a metadata service that hands out its role.
-So a server may redirect to globally routable addresses and to the host that was asked for, and nowhere else.
-The address that was checked is the one that is connected to: asked again, a name server may say another.
+A machine can reach itself, its network, and a metadata service that hands out its role. So a server may
+redirect only to globally routable addresses and to the host of the original request. The connection is made
+to the very address that was checked, because a second lookup of the name may return another.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _NOT_PUBLIC = tuple(
     ipaddress.ip_network(network)
     for network in ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "2001::/23", "3fff::/20")
 )
-"""What versions of ``ipaddress`` take for global, and an address at which the host of a machine answers."""
+"""Networks that some versions of ``ipaddress`` take for global, and an address of a cloud's own service."""
 
 
 class AddressRefused(OSError):
-    """A name leads to no address that is globally routable."""
+    """A name has no globally routable address."""
 
 
 def is_public(address: str) -> bool:
-    """Return whether an IP address is globally routable, and so is the IPv4 address that it may stand for.
+    """Return whether an IP address, and any IPv4 address embedded in it, is globally routable.
 
-    Source: RFC 6890 and the registries that it begins, as ``ipaddress`` has them; RFC 4291, 2.5.5.2
-    (IPv4-mapped); RFC 3056 (6to4); RFC 6052 (NAT64).
+    Source: RFC 6890 and its registries, as in ``ipaddress``; RFC 4291, 2.5.5.2 (IPv4-mapped); RFC 3056
+    (6to4); RFC 6052 (NAT64).
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
@@ -54,10 +54,10 @@ def public_addresses(host: str, port: int) -> list[str]:
     """Return the globally routable addresses of a host.
 
     Raises:
-        AddressRefused: it has addresses, but none of these.
-        OSError: its name is not known.
+        AddressRefused: the host has addresses, but no globally routable one.
+        OSError: the host's name is not known.
     """
-    # A dot at the end is part of no address, and whoever resolves the name for us may ignore it.
+    # A trailing dot is part of no address, and a resolver may ignore it.
     infos = socket.getaddrinfo(host.rstrip("."), port, type=socket.SOCK_STREAM)
     found = [str(info[4][0]) for info in infos]
     public = [address for address in dict.fromkeys(found) if is_public(address)]
@@ -67,21 +67,21 @@ def public_addresses(host: str, port: int) -> list[str]:
 
 
 class NoRedirects(HTTPRedirectHandler):
-    """Lets a redirect be an error: for services that make none, and get a credential in each request."""
+    """Turns a redirect into an error, for services that never redirect and get a credential each time."""
 
     def redirect_request(self, *_args: Any, **_options: Any) -> None:
-        """Return no request."""
+        """Return None, so that the redirect is not followed."""
 
 
 def handlers(own_host: str) -> tuple[HTTPHandler, HTTPSHandler]:
-    """Return the handlers for ``build_opener``, by which only ``own_host`` may have any address.
+    """Return handlers for ``build_opener`` with which only ``own_host`` may have a private address.
 
-    No answer can be dragged out; see ``paced_http``.
+    Answers that come too slowly are given up; see ``paced_http``.
 
-    A proxy that the environment names connects by itself: a name that leads to other addresses only, as seen
-    from here, is not asked for through it either.
+    A proxy in the environment makes its own connections, so a name that has only private addresses here is
+    not requested through the proxy either.
 
-    An ``AddressRefused`` comes as the reason of a ``URLError``.
+    An ``AddressRefused`` becomes the reason of a ``URLError``.
     """
     own_host = own_host.strip("[]").lower()
 
@@ -98,7 +98,7 @@ def handlers(own_host: str) -> tuple[HTTPHandler, HTTPSHandler]:
 
 
 def _making(kind: Callable[..., Any], own_host: str, request: Request) -> Any:
-    """Return what makes a connection for the request, and checks where that leads when it is opened."""
+    """Return a factory of connections for the request that check their address when they are opened."""
 
     def connect(address: tuple[str, int], timeout: Any = None, source_address: Any = None) -> socket.socket:
         is_proxy = request.has_proxy() or request._tunnel_host  # type: ignore[attr-defined]  # noqa: SLF001
@@ -117,7 +117,7 @@ def _making(kind: Callable[..., Any], own_host: str, request: Request) -> Any:
 
     def make(host: str, **options: Any) -> Any:
         made = kind(host, **options)
-        made._create_connection = connect  # noqa: SLF001 - since Python 2.7, and nothing public is asked
+        made._create_connection = connect  # noqa: SLF001 - there since Python 2.7, and there is no public hook
         return made
 
     return make

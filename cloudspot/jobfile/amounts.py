@@ -1,4 +1,4 @@
-"""How money is written for people."""
+"""Amounts of money as text for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def money_text(amount: float, currency: str) -> str:
 
 
 def cost_text(spent: float, on_demand: float, currency: str, others: Mapping[str, float]) -> str:
-    """Return what was spent, with the saving against what the same machine time costs on demand."""
+    """Return the amount spent, with the saving compared with the same machine time on demand."""
     besides = "".join(f", and {money_text(amount, other)}" for other, amount in others.items())
     if on_demand <= 0:
         return money_text(spent, currency) + besides

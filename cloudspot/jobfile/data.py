@@ -1,4 +1,4 @@
-"""``[data.NAME]``: inputs named by URL, which the training finds on its machine's disk or reads in place."""
+"""``[data.NAME]``: inputs named by URL, which are brought to the machine's disk or read in place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudspot.jobfile.tables import Path as FieldPath
 
 _HTTP: Final = ("http", "https")
 _SIGNATURE: Final = re.compile(r"(?i)(.*(signature|credential|token)|sig|se|policy)")
-"""Parameters of URLs that are signed for whoever has them."""
+"""The query parameters of signed URLs, which give access to anyone who has the URL."""
 
 DataName = Annotated[
     str,
@@ -44,24 +44,25 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     url: Url
-    """Where it is. A URL that ends with ``/`` is all that lies below it, any other is one object or file:
-    ``"file:///data/corpus/"``, ``"file:///data/train.tar"``, or the same of a bucket; or a file of a web
-    server, ``"https://host/file"``. Each machine reads it with its own rights; the URL holds no
-    credentials."""
+    """The location of the input. A URL that ends with ``/`` stands for everything below it, any other URL for
+    one object or file: ``"file:///data/corpus/"``, ``"file:///data/train.tar"``, or the same in a bucket; or
+    a file on a web server, ``"https://host/file"``. Each machine reads it with its own permissions; the URL
+    must
+    not contain credentials."""
     mode: Literal["stage", "stream"] = "stage"
-    """``"stage"``: it is brought to each machine's disk; see ``wait``. ``"stream"``: the training
-    reads it in place, by a library of its choice and with the machine's rights; the variable
-    ``CLOUDSPOT_DATA_NAME`` (see ``path``) holds the URL, and ``path``, ``sha256`` and ``wait = false``
-    cannot be given."""
+    """With ``"stage"``, the input is brought to each machine's disk; see ``wait``. With ``"stream"``, the
+    training reads it in place, with any library and with the machine's permissions; the variable
+    ``CLOUDSPOT_DATA_NAME`` (see ``path``) has the URL, and ``path``, ``sha256`` and ``wait = false`` are not
+    allowed."""
     path: _DataPath | None = None
-    """Where the training finds it: a directory if the URL ends with ``/``, else a file. It is relative to the
-    working directory, or absolute; nothing else may be there. If left out: ``data/NAME``. The variable
-    ``CLOUDSPOT_DATA_NAME`` (in capitals, with ``_`` for each hyphen) holds it as an absolute path."""
+    """The input's path for the training: a directory if the URL ends with ``/``, else a file. It is relative
+    to the working directory, or absolute; nothing else may be there. The default is ``data/NAME``. The
+    variable ``CLOUDSPOT_DATA_NAME`` (in capitals, with ``_`` for each hyphen) has it as an absolute path."""
     wait: bool = True
-    """Whether the training waits for it. If not, it is fetched once that runs, and appears whole at its
-    path when all of it is there: the training looks for it itself."""
+    """Whether the training waits for the input. If not, it is fetched while the training runs, and appears at
+    its path once it is complete; the training has to check for it."""
     sha256: _Sha256 | None = None
-    """The hash of one file, in lower-case hexadecimal: what differs is not used."""
+    """The hash of one file, in lower-case hexadecimal; a file with another hash is not used."""
 
     @property
     def scheme(self) -> str:
@@ -70,7 +71,7 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def is_http(self) -> bool:
-        """Whether a web server has it, and no store."""
+        """Whether it is on a web server, and not in a store."""
         return self.scheme in _HTTP
 
     @property
@@ -85,7 +86,7 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def shown_url(self) -> str:
-        """The URL without its query, which need not be for everyone's eyes."""
+        """The URL without its query, which may be private."""
         return urlunsplit(urlsplit(self.url)._replace(query="", fragment="")) if self.is_http else self.url
 
     def path_or_default(self, name: str) -> str:
@@ -94,15 +95,16 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def variable_of(name: str) -> str:
-    """Return the environment variable in which the training finds the path of an input."""
+    """Return the environment variable with the path of an input."""
     return f"CLOUDSPOT_DATA_{name.upper().replace('-', '_')}"
 
 
 def check_data(inputs: Mapping[str, DataSpec]) -> None:
-    """Refuse what is well typed but wrong.
+    """Check the rules that types cannot express.
 
     Raises:
-        FieldError: the message names the field, and shows no URL that may hold a password.
+        FieldError: a rule is broken; the message names the field, and shows no URL that may contain a
+        password.
     """
     names: dict[str, str] = {}
     for name, spec in inputs.items():

@@ -1,4 +1,4 @@
-"""The container image of a job: what its name means, and who may pull it."""
+"""The container image of a job: the parts of its name, and the log-in with which it is pulled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ImageLogin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     user: Annotated[str, text_like("[^:]+", "must be a name without a colon")]
     """The user's name, without a colon."""
     secret: Variable
-    """Which of ``run.secrets`` is the password."""
+    """The one of ``run.secrets`` that is the password."""
 
 
 def image_parts(image: str) -> tuple[str, str, str]:
@@ -43,9 +43,9 @@ def login_key(registry: str) -> str:
 def find_login(
     registry: str, named: ImageLogin | None, provider: Provider, secret: Callable[[str], str]
 ) -> RegistryLogin | None:
-    """Return the log-in that the job names, or else the provider's own; None: there is neither.
+    """Return the log-in that the job names, or else the provider's own; None if there is neither.
 
-    ``secret`` returns the value of one of the job's secrets. Raises as that and the provider do.
+    ``secret`` returns the value of one of the job's secrets. Raises as ``secret`` and the provider do.
     """
     if named is None:
         has_one = Capability.REGISTRY in provider.capabilities

@@ -13,17 +13,17 @@ import msgspec
 from cloudspot.jobfile.spec import JobSpec
 
 DRAFT: Final = "http://json-schema.org/draft-07/schema#"
-"""The version that editors understand."""
+"""The version of JSON Schema that editors understand."""
 
 
 def job_schema(options: Mapping[str, type[msgspec.Struct]]) -> dict[str, Any]:
     """Return the schema of a job file (JSON Schema, draft 7), with the docstring of each field.
 
-    It refuses what ``load_job`` refuses, except for rules about two fields at once (``nodes.min`` above
-    ``nodes.max``), credentials in ``run.env``, and files that do not exist.
+    It refuses the same job files as ``load_job``, except for rules about two fields at once (``nodes.min``
+    above ``nodes.max``), credentials in ``run.env``, and files that do not exist.
 
     Args:
-        options: The type of each provider's own table; a provider not named here may have any table.
+        options: The type of each provider's own table; any other provider may have any table.
     """
     schema = _table(JobSpec)
     nodes = schema["properties"]["nodes"]
@@ -39,7 +39,7 @@ def job_schema(options: Mapping[str, type[msgspec.Struct]]) -> dict[str, Any]:
 def field_docs(type_: type[msgspec.Struct]) -> dict[str, str]:
     """Return the docstring of each field, on one line, by the field's name in TOML.
 
-    Empty for a field without one, and for all fields if the source is not available.
+    It is empty for a field without a docstring, and for all fields if the source is not available.
     """
     names = dict(zip(type_.__struct_fields__, type_.__struct_encode_fields__, strict=True))
     docs = dict.fromkeys(names.values(), "")
@@ -65,20 +65,20 @@ def _text(docstring: str) -> str:
 
 
 def _table(type_: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return msgspec's schema of the struct, with what an editor shows and ``load_job`` checks."""
+    """Return msgspec's schema of the struct, with docstrings for editors and the rules of ``load_job``."""
     structs = {struct.__name__: struct for struct in _structs(type_)}
     docs = {name: field_docs(struct) for name, struct in structs.items()}
     (root,), tables = msgspec.json.schema_components([type_], ref_template="{name}")
 
     def plain(schema: dict[str, Any]) -> dict[str, Any]:
-        """Put tables in place of references, and leave out null, which TOML does not have."""
+        """Replace references by their tables, and remove null, which TOML does not have."""
         if "$ref" in schema:
             return table(schema["$ref"])
         if "anyOf" in schema:
             words = [{"enum": schema["enum"]}] if "enum" in schema else []
             members = [plain(member) for member in schema["anyOf"] if member != {"type": "null"}]
             return members[0] if len(members) == 1 and not words else {"anyOf": [*words, *members]}
-        if "pattern" in schema and "enum" in schema:  # editors propose these; others that fit are allowed
+        if "pattern" in schema and "enum" in schema:  # editors propose the enum; other matches are allowed
             known = schema.pop("enum")
             return {"anyOf": [{"enum": known}, schema]}
         if "pattern" in schema and schema["type"] != "string":  # a quantity
@@ -112,7 +112,7 @@ def _table(type_: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _structs(annotation: Any) -> Iterator[type[msgspec.Struct]]:
-    """Yield the structs that a type is made of."""
+    """Yield the structs in a type."""
     if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
         yield annotation
         for field in msgspec.structs.fields(annotation):

@@ -1,4 +1,4 @@
-"""``[notify]``: which events a job tells, to which URLs, and when."""
+"""``[notify]``: the events of a job that send messages, the URLs that get them, and the quiet hours."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cloudspot.jobfile.rules import SCHEME, VARIABLE, text_like
 _NAME: Final = rf"\$\{{(?!CLOUDSPOT_){VARIABLE}\}}"
 _NotifyUrl = Annotated[
     str,
-    text_like(  # No message shows a URL, which may hold a password.
+    text_like(  # No message shows a URL, which may contain a password.
         rf"{_NAME}|{SCHEME}://(?:[^$]|\$(?!\{{)|{_NAME})+",
-        'expected a URL such as "json://host/path", or "${NAME}", a variable that holds one, or a part of it',
+        'expected a URL such as "json://host/path", or "${NAME}" for a variable with a URL or a part of it',
     ),
 ]
 _TIME: Final = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
@@ -28,50 +28,50 @@ _SECRET: Final = re.compile(rf"\$\{{({VARIABLE})\}}")
 
 
 class NewsKind(str, enum.Enum):
-    """What a job can tell, the gravest last."""
+    """The kinds of news of a job, the most serious last."""
 
     COST = "cost"
-    """Once a day: what has been spent so far."""
+    """The cost so far, once a day."""
     RELAUNCHED = "relaunched"
-    """A machine has come up that was bought in the place of others, or besides them."""
+    """A machine has come up that replaces others or joins them."""
     RECLAIMED = "reclaimed"
     """A machine has a notice that it will be taken, or was taken without one."""
     STALLED = "stalled"
-    """The training was stuck and begins again; or nothing has trained for half an hour, for want of machines
-    or as nothing is heard of them; or the job is suspended."""
+    """The training was stuck and begins again; or nothing has trained for half an hour, because machines or
+    their heartbeats are missing; or the job is suspended."""
     CAPPED = "capped"
-    """A limit that ends a job is reached, ``idle_after`` among them: the job saves and stops."""
+    """The job has reached a limit, such as ``max_cost`` or ``idle_after``: it saves and stops."""
     FINISHED = "finished"
-    """The job has ended: it has succeeded, or was stopped."""
+    """The job has succeeded or was stopped."""
     FAILED = "failed"
     """The job has failed."""
 
 
 URGENT: Final = frozenset({NewsKind.CAPPED, NewsKind.FAILED, NewsKind.FINISHED})
-"""What quiet hours do not hold back. After the end of a job nobody drives it who could tell it later."""
+"""The news that quiet hours do not delay. After the end of a job, no driver could send it later."""
 
 
 class NotifySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[notify]``: whom the job tells of what happens to it. Left out: as the user's config file says."""
+    """``[notify]``: who gets messages about the job. The default is the table in the user's config file."""
 
     urls: tuple[_NotifyUrl, ...] = ()
-    """Where messages go, such as ``"slack://..."``: URLs of apprise. ``${NAME}`` stands for the variable of
-    that name in your environment when the job is submitted, kept like ``run.secrets``, but not given to the
-    training; it may be a part of the URL, or all of it."""
+    """The recipients, as URLs of apprise such as ``"slack://..."``. ``${NAME}`` stands for the variable of
+    that name in your environment when the job is submitted; it may be a part of the URL, or all of it. Its
+    value is kept like ``run.secrets``, but not given to the training."""
     events: tuple[NewsKind, ...] = tuple(kind for kind in NewsKind if kind is not NewsKind.COST)
     """The events that send a message; an empty list sends none."""
     quiet: _Hours | None = None
-    """Hours in which only ``capped`` and the end of the job are told, such as ``"22:00-07:00"``. What else
-    happens is told in one message after them, or at the end of the job."""
+    """Hours in which only ``capped`` and the end of the job send messages, such as ``"22:00-07:00"``. Other
+    events are sent in one message after these hours, or at the end of the job."""
     timezone: str | None = None
-    """The zone of ``quiet`` and of the times in messages, such as ``"Europe/Berlin"``. If left out, or
-    unknown where the job is driven: UTC."""
+    """The time zone of ``quiet`` and of the times in messages, such as ``"Europe/Berlin"``. The default is
+    UTC, which is also used if the driver does not know the zone."""
     through: str = "apprise"
-    """The notifier that sends the messages; plugins bring them."""
+    """The notifier that sends the messages; notifiers are plugins."""
 
     @property
     def is_wanted(self) -> bool:
-        """Whether there is anything to tell, and anybody to tell it."""
+        """Whether there are both events and recipients."""
         return bool(self.urls and self.events)
 
     @property
@@ -88,7 +88,7 @@ class NotifySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return timezone.utc
 
     def is_quiet(self, now: datetime) -> bool:
-        """Return whether it is one of the quiet hours."""
+        """Return whether ``now`` is in the quiet hours."""
         if self.quiet is None:
             return False
         begin, _, end = self.quiet.partition("-")
@@ -96,7 +96,7 @@ class NotifySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return begin <= clock < end if begin <= end else not end <= clock < begin
 
     def resolved(self, secrets: Mapping[str, str]) -> dict[str, str]:
-        """Return the URLs with the secrets in them, each by a name that may be shown.
+        """Return the URLs with their secrets filled in, each by a name that may be shown.
 
         Raises:
             SpecError: a secret is missing; the message names it.
@@ -111,5 +111,5 @@ class NotifySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def secrets_in(url: str) -> list[str]:
-    """Return the names of the secrets that a URL takes."""
+    """Return the names of the secrets in a URL."""
     return _SECRET.findall(url)

@@ -25,7 +25,7 @@ _TIME_OF_DAY: Final = re.compile(r"\d{2}:\d{2}(?::\d{2})?")
 _SIZE: Final = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)")
 _MONEY: Final = re.compile(rf"({_NUMBER})(?:\s*([A-Z]{{3}}))?")
 
-# For the JSON Schema, in the dialect that all of its readers share.
+# These patterns are for the JSON Schema, in the dialect of regular expressions that all its readers share.
 _DIGITS: Final = r"[0-9]+(?:\.[0-9]+)?\s*"
 _ABOVE_0: Final = r"(?=.*[1-9])"
 _DURATION_PATTERN: Final = (
@@ -36,7 +36,7 @@ _DURATION_PATTERN: Final = (
 _SIZE_PATTERN: Final = rf"\s*{_DIGITS}(?:B|[KMGT]i?B)\s*$"
 _MONEY_PATTERN: Final = rf"^{_ABOVE_0}\s*{_DIGITS}(?:[A-Z]{{3}})?\s*$"
 MONEY: Final = msgspec.Meta(extra_json_schema={"pattern": _MONEY_PATTERN})
-"""Of an amount above 0, which ``parse_money`` reads."""
+"""The metadata of an amount above 0, as ``parse_money`` reads it."""
 
 
 def _quantity(kind: str, pattern: str) -> msgspec.Meta:
@@ -46,23 +46,23 @@ def _quantity(kind: str, pattern: str) -> msgspec.Meta:
 Duration = Annotated[float, msgspec.Meta(ge=0), _quantity("duration", _DURATION_PATTERN)]
 """Seconds, 0 or more. In the job file also ``"90s"``, ``"10m"``, ``"1h30m"``."""
 PositiveDuration = Annotated[float, msgspec.Meta(gt=0), _quantity("duration", _ABOVE_0 + _DURATION_PATTERN)]
-"""Seconds, more than 0; written like a Duration."""
+"""Seconds, more than 0, with the same spellings."""
 Size = Annotated[int, msgspec.Meta(ge=0), _quantity("size", _SIZE_PATTERN)]
 """Bytes, 0 or more. In the job file also ``"50GiB"`` (2**30) or ``"50GB"`` (10**9)."""
 
 
 def or_word(word: str) -> msgspec.Meta:
-    """Let a field that may be None also be written as this word, which then means None."""
+    """Allow ``word`` in place of None for a field that may be None."""
     return msgspec.Meta(extra={"word": word}, extra_json_schema={"enum": [word]})
 
 
 def parse_duration(text: str) -> float:
     """Return the seconds in a duration such as ``"500ms"``, ``"90s"``, ``"10m"``, ``"1h30m"``, ``"2d"``.
 
-    A number alone is seconds, as it is without quotes in the job file.
+    A number without a unit is seconds, as it is without quotes in the job file.
 
     Raises:
-        ValueError: it is not one; the message says what is expected.
+        ValueError: ``text`` is not a duration; the message says what is expected.
     """
     stripped = text.strip()
     if re.fullmatch(_NUMBER, stripped):
@@ -79,10 +79,10 @@ def parse_duration(text: str) -> float:
 def parse_moment(text: str, *, now: datetime) -> datetime:
     """Return the moment of ``"10m"`` (ago), ``"06:25"`` (the last one) or ``"2026-11-20T06:25:04Z"``.
 
-    A text without a zone is in that of ``now``, which must be aware.
+    A text without a time zone is in the zone of ``now``, which must be aware.
 
     Raises:
-        ValueError: it is not one; the message says what is expected.
+        ValueError: ``text`` is not a moment; the message says what is expected.
     """
     stripped = text.strip()
     if _DURATION.fullmatch(stripped):
@@ -107,7 +107,7 @@ def parse_size(text: str) -> int:
     """Return the bytes in a size such as ``"50GiB"``, ``"500MB"`` or ``"1.5TiB"``.
 
     Raises:
-        ValueError: it is not one, or its unit is ambiguous; the message says what is expected.
+        ValueError: ``text`` is not a size, or its unit is ambiguous; the message says what is expected.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -124,7 +124,7 @@ def parse_size(text: str) -> int:
                 f"or {number}{letter}B (powers of 1000)"
             )
         raise ValueError(f'expected a size with its unit, such as "50GiB" or "500MB", got "{text}"')
-    # Exact for whole numbers of any size; a fraction is rounded to a byte.
+    # Whole numbers of any size are exact; a fraction is rounded to a byte.
     try:
         return int(number) * _BYTES[unit] if "." not in number else round(float(number) * _BYTES[unit])
     except (ValueError, OverflowError):
@@ -135,7 +135,7 @@ def parse_money(text: str) -> tuple[float, str | None]:
     """Return the amount in ``"12.50 USD"`` and the currency (ISO 4217; None if not written).
 
     Raises:
-        ValueError: it is not an amount; the message says what is expected.
+        ValueError: ``text`` is not an amount; the message says what is expected.
     """
     match = _MONEY.fullmatch(text.strip())
     if match is None:

@@ -1,4 +1,4 @@
-"""Rules of the job file beyond its types: each is stated once, for the reader and for the schema."""
+"""The rules of the job file beyond its types; each is stated once, for the reader and for the schema."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import msgspec
 def text_like(
     pattern: str, wrong: str | Callable[[str], str], *, known: tuple[str, ...] = ()
 ) -> msgspec.Meta:
-    """Require of a string that all of it fits the pattern, which has to mean the same in JavaScript.
+    """Require that a whole string matches the pattern.
 
     Args:
-        pattern: a regular expression.
-        wrong: what the message says; ``{}`` in it stands for the string.
+        pattern: a regular expression that has the same meaning in JavaScript.
+        wrong: the message, in which ``{}`` stands for the string; or a function that returns it.
         known: strings that editors propose.
     """
     return msgspec.Meta(
@@ -27,20 +27,20 @@ def text_like(
 
 
 ONCE: Final = msgspec.Meta(extra={"once": True}, extra_json_schema={"uniqueItems": True})
-"""Require of a list that it names nothing twice."""
+"""Require that a list has no duplicates."""
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of two fields has to be there, or may be."""
+    """Exactly one of two fields must be given; at most one, if it is not ``is_needed``."""
 
     fields: tuple[str, str]
     wrong: str
-    """What the message says; ``{}`` in it stands for ``both are`` or ``neither is``."""
+    """The message, in which ``{}`` stands for ``both are`` or ``neither is``."""
     is_needed: bool = True
 
     def problem(self, table: Any, name: str) -> tuple[str, str] | None:
-        """Return which field of the table ``name`` is wrong (empty: the table) and how; None: none is."""
+        """Return the wrong field of the table ``name`` (empty for the table) and the fault, or None."""
         num_there = sum(getattr(table, field) is not None for field in self.fields)
         if num_there == 1 or (num_there == 0 and not self.is_needed):
             return None
@@ -55,17 +55,17 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Needs:
-    """A field has an effect only beside another one."""
+    """A field has an effect only together with another field."""
 
     field: str
     needed: str
     value: str | None = None
-    """The value with which it does; None: any."""
+    """The value of ``field`` that needs the other field; None for any value."""
     called: str = ""
-    """What messages call ``needed``, if not by its name."""
+    """The words for ``needed`` in messages, if not its name."""
 
     def problem(self, table: Any, name: str) -> tuple[str, str] | None:
-        """Return which field of the table ``name`` is wrong (empty: the table) and how; None: none is."""
+        """Return the wrong field of the table ``name`` (empty for the table) and the fault, or None."""
         found = getattr(table, self.field)
         concerns = bool(found) if self.value is None else found == self.value
         if not concerns or getattr(table, self.needed) is not None:
@@ -81,12 +81,12 @@ class Needs:
 
 
 TableRule = OneOf | Needs
-"""A rule about which fields of a table go together; a table has it in ``rules``."""
+"""A rule about the fields of a table that go together; a table's class lists its rules in ``rules``."""
 
 VARIABLE: Final = "[A-Za-z_][A-Za-z0-9_]*"
 """The name of an environment variable."""
 SCHEME: Final = "[a-z][a-z0-9+.-]*"
-"""That of a URL."""
+"""The scheme of a URL."""
 
 
 def _variable_problem(name: str) -> str:
@@ -97,17 +97,17 @@ def _variable_problem(name: str) -> str:
 
 def _url_problem(url: str) -> str:
     if "@" in url.partition("://")[2].partition("/")[0]:
-        # The URL is not shown: it may hold a password.
-        return "must not hold credentials; each machine that uses it finds its own"
+        # The URL is not shown because it may contain a password.
+        return "must not contain credentials; each machine that uses it finds its own"
     return f'"{url}" is not a URL; expected one such as file:///absolute/path'
 
 
 Variable = Annotated[str, text_like(rf"(?!CLOUDSPOT_){VARIABLE}", _variable_problem)]
 Url = Annotated[str, text_like(rf"{SCHEME}://[^/@]*(?:/[^\n]*)?", _url_problem)]
-"""A URL that holds no credentials."""
+"""A URL without credentials."""
 INSIDE: Final = r"(?![/~])(?!(?:[^\\]*/)?\.\.(?:/|$))[^\\]+"
 INSIDE_WRONG: Final = '"{}" must be a path inside the working directory, such as "src/train.py"'
 Inside = Annotated[str, text_like(INSIDE, INSIDE_WRONG)]
 """A path that stays inside the working directory."""
-Argument = Annotated[str, text_like(r"[^\u0000]*", "must not hold a zero byte")]
-"""A text that can be given to a program."""
+Argument = Annotated[str, text_like(r"[^\u0000]*", "must not contain a zero byte")]
+"""A text that can be passed to a program."""

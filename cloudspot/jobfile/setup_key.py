@@ -1,4 +1,4 @@
-"""The key of a job's setup: equal for jobs whose machines are the same once it has run."""
+"""The key of a job's setup, which is equal for jobs whose setup leaves machines in the same state."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from cloudspot.errors import SpecError
 from cloudspot.jobfile.spec import RunSpec
 
 LENGTH: Final = 40
-"""Hexadecimal digits of a key: as many as clouds allow in the value of a label, and more."""
+"""The hexadecimal digits of a key, which clouds allow in the value of a label."""
 _FORMAT: Final = 1
-"""Changes when the agent leaves something else on an image."""
+"""The version of the files that the agent leaves on an image."""
 
 
 def setup_key(run: RunSpec, *, train_python: str, digests: Iterable[tuple[str, str]]) -> str:
-    """Return the key; ``digests`` are the names of the files and links of the code, and what they hold.
+    """Return the key; ``digests`` has the name and the content's digest of each file and link of the code.
 
-    ``train_python`` is the provider's. The image of the machine is not part of it.
+    ``train_python`` is the provider's. The image of the machine does not affect the key.
 
     Raises:
-        SpecError: a pattern of ``run.setup_files`` fits no file.
+        SpecError: a pattern of ``run.setup_files`` matches no file.
     """
     hashed = sorted(digests)
     patterns = run.setup_files
     if patterns is not None:
         for pattern in patterns:
             if not any(fnmatch.fnmatchcase(name, pattern) for name, _ in hashed):
-                raise SpecError(f"run.setup_files: no file of the code fits {pattern!r}")
+                raise SpecError(f"run.setup_files: no file of the code matches {pattern!r}")
         hashed = [one for one in hashed if any(fnmatch.fnmatchcase(one[0], each) for each in patterns)]
     said = [_FORMAT, run.setup, run.image, run.python or train_python, sorted(run.env.items()), hashed]
     return hashlib.sha256(msgspec.json.encode(said)).hexdigest()[:LENGTH]

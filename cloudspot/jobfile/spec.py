@@ -39,23 +39,23 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 PositiveCount = Annotated[int, msgspec.Meta(ge=1)]
 
 MAX_NAME_LENGTH: Final = 48
-"""Characters of a job's name. A job id is a DNS label of up to 63: the rest is room for its suffix."""
+"""The most characters of a job's name. A job id, which is a DNS label of up to 63, has a suffix too."""
 MAX_WORLD_SIZE: Final = 9999
-"""Training processes of a job: keys in the bucket give a rank four digits."""
+"""The most training processes of a job: a rank has four digits in the bucket's keys."""
 
 POLICIES: Final = ("spot", "spot-then-on-demand", "deadline", "on-demand")
 """The market policies that need no plugin."""
 SIGNALS: Final = ("SIGTERM", "SIGUSR1")
-"""Those that can be the notice to a script."""
+"""The signals that can be the notice to a script."""
 _SIGNAL_NAME: Final = "SIG[A-Z0-9]+"
 MODULE: Final = r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
 LABEL_NAME: Final = "[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
 MAX_STRING_BYTES: Final = 127 << 10
-"""Of one variable or word. Linux starts no program with one of 128 KiB: a variable's name, which machines may
-prolong, and a zero byte count too (execve(2), MAX_ARG_STRLEN)."""
+"""The most bytes of one variable or word. Linux starts no program with a string of 128 KiB, in which a
+variable's name, which machines may lengthen, and a zero byte count too (execve(2), MAX_ARG_STRLEN)."""
 MAX_START_BYTES: Final = 1 << 20
-"""Of all variables and words that the job file gives a program. Linux allows a quarter of the stack's limit,
-2 MiB as systems set it, and the secrets and the machine's own variables come on top (execve(2))."""
+"""The most bytes of all variables and words from the job file. Linux allows a quarter of the stack's limit,
+usually 2 MiB, for these, the secrets and the machine's own variables (execve(2))."""
 
 
 def _name_problem(name: str) -> str:
@@ -88,7 +88,7 @@ _LabelValue = Annotated[
         '"{}" must be at most 63 letters, digits, spaces and "_.,:@/+-", such as "vision"',
     ),
 ]
-_Accelerator = Annotated[str, text_like("[^,]*", '"{}" names several, and one is possible')]
+_Accelerator = Annotated[str, text_like("[^,]*", '"{}" names several accelerators; name one')]
 _Image = Annotated[
     str,
     text_like(
@@ -112,33 +112,33 @@ _OnNotice = Annotated[
 
 
 class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``nodes``: how many equal machines. An integer N in the file means N to N."""
+    """``nodes``: the number of equal machines. An integer N sets both ``min`` and ``max``."""
 
     min: PositiveCount
-    """The job does not train on fewer machines."""
+    """The least number of machines on which the job trains."""
     max: PositiveCount
-    """How many train at the most. While a node is replaced, there may be twice as many machines."""
+    """The most machines that train. While nodes are replaced, twice as many may run."""
     hold: Duration | None = None
-    """How long nodes keep their machines, state and setup when fewer than ``min`` are left and no other is on
-    its way; in all, since the newest checkpoint."""
+    """How long nodes keep their machines, state and setup if fewer than ``min`` are left and none is being
+    started; the total since the newest checkpoint counts."""
     drive: bool = False
-    """A node that is told its end, and one whose training has ended, drives the job once more. The nodes'
-    role needs the rights of a driver."""
+    """Whether a node that gets a notice, or whose training has ended, drives the job once more. The nodes'
+    role then needs the permissions of a driver."""
 
 
 class ResourcesSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[resources]``: what one node must have at least. The provider chooses what is left out."""
+    """``[resources]``: the least resources of one node. The provider chooses those that are left out."""
 
     accelerator: _Accelerator | None = None
-    """The vendor's or the provider's name, such as ``"A100"``."""
+    """The accelerator's name, by its vendor or the provider, such as ``"A100"``."""
     accelerator_count: Count = 0
-    """How many of them; with ``accelerator``, 0 means 1."""
+    """The number of accelerators; with ``accelerator``, 0 means 1."""
     cpus: Count = 0
-    """Virtual CPUs."""
+    """The number of virtual CPUs."""
     memory: Size = 0
-    """The machine's own, without the accelerator's."""
+    """The machine's memory, without the accelerators' memory."""
     disk: Size = 0
-    """The size of its disk."""
+    """The size of the machine's disk."""
 
     def to_model(self) -> Resources:
         """Return the resources in the form that provisioners take."""
@@ -155,73 +155,75 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """``[run]``: the code and how it starts."""
 
     workdir: str = "."
-    """The directory that is sent to the machines and run in, relative to the job file. In a git checkout its
-    code is what git tracks or would add, elsewhere what ``.gitignore`` does not name. ``.cloudspotignore``,
-    written like ``.gitignore``, leaves out more or brings files back. ``.git``, ``.env`` and ``.env.*`` are
-    never sent. A checkout that git refuses to list, such as another user's, is refused."""
+    """The directory that is sent to the machines and run in, relative to the job file. In a git checkout, its
+    code is the files that git tracks or would add; elsewhere, all that ``.gitignore`` does not name.
+    ``.cloudspotignore``, with the syntax of ``.gitignore``, excludes more files or includes them again.
+    ``.git``, ``.env`` and ``.env.*`` are never sent. A checkout that git refuses to list, such as another
+    user's, is refused."""
     setup: str | None = None
     """Shell commands that run once on each machine, in the working directory, before the training. ``python``
     and ``pip`` are the training's there. Two failures in a row with the same error end the job."""
     setup_files: tuple[str, ...] | None = None
-    """The files of the code that ``setup`` reads, such as ``["requirements.txt", "csrc/*"]``. An image that
-    ``cloudspot image bake`` has made serves until one of them changes, or ``setup``, ``env``, ``python`` or
-    ``image``. If left out: until any file of the code does."""
+    """The files of the code that ``setup`` reads, such as ``["requirements.txt", "csrc/*"]``. An image made
+    by ``cloudspot image bake`` is used until one of these files changes, or ``setup``, ``env``, ``python`` or
+    ``image`` does. By default, a change of any file of the code counts."""
     entrypoint: Inside | None = None
     """The training script, inside ``run.workdir``. A job file has either this or ``run.command``."""
     command: Annotated[tuple[Argument, ...], msgspec.Meta(extra_json_schema={"minItems": 1})] | None = None
-    """The command that trains, as a list: ``["swift", "sft", "--model", "..."]``,
-    ``["accelerate", "launch", "train.py"]``, ``["python", "-m", "my.module"]``. No shell reads it; one that
-    needs a shell names it: ``["bash", "-c", "..."]``."""
+    """The training command, as a list: ``["swift", "sft", "--model", "..."]``,
+    ``["accelerate", "launch", "train.py"]``, ``["python", "-m", "my.module"]``. It runs without a shell; a
+    command that needs one names it: ``["bash", "-c", "..."]``."""
     launcher: Literal["torchrun", "none"] | None = None
-    """``"torchrun"`` starts ``procs_per_node`` processes on each node, which find ``RANK``, ``WORLD_SIZE``
-    and the other variables of torchrun. ``"none"`` starts one on each node, which may start others; it finds
-    ``NODES``, ``NODE_RANK``, ``MASTER_ADDR``, ``MASTER_PORT`` and ``WORLD_SIZE``. If left out:
-    ``"torchrun"`` for an entrypoint, ``"none"`` for a command."""
+    """``"torchrun"`` starts ``procs_per_node`` processes on each node, with ``RANK``, ``WORLD_SIZE`` and the
+    other variables of torchrun. ``"none"`` starts one process on each node, which may start others, with
+    ``NODES``, ``NODE_RANK``, ``MASTER_ADDR``, ``MASTER_PORT`` and ``WORLD_SIZE``. The default is
+    ``"torchrun"`` for an entrypoint and ``"none"`` for a command."""
     args: tuple[Argument, ...] = ()
-    """Arguments of the script, or more words of the command. They arrive exactly as written: no shell reads
-    them, and torchrun's macros such as ``${local_rank}`` are not replaced."""
+    """Arguments of the script, or more words of the command. They are passed exactly as written: without a
+    shell, and without replacing torchrun's macros such as ``${local_rank}``."""
     env: dict[Variable, Argument] = msgspec.field(default_factory=dict)
     """Environment variables for setup and training. Anyone who can read the store can read them, so a
     variable that looks like a credential is refused. Names that begin with ``CLOUDSPOT_`` are reserved. A
-    variable, like each word of the command or the setup, has at most 127 KiB."""
+    variable, the setup and each word of the command may have up to 127 KiB."""
     python: str | None = None
-    """The interpreter for setup and training; the provider's if left out. ``python``, ``python3``, ``pip``
-    and ``pip3`` mean this one in both, and what is installed beside it comes first on PATH, unless it is in
-    an image. One that the setup makes is named relative to the working directory, such as
-    ``".venv/bin/python"``."""
+    """The interpreter for setup and training; the default is the provider's. In both, ``python``,
+    ``python3``, ``pip`` and ``pip3`` are those of this interpreter, and its directory comes first on PATH,
+    unless it is in an image. Name an interpreter that the setup makes relative to the working directory, such
+    as ``".venv/bin/python"``."""
     image: _Image | None = None
     """A container image: ``NAME:TAG`` or ``NAME@sha256:...``. Setup and training then run in a container of
-    it on each machine, which needs docker or podman. A tag is replaced by the digest that it has when the job
-    is submitted. If left out, they run on the machine itself."""
+    it on each machine, which needs docker or podman. A tag is replaced by its digest when the job is
+    submitted. Without an image, setup and training run on the machine itself."""
     image_login: ImageLogin | None = None
     """The log-in for the registry of a private image: ``{ user = "...", secret = "..." }``, where ``secret``
-    is the one of ``run.secrets`` that holds the password. If left out, machines log in to the registries of
-    their own cloud with their role, and to others as their container engine is set up to."""
+    names the one of ``run.secrets`` with the password. Without it, machines log in to the registries of their
+    own cloud with their role, and to others by the settings of their container engine."""
     fork_server: bool = True
-    """Whether a process on each machine imports torch and ``preload`` while the machine prepares, and
-    torchrun and the processes of the entrypoint are forked from it, so that a restart does not import them
-    again. A program that would not run the same is started as usual. Linux only."""
+    """Whether a process on each machine imports torch and ``preload`` while the machine prepares. torchrun
+    and the processes of the entrypoint are then forked from it, so that a restart does not repeat these
+    imports. A program that would behave differently is started as usual. Linux only."""
     preload: tuple[_Module, ...] = ()
     """Modules, or objects of modules, that this process imports besides torch: ``["transformers.Trainer"]``.
-    The script imports them as before, in no time. ``cloudspot show`` names those that would save seconds. A
-    module that starts a thread when it is imported, or reads a variable that differs from process to process,
-    such as ``LOCAL_RANK``, makes every process start as usual, and the agent's log says so. What a module
-    draws at random when it is imported is the same in all processes of a machine. Without effect if
-    ``fork_server`` is false."""
+    The script's own imports of them then take no time. ``cloudspot show`` names modules that would save
+    seconds. If a module starts a thread when it is imported, or reads a variable that differs between
+    processes, such as ``LOCAL_RANK``, every process is started as usual, and the agent's log reports it.
+    Random values that a module draws when it is imported are the same in all processes of a machine. It has
+    no effect if ``fork_server`` is false."""
     secrets: Annotated[tuple[Variable, ...], ONCE] = ()
     """Names of variables in your own environment whose values setup and training get. The values are stored
-    apart from the job on submission, deleted when a driver sees that it has ended, and appear in no record,
-    log or request."""
+    apart from the job on submission, deleted when a driver finds that the job has ended, and appear in no
+    record, log or request."""
 
     outputs: tuple[Inside, ...] | None = None
     """Patterns of files and directories inside ``run.workdir`` that are kept in the store whatever their
-    size, such as ``["out/unet", "*.zip"]``; ``[]``: none. If left out: whatever the training writes there, up
-    to 1 GiB, but for checkpoints, inputs, caches and [some more](outputs.md#what-is-not-kept). They are among
-    the job's [artifacts](cli.md#cloudspot-artifacts), and the next machine gets them back."""
+    size, such as ``["out/unet", "*.zip"]``; ``[]`` keeps none. By default, all files that the training writes
+    there are kept, up to 1 GiB, except checkpoints, inputs, caches and
+    [some more](outputs.md#what-is-not-kept). They are among the job's
+    [artifacts](cli.md#cloudspot-artifacts), and the next machine gets them back."""
 
     exec: bool = True
-    """Whether whoever may write to the store may [run commands](remote.md) on the job's nodes while it runs.
-    They can run code on its next machine in any case."""
+    """Whether anyone who may write to the store may [run commands](remote.md) on the job's nodes while it
+    runs. In any case, such a person can run code on its next machine."""
 
     rules: ClassVar[tuple[TableRule, ...]] = (
         OneOf(("entrypoint", "command"), "needs entrypoint, a script, or command, a list; {} there"),
@@ -232,7 +234,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def launcher_or_default(self) -> Literal["torchrun", "none"]:
-        """What starts the training: as the job file says, or else by what it starts."""
+        """The launcher, or its default for an entrypoint or a command."""
         return self.launcher or ("torchrun" if self.command is None else "none")
 
     def words(self, python: str) -> tuple[str, ...]:
@@ -244,84 +246,87 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class SpotSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[spot]``: which market to buy on, and how long to wait for it."""
+    """``[spot]``: the market to buy on, and how long to wait for spot machines."""
 
     policy: _Policy = "spot-then-on-demand"
     """``"spot"`` waits for spot machines. ``"spot-then-on-demand"`` buys on demand when there is no spot
-    machine, and goes back to spot when that pays. ``"deadline"`` finishes by ``deadline`` at the least
-    expected cost. ``"on-demand"`` buys only on demand. A plugin can bring others."""
+    machine, and returns to spot when that pays. ``"deadline"`` finishes by ``deadline`` at the least expected
+    cost. ``"on-demand"`` buys only on demand. Plugins can add policies."""
     options: dict[str, Any] = {}
     """The options of a plugin's policy."""
     max_wait: Duration | None = None
-    """How long the job may be without a machine, counted from when it last ran, was submitted or was resumed.
-    After that it buys on demand or, with ``"spot"``, is suspended: ``cloudspot run`` ends, and a driver
-    launches the job once there is capacity. If left out: 10 minutes, or without end with ``"spot"``.
-    ``"deadline"`` and plugins' policies have none."""
+    """How long the job may be without a machine since it last ran, was submitted or was resumed. After that
+    it buys on demand. With ``"spot"`` it is suspended instead: ``cloudspot run`` ends, and a driver launches
+    the job once there is capacity. The default is 10 minutes, and no limit with ``"spot"``. ``"deadline"``
+    and plugins' policies ignore it."""
     deadline: PositiveDuration | None = None
-    """For ``"deadline"``, or a plugin's policy: how long after its submission, or resumption, the job has to
-    be done. It ends nothing: a job that is late goes on, on demand."""
+    """For ``"deadline"`` or a plugin's policy: the time from the submission or resumption in which the job
+    should finish. A job that is late does not stop; it goes on, on demand."""
     length: PositiveDuration | None = None
-    """For how long the job trains if its machines are not taken: what is planned with until the training
-    itself tells its steps and its pace. If left out: three quarters of ``deadline``."""
+    """How long the job trains if its machines are not taken. Plans use this until the training has reported
+    its steps and its pace. The default is three quarters of ``deadline``."""
 
 
 class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[checkpoint]``: how often, how many, and who writes them."""
+    """``[checkpoint]``: how often checkpoints are made, how many are kept, and what writes them."""
 
     interval: Annotated[PositiveDuration | None, or_word("auto")] = None
-    """The time between two checkpoints of a session. ``"auto"`` weighs the cost of a save against the losses
-    that no drain and no survivor catches: one for each node and day at first, then as many as the job has
-    met, and never fewer than one a week for the whole job. At least 30 s and one and a half uploads, at most
-    30 minutes."""
+    """The time between two checkpoints of a session. ``"auto"`` weighs the cost of a save against the
+    expected losses without a drain or a survivor: at first one for each node and day, later the job's own
+    rate, and never less than one a week for the whole job. The result is at least 30 s and one and a half
+    uploads, and at most 30 minutes."""
     keep: PositiveCount = 3
-    """How many good checkpoints, the newest, stay in the store."""
+    """How many of the newest good checkpoints stay in the store."""
     compression: Literal["none", "zstd"] = "none"
-    """``"zstd"``: checkpoints, those of ``directory`` too, are compressed on their way to the store, without
-    loss. It takes the machines' processors, and up to 0.5 GB of their memory. Data that would
-    shrink by less than a tenth is sent uncompressed. So is the last save before a machine goes or the
-    training ends, unless compression made the save before it faster."""
+    """With ``"zstd"``, checkpoints, including those of ``directory``, are uploaded with lossless compression.
+    It uses the machines' processors, and up to 0.5 GB of their memory. Data that would shrink by less than a
+    tenth is sent uncompressed. So is the last save before a machine goes or the training ends, unless
+    compression made the previous save faster."""
     rescue: bool = True
-    """Whether the ranks of a session that survive the loss of others save what they hold, so that no step is
-    made again. [After a silent death](failure-modes.md#silent-deaths)."""
+    """Whether the ranks of a session that survive the loss of others save their state, so that no step is
+    repeated. [After a silent death](failure-modes.md#silent-deaths)."""
     hand_over: bool = True
-    """Whether each rank hands over at each step what it alone has, as its random generators, to a rank on
-    another machine, so that the resume after its loss is exact. Ranks listen for that at their machines'
-    addresses, on ports that the system chooses."""
+    """Whether each rank sends the state that it alone has, such as its random generators, to a rank on
+    another machine at each step, so that the resume after its loss is exact. Ranks listen for that at their
+    machines' addresses, on ports that the system chooses."""
     directory: Inside | _Insides | None = None
     """The checkpoints of a script that writes its own: a pattern, or a list of patterns, of directories or
-    files inside ``run.workdir``, such as ``"output/checkpoint-*"`` or ``"checkpoint.pth.tar"``. ``"."`` is
-    everything that the script writes there. The number at the end of a name, without suffixes such as
-    ``.pt`` or ``_steps``, is its step, unless it ends a date such as ``2026-11-20_15-30-53``. Each directory
-    is a checkpoint; files of one step are one, and files without a step go along with each. A small file or a
-    link beside a checkpoint that holds nothing but its name, path or step, such as ``latest``, goes along
-    with it. A link in a directory is saved if it leads to a file of the same directory, as that file. If left
-    out, the script uses a session. [Which states count as complete](frameworks.md#complete-checkpoints)."""
+    files inside ``run.workdir``, such as ``"output/checkpoint-*"`` or ``"checkpoint.pth.tar"``. ``"."``
+    stands for everything that the script writes there. The number at the end of a name, without suffixes such
+    as ``.pt`` or ``_steps``, is its step, unless it ends a date such as ``2026-11-20_15-30-53``. Each
+    directory is a checkpoint; files with the same step are one checkpoint, and files without a step belong to
+    each. A small file or a link beside a checkpoint that contains only its name, path or step, such as
+    ``latest``, belongs to it. A link in a directory is saved as the file that it leads to, if that is in the
+    same directory. Without this field, the script uses a session.
+    [Which states count as complete](frameworks.md#complete-checkpoints)."""
     exclude: tuple[Inside, ...] = ()
-    """Patterns of names, or of paths inside ``run.workdir``, that are no part of a checkpoint, such as
-    ``["cache", "*.tmp"]``; a directory is excluded with all that it holds. ``__pycache__``, ``.git``,
-    ``.venv``, inputs and the file of ``on_notice`` always are."""
+    """Patterns of names, or of paths inside ``run.workdir``, that are not part of a checkpoint, such as
+    ``["cache", "*.tmp"]``; a directory is excluded with its content. ``__pycache__``, ``.git``, ``.venv``,
+    inputs and the file of ``on_notice`` are always excluded."""
     nodes: Literal["first", "all"] = "first"
-    """Whose files make a checkpoint of ``directory``: those of the first node, where rank 0 runs, or, where
-    each node writes its own shards, those of all. With ``"all"`` the names of checkpoints end with their
-    steps: files of one step belong together, and are committed once every node has uploaded its own. Each
-    node gets its own back, and a different number of nodes gets all.
+    """The nodes whose files form a checkpoint of ``directory``: the first node, where rank 0 runs, or all, if
+    each node writes its own shards. With ``"all"``, the names of checkpoints end with their steps: files of
+    one step belong together, and are committed once every node has uploaded its own. Each node gets its own
+    files back; if the number of nodes has changed, every node gets all files.
     [Scripts that shard their state](frameworks.md#sharded-state-of-a-script)."""
     complete_file: Inside | None = None
-    """A file in such a directory, or beside such files, that the script writes last. While it is at least as
-    new as every other file of the checkpoint, and no process has one open for writing, that is complete; but
-    one that has only lost files since it was complete is being deleted, and is not saved again. If it is
-    older, or is the only file, the checkpoint is complete as if this was not given; without it, never."""
+    """A file in such a directory, or beside such files, that the script writes last. The checkpoint is
+    complete while this file is at least as new as all its other files and no process has one open for
+    writing. A checkpoint that has only lost files since then is being deleted, and is not saved again. If
+    this file is older, or is the only file, the rule without this field applies; while it is missing, the
+    checkpoint is not complete."""
     incomplete_file: Inside | None = None
-    """A file that is there while the checkpoint is not complete. Once it is gone, and nothing has changed for
+    """A file that exists while the checkpoint is not complete. Once it is gone, and nothing has changed for
     2 s while the script was running, the checkpoint is complete. If neither this nor ``complete_file`` is
-    given, ``"checkpoint-is-incomplete.txt"``, the Hugging Face Trainer's, says so."""
+    given, the default is ``"checkpoint-is-incomplete.txt"``, the Hugging Face Trainer's file."""
     on_notice: _OnNotice | None = None
-    """How a script without a session is told to save and leave, before its machine goes or the job stops:
-    ``"SIGTERM"``, ``"SIGUSR1"``, or the path of a file inside ``run.workdir`` that appears then. Until a
-    save has been measured, it is told at once; after that, when the time left is three times a save and its
-    upload, or a minute if that is longer. What it begins to save after that is uploaded as soon as it is
-    complete; if nothing comes in time, the newest complete state before it stands. A script that was told has
-    not finished, whatever its exit status."""
+    """The notice with which a script without a session is asked to save and leave, before its machine goes or
+    the job stops: ``"SIGTERM"``, ``"SIGUSR1"``, or the path of a file inside ``run.workdir`` that then
+    appears. It is given at once until a save has been measured, and after that when the time left is three
+    times a save and its upload, or a minute if that is longer. The next save of the script is uploaded as
+    soon as it is complete; if none comes in time, the newest complete state counts. A script that got the
+    notice
+    has not finished, whatever its exit status."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -347,37 +352,38 @@ class LogsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """``[logs]``: how logs are delivered."""
 
     flush_seconds: PositiveDuration = msgspec.field(default=2.0, name="flush")
-    """How long a line may wait on its machine before it is sent. With more than five nodes, all but the first
-    wait 0.4 s per node if that is longer."""
+    """How long a line may wait on its machine before it is sent. With more than five nodes, all except the
+    first wait 0.4 s per node if that is longer."""
 
 
 class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[limits]``: what ends the job early.
+    """``[limits]``: limits that end the job early.
 
-    At ``max_runtime``, and before it would pass ``max_cost``, the job saves a checkpoint and stops.
+    At ``max_runtime``, and before it would exceed ``max_cost``, the job saves a checkpoint and stops.
     """
 
     max_cost: Annotated[float, msgspec.Meta(gt=0), MONEY] | None = None
-    """What may be spent on machines in all, with their boot disks and public addresses as far as ``plan``
-    names their prices, checkpoints and other files of the job that are moved to another region, and what the
-    stop costs. Requests to the store, what is stored there, inputs and other traffic are not counted."""
+    """The most that may be spent on machines in all. It includes their boot disks and public addresses if
+    ``plan`` names their prices, the transfer of checkpoints and other files of the job to another region, and
+    the cost of the stop. Requests to the store, storage, inputs and other traffic are not included."""
     currency: str | None = None
-    """The ISO 4217 code, such as ``USD``; ``max_cost = "40 USD"`` sets it too. If left out: the offers'."""
+    """The ISO 4217 code, such as ``USD``; ``max_cost = "40 USD"`` sets it too. The default is the offers'
+    currency."""
     max_runtime: PositiveDuration | None = None
-    """For how long, in all, at least one machine may run."""
+    """The most time, in all, in which at least one machine runs."""
     max_restarts: Count = 3
     """How many failures without a new checkpoint in between lead to another try. Reclaims do not count."""
     stuck_after: Annotated[PositiveDuration | None, or_word("off")] = 1800.0
     """A training with a session that makes no step for this long is restarted; its stack traces are in the
     log."""
     idle_after: PositiveDuration | None = None
-    """A node that trains is *idle* once it has made no step, stored no checkpoint and used nothing that is
-    paid for, for this long: every look with ``nvidia-smi`` found each
-    GPU less than 5 % busy. On a machine without GPUs, and outside the loop of a session, the training also
-    has to take less than 5 % of a core for each of ``procs_per_node``."""
+    """The time after which a training node counts as *idle*: it has made no step, stored no checkpoint, and
+    each look with ``nvidia-smi`` found every GPU less than 5 % busy. On a machine without GPUs, and outside
+    the loop of a session, the training must also have used less than 5 % of a core for each of
+    ``procs_per_node``."""
     on_idle: Literal["warn", "stop"] = "warn"
-    """``"warn"`` names nodes that are idle; ``"stop"`` also saves the job and ends it, with or without a
-    driver, once all of them are."""
+    """``"warn"`` names idle nodes; ``"stop"`` also saves and ends the job, with or without a driver, once all
+    nodes are idle."""
 
     rules: ClassVar[tuple[TableRule, ...]] = (Needs("on_idle", "idle_after", value="stop"),)
 
@@ -386,32 +392,34 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A valid job file."""
 
     name: _Name
-    """At most 48 lower-case letters, digits and inner hyphens. Job ids begin with it."""
+    """At most 48 lower-case letters, digits and inner hyphens. Job ids begin with the name."""
     labels: Annotated[dict[_LabelName, _LabelValue], msgspec.Meta(max_length=16)] = msgspec.field(
         default_factory=dict
     )
-    """What the job is for, such as ``{ team = "vision", ticket = "ML-12" }``: ``cloudspot cost`` adds up by
-    them, ``show`` shows them, and on Kubernetes the pods have them. At most 16; a name has up to 63 letters,
-    digits, ``_``, ``.`` and ``-``, a value spaces and ``,:@/+`` too."""
+    """Labels of the job, such as ``{ team = "vision", ticket = "ML-12" }``. ``cloudspot cost`` sums by them,
+    ``show`` shows them, and on Kubernetes the pods have them. There may be 16; a name has up to 63 letters,
+    digits, ``_``, ``.`` and ``-``, and a value may also have spaces and ``,:@/+``."""
     store: Url | None = None
     """The URL below which everything about the job is kept, such as ``"file:///data/cloudspot"``, without
-    credentials. ``--store`` and ``CLOUDSPOT_STORE`` go before it. If left out: the ``default_store`` of your
-    config file, or the provider's default, which only ``local`` has. Commands that only name a job do not
-    read the job file."""
+    credentials. ``--store`` and ``CLOUDSPOT_STORE`` take precedence. The default is the ``default_store`` of
+    your config file, or else the provider's default, which only ``local`` has. Commands that only name a job
+    do not read the job file."""
     nodes: Nodes = Nodes(min=1, max=1)
-    """How many equal machines. The job does not train on fewer than ``min``. If fewer are left and no other
-    is on its way, they keep their machines, state and setup for ``hold``, such as ``"10m"``, in all since the
-    newest checkpoint. If that is left out: as long as the node's own start took, from the request of its
-    machine on, at least a minute and at most half an hour. With ``drive = true``, a node that is told its
-    end, and one whose training has ended, drives the job once more, as ``reconcile`` does: what comes next is
-    bought although nothing else drives the job. The nodes' role needs the rights of a driver for that."""
+    """The number of equal machines. The job does not train on fewer than ``min``. If fewer are left and none
+    is being started, they keep their machines, state and setup for ``hold``, such as ``"10m"``, in all since
+    the newest checkpoint. The default of ``hold`` is the time that the node's own start took, from the
+    request of its machine, but between a minute and half an hour. With ``drive = true``, a node that gets a
+    notice, or whose training has ended, drives the job once more, as ``reconcile`` does: the next machine is
+    bought even
+    if nothing else drives the job. For that, the nodes' role needs the permissions of a driver."""
     procs_per_node: PositiveCount = 1
-    """Training processes on each machine; at most 9999 over all ``nodes.max`` machines. torchrun starts that
-    many; with ``run.launcher = "none"``, say here how many the command itself starts on each."""
+    """The number of training processes on each machine; at most 9999 over all ``nodes.max`` machines.
+    torchrun starts them; with ``run.launcher = "none"``, set it to the number that the command starts on
+    each."""
     resources: ResourcesSpec = ResourcesSpec()
     run: RunSpec
     data: dict[DataName, DataSpec] = msgspec.field(default_factory=dict)
-    """A table for each input, ``[data.NAME]``: what every machine has on its disk before the training."""
+    """A table for each input, ``[data.NAME]``, that every machine gets on its disk or reads in place."""
     spot: SpotSpec = SpotSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     logs: LogsSpec = LogsSpec()
@@ -423,26 +431,26 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def secret_names(self) -> tuple[str, ...]:
-        """Return the names of all secrets: the training's, and those in the URLs of ``[notify]``."""
+        """Return the names of all secrets: those of the training, and those in the URLs of ``[notify]``."""
         return tuple(dict.fromkeys((*self.run.secrets, *self.notify.secret_names)))
 
 
 def load_job(path: Path, *, overrides: Sequence[str] = ()) -> JobSpec:
     """Read and check the job file; each of ``overrides`` is ``a.b=c``, as given to ``--set``.
 
-    :func:`check_files` checks whether the files exist, :func:`decode_options` a provider's table.
+    :func:`check_files` checks whether the files exist, and :func:`decode_options` checks a provider's table.
 
     Raises:
-        SpecError: the message names the file, the field, what was found and, if any, the nearest right name.
+        SpecError: the message names the file, the field, the value found and, if any, the nearest valid name.
     """
     return _with_overrides(read_toml(path), overrides, str(path))
 
 
 def change_job(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
-    """Return the spec with ``overrides``, as for ``load_job``; raises as that does."""
+    """Return the spec with ``overrides`` applied; they and the errors are those of ``load_job``."""
     raw = spec_to_json(spec)
     if any(text.partition("=")[0].strip() == "limits.max_cost" for text in overrides):
-        del raw["limits"]["currency"]  # It belongs to the amount that is replaced.
+        del raw["limits"]["currency"]  # which belongs to the replaced amount
     return _with_overrides(raw, overrides, "the job file as it was submitted")
 
 
@@ -450,13 +458,13 @@ def _with_overrides(raw: dict[str, Any], overrides: Sequence[str], name: str) ->
     registry = _registry_of(raw)
     changed = [apply_override(raw, text, JobSpec) for text in overrides]
     if _registry_of(raw) != registry and not any(key[:2] == ("run", "image_login") for key in changed):
-        raw["run"].pop("image_login", None)  # no registry is told the log-in of another one
+        raw["run"].pop("image_login", None)  # a log-in must not be sent to another registry
     try:
         spec = _decode(raw)
         _check_sizes(spec.run)
         return spec
     except FieldError as error:
-        # The field itself, one inside it, or the table that an override made of a plain field.
+        # The error is an override's if it is in that field, inside it, or in a table that it replaced.
         is_ours = any(error.path[: len(key)] == key[: len(error.path)] for key in changed if error.path)
         raise SpecError(f"{'--set' if is_ours else name}: {error}") from None
 
@@ -474,10 +482,10 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
 
 
 def spec_from_json(value: Mapping[str, Any]) -> JobSpec:
-    """Return the spec that ``spec_to_json`` turned into JSON values.
+    """Return the spec for the JSON values from ``spec_to_json``.
 
     Raises:
-        SpecError: the value is not a spec, or that of a newer cloudspot.
+        SpecError: the value is not a spec, or is from a newer cloudspot.
     """
     try:
         return _decode_json(msgspec.json.encode(value))
@@ -487,7 +495,7 @@ def spec_from_json(value: Mapping[str, Any]) -> JobSpec:
 
 @functools.lru_cache(maxsize=256)
 def _decode_json(value: bytes) -> JobSpec:
-    # A driver asks for the same few jobs at each pass, and to check one takes much longer than to encode it.
+    # A driver decodes the same few specs at each pass, and checking a spec is much slower than encoding it.
     return _decode(decoding.decode(value, dict[str, Any]))
 
 
@@ -549,7 +557,7 @@ def _split_money(limits: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(spec: JobSpec) -> None:
-    """Refuse fields that do not fit one another."""
+    """Check the rules between fields."""
     if spec.nodes.min > spec.nodes.max:
         raise FieldError((), f"nodes.min must be <= nodes.max: got {spec.nodes.min} > {spec.nodes.max}")
     if spec.nodes.max * spec.procs_per_node > MAX_WORLD_SIZE:
@@ -608,14 +616,14 @@ def _check_environment(run: RunSpec) -> None:
 
 
 def _check_sizes(run: RunSpec) -> None:
-    """Refuse what no machine could start; a job that is stored already can still be read."""
+    """Refuse text that is too long to start a program with; stored jobs are not checked."""
     words: dict[FieldPath, str] = {
         ("run", "setup"): run.setup or "",
         ("run", "entrypoint"): run.entrypoint or "",
     }
     words |= {("run", "command", i): word for i, word in enumerate(run.command or ())}
     words |= {("run", "args", i): word for i, word in enumerate(run.args)}
-    if run.launcher_or_default == "torchrun":  # which reads dollar signs, so that each is doubled for it
+    if run.launcher_or_default == "torchrun":  # which interprets dollar signs, so that each is doubled
         words = {path: word.replace("$", "$$") for path, word in words.items()}
     words |= {("run", "env", name): f"{name}={value}" for name, value in run.env.items()}
     total = 0
@@ -626,11 +634,11 @@ def _check_sizes(run: RunSpec) -> None:
             raise FieldError(
                 path,
                 f"has {num_bytes} bytes, but Linux starts no program with more than {MAX_STRING_BYTES} in "
-                "one variable or word; put them into a file of run.workdir",
+                "one variable or word; put them into a file in run.workdir",
             )
     if total > MAX_START_BYTES:
         raise FieldError(
             ("run",),
             f"env, args, command and setup have {total} bytes, but {MAX_START_BYTES} in all are possible; "
-            "put them into a file of run.workdir",
+            "put them into a file in run.workdir",
         )

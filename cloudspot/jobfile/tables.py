@@ -24,7 +24,7 @@ Path = tuple[str | int, ...]
 CREDENTIAL_NAME: Final = re.compile(
     r"(?i).*(password|passwd|secret|(api|secret|access|private)_?key|(auth|access|bearer|hf|hub)_token)"
 )
-"""A field or variable of such a name most likely holds a credential; its value is never shown."""
+"""The names of fields and variables that likely contain a credential; their values are never shown."""
 
 _QUANTITIES: Final[Mapping[str, tuple[Callable[[str], float | int], str]]] = {
     "duration": (parse_duration, 'a duration such as "10m" or a number of seconds'),
@@ -41,7 +41,7 @@ _KINDS: Final[Mapping[type[inspect.Type], tuple[tuple[type, ...], str]]] = {
     inspect.DictType: ((Mapping,), "a table"),
     inspect.StructType: ((Mapping,), "a table"),
 }
-"""What a value of each type is, in the order in which a value is named, and the words for it."""
+"""The Python types and the words for each type; values are named by the first that matches."""
 _BOUNDS: Final = {
     "gt": (operator.gt, ">"),
     "ge": (operator.ge, ">="),
@@ -52,7 +52,7 @@ _WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class FieldError(SpecError):
-    """A field is wrong; the message is ``path: what was found and what to do``."""
+    """A field is wrong; the message begins with the field's path."""
 
     def __init__(self, path: Path, text: str) -> None:
         super().__init__(f"{show_path(path)}: {text}" if path else text)
@@ -74,8 +74,8 @@ def show_path(path: Path) -> str:
 def convert(raw: Mapping[str, Any], type_: type[T], *, at: Path = ()) -> T:
     """Return the table ``raw`` as a ``type_``; ``at`` is the table's path in the file.
 
-    Unknown fields are refused at every depth, even where the struct allows them. The types and words of
-    :mod:`cloudspot.jobfile.quantities` are understood.
+    Unknown fields are refused at every depth, even if the struct allows them. The types and spellings of
+    :mod:`cloudspot.jobfile.quantities` are supported.
 
     Raises:
         FieldError: a field is unknown, missing or of the wrong type or value.
@@ -108,7 +108,7 @@ def expects_text(type_: type[msgspec.Struct], path: Sequence[str], value: Any) -
 
 @functools.cache
 def _type_info(type_: type[msgspec.Struct]) -> inspect.Type:
-    # To inspect a type takes twenty times as long as to decode a table.
+    # Inspecting a type takes twenty times as long as decoding a table.
     return inspect.type_info(type_)
 
 
@@ -140,7 +140,7 @@ class _Reader:
     at: Path
 
     def read(self, value: Any, node: inspect.Type, path: Path) -> Any:
-        """Return the value as msgspec takes it for that type, structs as such and quantities parsed."""
+        """Return the value in the form that msgspec accepts, with structs converted and quantities parsed."""
         extra = _extra(node)
         word = extra.get("word")
         if value is None or (word is not None and value == word):
@@ -157,7 +157,7 @@ class _Reader:
         if isinstance(node, inspect.UnionType):
             return self.read(value, next(one for one in node.types if _is_of_type(value, _bare(one))), path)
         if isinstance(node, inspect.StrType) and node.pattern and not re.fullmatch(node.pattern, value):
-            wrong = extra["wrong"](value) if "wrong" in extra else f"does not fit {node.pattern}"
+            wrong = extra["wrong"](value) if "wrong" in extra else f"does not match {node.pattern}"
             raise FieldError(path, wrong)
         for name, (holds, sign) in _BOUNDS.items():
             bound = getattr(node, name, None)
@@ -246,7 +246,7 @@ def _takes_none(node: inspect.Type) -> bool:
 
 
 def _is_of_type(value: Any, node: inspect.Type) -> bool:
-    """Return whether a value that is not None may stand for a field of the type."""
+    """Return whether a value other than None may be used for a field of the type."""
     if isinstance(node, inspect.UnionType):
         return any(_is_of_type(value, _bare(member)) for member in node.types)
     if isinstance(node, inspect.NoneType):
@@ -266,7 +266,7 @@ def _wrong_type(value: Any, node: inspect.Type, path: Path) -> FieldError:
 
 
 def _words(node: inspect.Type) -> str:
-    """Return how messages call a type."""
+    """Return the words for a type in messages."""
     node = _bare(node)
     if isinstance(node, inspect.UnionType):
         members = [member for member in node.types if not isinstance(member, inspect.NoneType)]
@@ -285,7 +285,7 @@ def _field_paths(node: inspect.Type, path: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def _found(value: Any, path: Path) -> str:
-    """Return what was found as the user wrote it, unless it may be a credential."""
+    """Return the value as the user wrote it, or only its type if it may be a credential."""
     hidden = "env" in path or any(isinstance(step, str) and CREDENTIAL_NAME.fullmatch(step) for step in path)
     if hidden or isinstance(value, Mapping | list | tuple):
         words = (words for kinds, words in _KINDS.values() if isinstance(value, kinds))

@@ -19,10 +19,10 @@ else:
     import tomli as tomllib
 
 MAX_BYTES: Final = 1 << 20
-"""Longer than anything a person writes, so that a data file named by mistake is not read whole."""
+"""The most bytes that are read, so that a data file named by mistake is not read whole."""
 
 _ASSIGNMENT: Final = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=\s*([^\s\"'\[{#][^\"'#]*?)\s*(?:#.*)?")
-"""A key and a value that begins as no text, list or table does."""
+"""A key with a value that is not a quoted text, a list or a table."""
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 
 
@@ -51,7 +51,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         if path.suffix == ".py":
             raise SpecError(
-                f"{path}: a Python script, no job file; to write one: cloudspot init --entrypoint {path}"
+                f"{path}: a Python script, not a job file; to write one: cloudspot init --entrypoint {path}"
             ) from None
         hint = "" if path.suffix == ".toml" else "; a job file is TOML, and cloudspot init writes one"
         raise SpecError(f"{path}: {_syntax_error(str(error), text)}{hint}") from None
@@ -59,9 +59,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def apply_override(raw: dict[str, Any], text: str, type_: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Put one ``a.b=c`` into the raw table of a ``type_``; return its path.
+    """Apply one ``a.b=c`` to the raw table of a ``type_``; return its path.
 
-    The value is read as TOML if it is TOML, unless the field takes only strings; otherwise it is a string.
+    The value is a string if the field takes only strings or the value is not TOML; otherwise it is read as
+    TOML.
 
     Raises:
         SpecError: the text is not ``FIELD=VALUE``, or a field on the way is not a table.
@@ -69,7 +70,7 @@ def apply_override(raw: dict[str, Any], text: str, type_: type[msgspec.Struct]) 
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip()
     if not equals or not _KEY.fullmatch(key):
-        # The text is not shown: it may hold a credential.
+        # The text is not shown because it may contain a credential.
         raise SpecError("--set: expected FIELD=VALUE, as in --set limits.max_cost=20")
     path = tuple(key.split("."))
     table = raw
@@ -87,7 +88,7 @@ def _value(text: str, is_text: Callable[[Any], bool]) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     value = parsed["value"]
-    # More than one key: the text held a line break and another assignment.
+    # If there is more than one key, the text had a line break and another assignment.
     return text if len(parsed) > 1 or (not isinstance(value, str) and is_text(value)) else value
 
 
@@ -101,7 +102,7 @@ def _syntax_error(message: str, text: str) -> str:
 
 
 def _quotes_hint(line: str) -> str:
-    """Return what the line would be with its value in quotes, if those are all that it lacks."""
+    """Return the line with its value in quotes as a hint, if only the quotes are missing."""
     assignment = _ASSIGNMENT.fullmatch(line)
     if assignment is None:
         return ""

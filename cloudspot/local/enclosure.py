@@ -1,8 +1,8 @@
-"""Run a function in namespaces of its own, so that everything that it starts ends with it.
+"""Run a function in its own namespaces, so that everything that it starts ends with it.
 
-Inside are a network with only its own loopback, a process tree of its own and mounts of its own. When
-the function returns, or any process between it and the caller is killed, the kernel kills every process
-inside; networks and mounts go with the last of them.
+It gets its own network with only a loopback, its own process tree and its own mounts. When the function
+returns, or any process between it and the caller is killed, the kernel kills every process inside; networks
+and mounts disappear with the last of them.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def why_not(*, shares_network: bool = False) -> str | None:
 
 
 def run_enclosed(main: Callable[[], int], *, shares_network: bool = False) -> int:
-    """Run ``main`` in a process inside, and return its exit status when nothing of it is left.
+    """Run ``main`` in an enclosed process, and return its exit status when all processes inside have ended.
 
-    ``main`` may fork and start threads. Signals sent to this process are passed on to it; the terminal's
-    reach it directly. If ``main`` raises, the traceback is printed and the status is 1. A status of
-    128 + N means that signal N killed it. With ``shares_network`` the network is the caller's, who has
-    to be enclosed.
+    ``main`` may fork and start threads. Signals sent to this process are passed on to it; those of the
+    terminal reach it directly. If ``main`` raises, the traceback is printed and the status is 1. A status of
+    128 + N means that signal N killed it. With ``shares_network``, the network is that of the caller, who
+    must be enclosed.
 
     Raises:
         OSError: the namespaces cannot be made; see ``why_not``.
@@ -81,7 +81,7 @@ def _outer(main: Callable[[], int], writer: int, *, shares_network: bool) -> int
 
 
 def _init(main: Callable[[], int]) -> int:
-    """Be process 1: set the scene and reap orphans; all other processes end with us."""
+    """Run as process 1: set up the mounts and reap orphans; all other processes end with this one."""
     namespaces.die_with_parent()
     _set_scene()
     return stand_in_for(fork(main))
@@ -90,7 +90,7 @@ def _init(main: Callable[[], int]) -> int:
 def _unshare(*, shares_network: bool = False) -> None:
     kinds = namespaces.NEW_MOUNTS | namespaces.NEW_PIDS | namespaces.NEW_IPC
     if not shares_network:
-        # For root too: its power over the host ends here.
+        # This is done for root too, to remove its power over the host.
         namespaces.become_root()
         kinds |= namespaces.NEW_NETWORK
     namespaces.unshare(kinds)
@@ -99,10 +99,10 @@ def _unshare(*, shares_network: bool = False) -> None:
 def _set_scene() -> None:
     namespaces.keep_mounts_to_ourselves()
     namespaces.mount_proc()
-    # Whoever has one may mount the control groups that we are in, and our user may change or kill them.
+    # With a control group namespace, a process could mount our control groups, which our user may change.
     Path("/proc/sys/user/max_cgroup_namespaces").write_text("0", encoding="ascii")
     namespaces.seal_proc()
-    # Machines keep their memory there; it must vanish with us, however we end.
+    # Machines keep their memory there, which must vanish with this process tree.
     namespaces.mount_memory(Path("/dev/shm"))  # noqa: S108 # the kernel's memory file system
     ip("link", "set", "lo", "up")
 
@@ -111,7 +111,7 @@ def _probe(writer: int, *, shares_network: bool) -> int:
     try:
         _unshare(shares_network=shares_network)
     except OSError as error:
-        os.write(writer, f"the kernel lets this user make no namespaces ({error})".encode())
+        os.write(writer, f"the kernel does not let this user make namespaces ({error})".encode())
         return 1
     child = os.fork()
     if child == 0:
@@ -131,7 +131,7 @@ def _probe_scene(writer: int) -> int:
 
 
 def _try_machine() -> None:
-    """Make what the view of a machine is made of."""
+    """Try the kinds of mounts that the view of a machine needs."""
     place = Path("/dev/shm")  # noqa: S108 # as above
     namespaces.bind(Path("/etc"), place)
     namespaces.restrict(place)
@@ -143,7 +143,7 @@ def _try_machine() -> None:
 def fork(main: Callable[[], int]) -> int:
     """Return the id of a new process that runs ``main`` and ends with its status.
 
-    From now on signals to this process are held until ``stand_in_for``.
+    From now on, signals to this process are blocked until ``stand_in_for``.
     """
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
     child = os.fork()
@@ -186,7 +186,7 @@ def stand_in_for(child: int) -> int:
 
 
 def _reap(child: int) -> int | None:
-    """Reap what has ended; return the child's exit status if it has."""
+    """Reap ended children; return the exit status of ``child`` if it has ended, else None."""
     while True:
         # Process 1 reaps orphans too; elsewhere other code may wait for its own children.
         pid, status = os.waitpid(-1 if os.getpid() == 1 else child, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""An object store in a directory: what ``file:///abs/path`` opens."""
+"""An object store in a directory, with a URL such as ``file:///abs/path``."""
 
 from __future__ import annotations
 
@@ -43,33 +43,33 @@ _MARK = re.compile(r"[0-9a-f]{32}")
 _MAX_MARK_BYTES = 64
 _PAGE_SIZE = 1000
 _LARGE_BYTES = 8 << 20
-"""Files of this size or more do not stay in the kernel's cache."""
-# A directory that another process removes as empty between our mkdir and our link is made anew; each
-# further round needs such a removal in the same few microseconds.
+"""Files of this size or more are removed from the kernel's cache."""
+# Another process may remove an empty directory between our mkdir and our link; the directory is then made
+# again. Each further try requires such a removal in the same few microseconds.
 _NUM_TRIES = 50
 
 
 class FileStore(ObjectStore):
     """Objects as plain files below a directory, which only ``establish`` makes.
 
-    A put is written aside, synced to the disk and then linked (``if_absent``) or renamed into place,
-    both of which are atomic on every POSIX filesystem; it returns when file and directory entry are
+    A put writes a temporary file, syncs it to the disk and then links (``if_absent``) or renames it into
+    place, both of which are atomic on every POSIX filesystem. It returns when file and directory entry are
     durable. Any number of processes may share the directory.
 
     Differences from a cloud's store: ``a`` and ``a/b`` cannot both be keys, and keys that differ only in
-    case need a filesystem that tells them apart. Below the root no symlink is followed.
+    case need a filesystem that distinguishes case. Symlinks below the root are not followed.
 
-    A root that the store creates is readable by its owner only. In a root that the user has made, files and
-    directories follow the umask, so that users may share it; a job's secrets stay their owner's alone.
+    A root that the store creates is readable only by its owner. In a root that the user has made, files and
+    directories follow the umask, so that users may share it; only the owner can read a job's secrets.
 
     An unmounted disk leaves an empty directory. So a store that is held to its id (``hold_to``) reads the
     mark in its root with each request: before anything is changed, and before the outcome is reported. A
     request during which the disk disappears may leave files in the empty directory, but it fails. A store
-    that is not held, such as an input's, is any directory.
+    that is not held, such as that of an input, may be any directory.
     """
 
     def __init__(self, url: str) -> None:
-        """Parse the URL; no I/O.
+        """Parse the URL, without I/O.
 
         Raises:
             SpecError: ``url`` is not ``file:///absolute/path``. ``establish`` and the first put raise it if
@@ -93,9 +93,9 @@ class FileStore(ObjectStore):
         return f"FileStore({self.url!r})"
 
     def establish(self) -> str:
-        """Make the root and its mark unless they are there; see ObjectStore.
+        """Make the root and its mark if they do not exist; see ObjectStore.
 
-        All processes that do so at once get the same id. If the store is held already, both must be there.
+        All processes that do so at once get the same id. If the store is held already, both must exist.
         """
         with self._translated("write", keys.STORE_ID):
             self._check_place()
@@ -106,7 +106,7 @@ class FileStore(ObjectStore):
                         path.mkdir(0o700 if path == self.root else 0o777, exist_ok=True)
                     except (FileExistsError, NotADirectoryError) as error:
                         raise self._in_the_way() from error
-                # Another submission may have made it and not synced its entry yet.
+                # Another submission may have made the root and not synced its entry yet.
                 if not is_there or path == self.root:
                     with suppress(PermissionError):  # The root's parent need not be ours to read.
                         _sync_directory(path.parent)
@@ -125,7 +125,7 @@ class FileStore(ObjectStore):
             return None
 
     def hold_to(self, store_id: str | None = None) -> None:
-        """Look at the mark in each request from now on; see ObjectStore."""
+        """Check the mark in each request from now on; see ObjectStore."""
         self._is_held = True
         self._id = store_id
 
@@ -174,7 +174,7 @@ class FileStore(ObjectStore):
         return filled
 
     def head(self, key: str) -> ObjectMeta:
-        """Return what is known of the object; see ObjectStore."""
+        """Return the object's metadata; see ObjectStore."""
         path = self._path(key)
         with self._translated("read", key):
             status = path.stat()
@@ -195,7 +195,7 @@ class FileStore(ObjectStore):
         return ObjectPage(objects=found[:limit], next_after=next_after, skipped=tuple(skipped))
 
     def list_pages(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectPage]:
-        """Yield pages of one walk; see ObjectStore. A walk for each would read large directories anew."""
+        """Yield the pages of one walk, which reads each directory once; see ObjectStore."""
         skipped: list[str] = []
         with self._translated("list", prefix):
             below = self._below(prefix, after, skipped)
@@ -217,7 +217,7 @@ class FileStore(ObjectStore):
     def delete(self, key: str) -> None:
         """Remove the object, and directories that it leaves empty; see ObjectStore.
 
-        Durable when it returns, so that deletions reach the disk in the order they were asked for.
+        The deletion is durable when this returns, so that deletions reach the disk in the order of the calls.
         """
         path = self._path(key)
         with self._translated("delete", key):
@@ -237,18 +237,18 @@ class FileStore(ObjectStore):
         path = self._path(key)
         with self._translated("write", key, is_final=False):
             self._check_place()
-            if if_absent and path.is_file():  # Only an optimization: ``commit`` decides.
+            if if_absent and path.is_file():  # This is only an optimization; ``commit`` decides.
                 raise ObjectExists(f"{self.url}: {key} exists")
             return _FileUpload(self, key, *self._stage(key), if_absent=if_absent)
 
     def presign_get(self, key: str, *, seconds: float) -> str:
-        """Return the file's own URL: readers of the directory need no other credentials."""
+        """Return the file's own URL, because readers of the directory need no other credentials."""
         return self._path(key).as_uri()
 
     def link(self, request: LinkRequest) -> LinkResult:
-        """Refuse: nobody else has this computer's files."""
+        """Raise CloudspotError, because other computers cannot read this computer's files."""
         raise CloudspotError(
-            f"{self.url} is a directory, to which there are no links; send the file that `cloudspot report` "
+            f"{self.url} is a directory, for which there are no links; send the file that `cloudspot report` "
             "writes"
         )
 
@@ -284,7 +284,7 @@ class FileStore(ObjectStore):
                     staged.replace(target)
             except FileNotFoundError:
                 if not staged.exists():
-                    raise  # It was swept as stale: the whole put must be repeated.
+                    raise  # It was removed as stale, so the whole put must be repeated.
                 continue
             except FileExistsError as error:
                 if target.is_dir():
@@ -292,7 +292,7 @@ class FileStore(ObjectStore):
                 raise ObjectExists(f"{self.url}: {key} exists") from error
             except (IsADirectoryError, NotADirectoryError):
                 self._refuse_nesting(key)
-            with suppress(FileNotFoundError):  # Already deleted again, with its directory.
+            with suppress(FileNotFoundError):  # The object was deleted again, with its directory.
                 _sync_directory(target.parent)
             return
         raise FileNotFoundError(errno.ENOENT, "its directory keeps vanishing")
@@ -319,8 +319,7 @@ class FileStore(ObjectStore):
         """Make the directory and its parents below the root; return when their entries are durable.
 
         Raises:
-            FileNotFoundError: there is no root, or another process removed a parent, as empty, at this very
-                moment.
+            FileNotFoundError: there is no root, or another process has just removed a parent that was empty.
         """
         try:
             inode = path.stat().st_ino
@@ -336,7 +335,7 @@ class FileStore(ObjectStore):
         except FileExistsError:
             if path.is_file():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
-        # Also if it existed: another writer may have made it and not synced its entry yet.
+        # An existing directory is synced too: another writer may have made it and not synced its entry yet.
         _sync_directory(path.parent)
         self._durable[path] = path.stat().st_ino
 
@@ -345,7 +344,7 @@ class FileStore(ObjectStore):
             try:
                 path.rmdir()
             except OSError:
-                return  # Not empty, or gone already: both are fine.
+                return  # It is not empty, or gone already.
             self._durable.pop(path, None)
             path = path.parent
 
@@ -356,15 +355,15 @@ class FileStore(ObjectStore):
     ) -> Iterator[ObjectMeta]:
         """Yield the objects below ``directory`` ("" or ending in "/") in byte order of their keys.
 
-        What is no object is noted in ``skipped``.
+        The names of other entries are added to ``skipped``.
         """
         try:
             with os.scandir(self.root / directory) as scan:
-                # By name: a file that is renamed over during the scan may turn up twice.
+                # Entries are kept by name, because a file that is replaced during the scan may appear twice.
                 entries = {_sort_name(entry): entry for entry in scan}
         except (FileNotFoundError, NotADirectoryError):
             return
-        # A directory sorts by its name with the slash that its keys go on with: "a-b" < "a/b" < "a0".
+        # A directory sorts by its name with a slash, like the keys in it: "a-b" < "a/b" < "a0".
         for name in sorted(entries):
             key = directory + name
             if key == STAGING + "/":
@@ -378,7 +377,7 @@ class FileStore(ObjectStore):
                 if may_match and may_follow:
                     yield from self._walk(key, prefix, after, skipped)
             elif key.startswith(prefix) and (after is None or key > after):
-                with suppress(FileNotFoundError):  # Deleted since the scan.
+                with suppress(FileNotFoundError):  # It was deleted since the scan.
                     status = entries[name].stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):
                         yield _meta(key, status)
@@ -394,10 +393,10 @@ class FileStore(ObjectStore):
         return self.root / key
 
     def _check_place(self) -> None:
-        """Check that the root has the mark of the store to which this one is held, if it is.
+        """Check that the root has the mark of the store that this object is held to, if it is held.
 
         Raises:
-            AuthError: the mark was never read before, and may not be read.
+            AuthError: there is no permission to read the mark, and it was never read before.
             TransientError: there is no such mark, or it has another id.
         """
         if not self._is_held:
@@ -420,9 +419,9 @@ class FileStore(ObjectStore):
 
     @contextmanager
     def _translated(self, verb: str, key: str, *, is_final: bool = True) -> Iterator[None]:
-        """Translate a request's errors; let neither these nor a success through from a wrong place.
+        """Translate a request's errors, and check the root's mark before an error or a success is reported.
 
-        A success that is not final is checked by ``commit``.
+        After a success that is not final, ``commit`` checks the mark.
         """
         try:
             yield
@@ -453,10 +452,10 @@ class _FileUpload(Upload):
 
     def write(self, data: Data) -> None:
         self._check_open()
-        # Each view is released even where an error's traceback keeps this frame: the caller may want to
+        # Each view is released even if an error's traceback keeps this frame, because the caller may want to
         # close the mapping behind it.
         with (
-            # One class in two parts.
+            # FileStore and this class belong together.
             self._store._translated("write", self._key, is_final=False),  # noqa: SLF001
             memoryview(data).cast("B") as view,
         ):
@@ -481,7 +480,7 @@ class _FileUpload(Upload):
             return
         self._is_open = False
         os.close(self._descriptor)
-        with suppress(OSError):  # Renamed to its key; what cannot be removed now is swept once stale.
+        with suppress(OSError):  # It was renamed to its key; or it is removed later, once it is stale.
             self._staged.unlink()
 
     def _check_open(self) -> None:
@@ -504,7 +503,7 @@ def _sort_name(entry: os.DirEntry[str]) -> str:
 
 def _meta(key: str, status: os.stat_result) -> ObjectMeta:
     modified_at = datetime.fromtimestamp(status.st_mtime, tz=timezone.utc)
-    # A file that is put back, with its time, has another time of change.
+    # A file that is restored with its old modification time has another change time.
     etag = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_ctime_ns:x}"
     return ObjectMeta(key=key, size=status.st_size, modified_at=modified_at, etag=etag)
 
@@ -514,17 +513,17 @@ def _sync_file(descriptor: int) -> None:
         import fcntl
 
         # fsync on macOS leaves the bytes in the drive's own cache (F_FULLFSYNC in fcntl(2)).
-        with suppress(OSError):  # A network filesystem without it: fsync is what there is.
+        with suppress(OSError):  # Network filesystems without it have only fsync.
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
     os.fsync(descriptor)
 
 
 def _leave_cache(descriptor: int) -> None:
-    """Have the kernel forget the bytes of a large file that is on the disk.
+    """Remove the bytes of a large file that is on the disk from the kernel's cache.
 
-    Memory for the next one costs more time than the copying, and what the training reads would have to make
-    room for bytes that only another machine may need.
+    Freeing memory for the next file would take longer than copying it, and the cache is better used for the
+    training's data than for bytes that only another machine may read.
     """
     if hasattr(os, "posix_fadvise") and os.fstat(descriptor).st_size >= _LARGE_BYTES:
         with suppress(OSError):

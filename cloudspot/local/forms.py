@@ -1,4 +1,4 @@
-"""The forms of a machine: a process tree on this host, or one that is isolated from it."""
+"""The forms of a machine: a process tree on this host, or a process tree that is isolated from it."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from cloudspot.model import NodeIdentity
 
 _SHUTDOWN_SHIM = """\
 #!/bin/sh
-# The machine's power switch: asks its supervisor, which ends this process too.
+# The machine's power switch: it asks the supervisor, which ends this process too.
 : > {request}
-# If the supervisor was killed, the machine must end all the same.
+# If the supervisor was killed, the machine must still end.
 (
     trap '' HUP
     sleep 10
     exec env PYTHONPATH={python_path} {python} -m cloudspot.local.machines {directory}
 ) </dev/null >/dev/null 2>&1 &
 """
-# Also if the host runs systemd: a machine must not start units on it.
+# A machine must not start units on its host, even if that runs systemd.
 _NO_SYSTEMD = """\
 #!/bin/sh
 echo "systemctl: System has not been booted with systemd as init system." >&2
@@ -48,7 +48,7 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def make_form(machine: MachineDirectory) -> Form:
-    """Return the form of the machine, not made yet."""
+    """Return the form of the machine; ``prepare`` then makes it."""
     guest = machine.record().guest
     if guest is None:
         return PlainForm(machine)
@@ -58,12 +58,12 @@ def make_form(machine: MachineDirectory) -> Form:
 
 
 class Form(ABC):
-    """A machine's surroundings, its boot and its end. Used by one thread."""
+    """A machine's environment on its host, its boot and its end. For one thread."""
 
     view: MachineView
-    """What its metadata service shows; set its notice to announce a reclaim."""
+    """The data of its metadata service; set its notice to announce a reclaim."""
     metadata_url: str
-    """Known after ``prepare``."""
+    """Set by ``prepare``."""
 
     def __init__(self, machine: MachineDirectory) -> None:
         self.machine = machine
@@ -72,10 +72,10 @@ class Form(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make its disk, memory and network, and serve its metadata."""
+        """Make the machine's disk, memory and network, and serve its metadata."""
 
     def boot(self) -> None:
-        """Start what the machine runs at its boot."""
+        """Start the machine's boot program."""
         with self.machine.console.open("ab") as console:
             self._boot = self._start_boot(console.fileno())
 
@@ -84,7 +84,7 @@ class Form(ABC):
         return
 
     def has_powered_off(self) -> bool:
-        """Return whether the machine is seen to have ended by itself."""
+        """Return whether the machine has visibly ended by itself."""
         return False
 
     def end_processes(self) -> None:
@@ -97,7 +97,7 @@ class Form(ABC):
     def _start_boot(self, console: int) -> subprocess.Popen[bytes]: ...
 
     def _make_service(self) -> MetadataService:
-        """Make the view, and return the service that shows it."""
+        """Make the view, and return the metadata service for it."""
         guest = self.record.guest
         self.view = MachineView(
             address=self.record.address,
@@ -140,7 +140,7 @@ class PlainForm(Form):
         )
 
     def _environment(self) -> dict[str, str]:
-        """Return the variables that a machine starts with: of ours only those that it was given."""
+        """Return the machine's initial variables; of this process's variables, only those given to it."""
         environment = {
             **self.machine.environment(),
             "PATH": f"{self.machine.programs}:{_SYSTEM_PATH}",
@@ -168,7 +168,7 @@ class PlainForm(Form):
 
 
 class LoopbackForm(PlainForm):
-    """A machine of an emulated cloud on a host without namespaces; its metadata have another port."""
+    """A machine of an emulated cloud on a host without namespaces; its metadata service has another port."""
 
     def __init__(self, machine: MachineDirectory, guest: Guest) -> None:
         super().__init__(machine)
@@ -177,7 +177,7 @@ class LoopbackForm(PlainForm):
     def _start_boot(self, console: int) -> subprocess.Popen[bytes]:
         programs = self.machine.programs
         write_programs(programs, self._guest)
-        # It has no /opt of its own: programs that its image has there are called by their real paths.
+        # It has no /opt of its own, so the image's programs there are called by their real paths.
         edits = programs / "edits.sed"
         edits.write_text("".join(map(_edit, self._guest.programs.items())), encoding="utf-8")
         path = os.pathsep.join((str(programs), *self._guest.image_path, _SYSTEM_PATH))
@@ -188,13 +188,13 @@ class LoopbackForm(PlainForm):
         return self._run(["bash", *arguments], console, {**self._guest.environment, "PATH": path})
 
     def press_power_button(self) -> None:
-        """Let its init run the shutdown script; the supervisor ends the machine."""
+        """Make its init run the shutdown script; the supervisor ends the machine."""
         if self._boot is not None and self._boot.poll() is None:
             self._boot.send_signal(signal.SIGUSR1)
 
 
 class IsolatedForm(Form):
-    """A machine of an emulated cloud in namespaces of its own, its metadata at the real address."""
+    """A machine of an emulated cloud in its own namespaces, with its metadata at the real address."""
 
     def __init__(self, machine: MachineDirectory, guest: Guest) -> None:
         super().__init__(machine)
@@ -216,7 +216,7 @@ class IsolatedForm(Form):
         self.metadata_url = f"http://{guest.service_addresses[0]}:{guest.service_port}"
 
     def press_power_button(self) -> None:
-        """Signal its process 1."""
+        """Send SIGPWR to its process 1."""
         if self._boot is not None and self._boot.poll() is None:
             self._boot.send_signal(signal.SIGPWR)
 
@@ -225,7 +225,7 @@ class IsolatedForm(Form):
         return self._boot is not None and self._boot.poll() is not None
 
     def end_processes(self) -> None:
-        """Pull the cable first: a machine that vanishes closes no connections."""
+        """Cut the network first, because a vanished machine closes no connections; then end the processes."""
         if self._network is not None:
             with suppress(CloudspotError):
                 self._network.cut()
@@ -253,14 +253,14 @@ class IsolatedForm(Form):
 def num_cores(num_nodes: int) -> str:
     """Return a machine's share of this host's cores, so that the nodes of a job do not compete for them.
 
-    All have the same, those that are replaced alone too: with another number of threads torch computes
-    other last bits.
+    All nodes, including replacements, have the same share, because torch's results differ in their last bits
+    with another number of threads.
     """
     return str(max(1, (os.cpu_count() or 1) // num_nodes))
 
 
 def _edit(program: tuple[str, str]) -> str:
-    """Return the line of sed -E that puts the real program for its path on the image."""
+    """Return the line of sed -E that replaces a program's path on the image by its real path."""
     path, target = program
     replacement = re.sub(r"([\\&#])", r"\\\1", shlex.quote(target))
     return f"s#{re.escape(path)}([^[:alnum:]_./-]|$)#{replacement}\\1#g\n"

@@ -1,8 +1,8 @@
 """The first process of an isolated machine: ``python -m cloudspot.local.guest <directory> <network>``.
 
-Makes the machine's own view of the host - its name, its processes, its files - and becomes the machine's
-init, in a user namespace that can change nothing of the host. The supervisor starts it, and the machine
-ends with the supervisor; ``network`` is the descriptor of the machine's network namespace.
+It makes the machine's view of the host (name, processes, files) and becomes the machine's init, in a user
+namespace that cannot change the host. The supervisor starts it, and the machine ends with the supervisor;
+``network`` is the descriptor of the machine's network namespace.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from cloudspot.local.machines import MachineDirectory
 from cloudspot.local.processes import MARK
 
 PROGRAMS = Path("/run/machine")
-"""Where the machine finds its init and its power switch."""
+"""The directory on the machine with its init and its power switch."""
 SCRIPTS = Path("/var/lib/cloud/instance/scripts")
-"""Where cloud-init keeps what it runs."""
+"""The directory in which cloud-init keeps the scripts that it runs."""
 _FETCH, _FETCH_AT_END = "fetch-user-data", "fetch-shutdown-script"
 _DISK_DIRECTORIES = (
     *("/home", "/srv"),
@@ -49,9 +49,9 @@ _LINKS = {
 _DEVICES = ("full", "null", "random", "tty", "urandom", "zero")
 _ACCELERATORS = ("accel*", "dri", "dxg", "infiniband", "kfd", "nvidia*")
 _NETWORK_SETTINGS = {"ip_unprivileged_port_start": "0", "ping_group_range": "0 0"}
-"""Let it serve on any port, and ping, as root can on a real one; its network is not its root's."""
+"""Settings that allow the machine any port, and ping, like root on a real machine."""
 _RULES = ("sudoers", "sudoers.d")
-"""No secrets, although closed: programs of the machine need them."""
+"""Files that are closed to others but no secrets; programs of the machine need them."""
 _SYSTEM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _POWER_SWITCHES = ("shutdown", "poweroff", "halt", "systemctl")
 _POWER_SWITCH = """\
@@ -84,10 +84,10 @@ def init_arguments(programs: Path, guest: Guest, *, url: str, scripts: Path, edi
 
 
 def copy_disk(machine: MachineDirectory, target: Path) -> None:
-    """Copy to ``target``, which appears whole, what a machine that runs has on its disk.
+    """Copy the disk of a running machine to ``target``, which appears whole.
 
     Raises:
-        CloudspotError: it cannot be copied.
+        CloudspotError: the disk cannot be copied.
     """
     target.parent.mkdir(exist_ok=True)
     with partial_directory(target.parent) as copy:
@@ -98,14 +98,14 @@ def copy_disk(machine: MachineDirectory, target: Path) -> None:
 
 
 def _on_disk(machine: MachineDirectory) -> dict[str, Path]:
-    """Return what of a machine lies on its disk, by names within a copy of that."""
+    """Return the machine's directories that are on its disk, by their names in a copy of it."""
     found = {f"own{name}": machine.system / "root" / name[1:] for name in _DISK_DIRECTORIES}
     found |= {"home": machine.home, "node": machine.node_directory, "written": machine.system / "written"}
     return found
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a directory with all that is in it, such as the marks by which a layer hides what is below."""
+    """Copy a directory with everything in it, including the whiteouts of an overlay's layer."""
     target.mkdir(parents=True, exist_ok=True)
     words = ["cp", "--archive", "--no-target-directory", str(source), str(target)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -114,7 +114,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def main(directory: Path, network: int) -> int:
-    """Become the machine; returns when its init has ended, with its status."""
+    """Run the machine; return the status of its init when that has ended."""
     namespaces.die_with_parent()
     namespaces.enter(network, namespaces.NEW_NETWORK)
     os.close(network)
@@ -124,11 +124,11 @@ def main(directory: Path, network: int) -> int:
         try:
             namespaces.die_with_parent()
             _become_init(MachineDirectory(directory))
-        except Exception:  # noqa: BLE001 # printed to the console, which is all that is left
+        except Exception:  # noqa: BLE001 # printed to the console, because no caller is left
             traceback.print_exc()
         finally:
             os._exit(1)
-    # The machine's power button, for whoever started us.
+    # SIGPWR to this process presses the machine's power button.
     signal.signal(signal.SIGPWR, lambda *_: os.kill(child, signal.SIGPWR))
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status) & 0xFF
@@ -140,7 +140,7 @@ def _become_init(machine: MachineDirectory) -> None:
     namespaces.keep_mounts_to_ourselves()
     os.umask(0o022)
     _furnish(machine, guest)
-    # Only now, so that the machine's root can undo none of these mounts.
+    # This comes after the mounts, so that the machine's root cannot undo them.
     namespaces.become_root()
     namespaces.unshare(namespaces.NEW_MOUNTS | namespaces.NEW_HOST_NAME | namespaces.NEW_IPC)
     socket.sethostname(guest.host_name)
@@ -153,7 +153,7 @@ def _become_init(machine: MachineDirectory) -> None:
 
 
 def _furnish(machine: MachineDirectory, guest: Guest) -> None:
-    """Make the machine's root directory, on the machine's disk, ours."""
+    """Make the machine's root directory on its disk, and change the root of this process to it."""
     view = _View(machine.system)
     if guest.disk is not None:
         for part, on_disk in _on_disk(machine).items():
@@ -177,7 +177,7 @@ def _furnish(machine: MachineDirectory, guest: Guest) -> None:
     _write_layers(view, guest)
     for path in _system_directories():
         if path.is_symlink():
-            # Relative, or what is made below it would be made on the host.
+            # The link must be relative, or files made below it would be made on the host.
             view.at(path).symlink_to(str(path.readlink()).lstrip("/"))
         else:
             view.copy(path)
@@ -194,14 +194,14 @@ def _furnish(machine: MachineDirectory, guest: Guest) -> None:
     for path in filter(lambda path: view.at(path).exists(), _power_switches()):
         view.show(view.at(PROGRAMS / path.name), path)
     namespaces.change_root(view.root)
-    # The supervisor's has been opened where it can be changed.
+    # The supervisor's standard input was opened on the host, outside the read-only view.
     nothing = os.open("/dev/null", os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
 
 
 class _View:
-    """A machine's root directory while it is made; paths are those that the machine sees."""
+    """A machine's root directory while it is being made; paths are as the machine sees them."""
 
     def __init__(self, disk: Path) -> None:
         self._disk = disk
@@ -210,18 +210,18 @@ class _View:
         namespaces.bind(self.root, self.root)
         namespaces.restrict(self.root, read_only=False)
         self.layers = disk / "layers"
-        """What lies over the host's files, by path."""
+        """The files that lie over the host's files, by path."""
         self.layers.mkdir()
-        # In memory, where whiteouts can be made whatever the disk is.
+        # A file system in memory supports whiteouts; that of the disk may not.
         namespaces.mount_memory(self.layers)
         self._copied: list[Path] = []
 
     def at(self, path: str | Path) -> Path:
-        """Return where to make what the machine sees at ``path``."""
+        """Return the path on the host for ``path`` on the machine."""
         return self.root / Path(path).relative_to("/")
 
     def show(self, source: Path, path: str | Path) -> None:
-        """Show a file or directory, to be written to as here."""
+        """Show a file or directory of the host, which the machine can write to if this process can."""
         target = self.at(path)
         if source.is_dir():
             target.mkdir(parents=True, exist_ok=True)
@@ -230,10 +230,10 @@ class _View:
         namespaces.bind(source, target)
 
     def copy(self, source: Path) -> None:
-        """Show the host's directory as the machine's own: what it writes goes to its disk.
+        """Show the host's directory as the machine's own; its changes go to the machine's disk.
 
-        What is in it is read-only where that disk can hold no such layer, or where something is mounted in
-        the directory, as drivers are in containers.
+        The content is read-only if that disk does not support such a layer, or if something is mounted in the
+        directory, such as drivers in containers.
         """
         layer = self.layers / source.resolve().relative_to("/")
         layers = tuple(one for one in (layer, source) if one.is_dir())
@@ -249,11 +249,11 @@ class _View:
         try:
             namespaces.mount_overlay(target, layers, upper=upper)
         except OSError as error:
-            sys.stderr.write(f"guest: what is in {source} is read-only: {error}\n")
+            sys.stderr.write(f"guest: the content of {source} is read-only: {error}\n")
             self._show_entries(source)
 
     def _show_entries(self, source: Path) -> None:
-        """Show, read-only, what a directory holds and its layer does not replace."""
+        """Show, read-only, the entries of a directory that its layer does not replace."""
         over = self.layers / source.resolve().relative_to("/")
         self.at(source).mkdir(exist_ok=True)
         for entry in source.iterdir() if source.is_dir() else ():
@@ -275,13 +275,13 @@ class _View:
                     shutil.copytree(entry, self.at(path))
 
     def add_devices(self) -> None:
-        """Show the devices that hold nothing, and the accelerators."""
+        """Show the devices without content, and the accelerators."""
         names = [Path("/dev", name) for name in _DEVICES]
         found = (path for pattern in _ACCELERATORS for path in sorted(Path("/dev").glob(pattern)))
         for path in (*names, *found):
             if path.exists():
                 self.show(path, path)
-                # Its mode is the host's.
+                # The device's mode is that of the host.
                 namespaces.restrict(self.at(path), no_devices=False)
         self.at("/dev/pts").mkdir()
         namespaces.mount_terminals(self.at("/dev/pts"))
@@ -296,7 +296,7 @@ class _View:
 
 
 def _write_layers(view: _View, guest: Guest) -> None:
-    """Put over the host's files what a machine has instead of them."""
+    """Write the machine's own files and whiteouts, which replace and hide files of the host."""
     etc = view.layers / "etc"
     etc.mkdir()
     for name in ("hosts", "resolv.conf"):
@@ -311,13 +311,13 @@ def _write_layers(view: _View, guest: Guest) -> None:
     for name, target in guest.programs.items():
         program = view.layers / Path(name).relative_to("/")
         program.parent.mkdir(parents=True, exist_ok=True)
-        # Not a link, because a Python that is called by one does not find its environment.
+        # It is not a link, because a Python called through a link does not find its environment.
         program.write_text(f'#!/bin/sh\nexec {shlex.quote(target)} "$@"\n', encoding="utf-8")
         program.chmod(0o755)
 
 
 def _secrets(directory: Path) -> Iterator[Path]:
-    """Yield what not everybody may read: to a machine whose root is the host's, it would be no secret."""
+    """Yield files that not everybody may read, and that a machine run by the host's root could read."""
     if not os.access(directory, os.R_OK | os.X_OK):
         return  # nor by the machine
     for entry in os.scandir(directory):
@@ -334,7 +334,7 @@ def _secrets(directory: Path) -> Iterator[Path]:
 
 
 def _system_directories() -> Iterator[Path]:
-    """Yield the directories of the host that hold its programs, and links to them."""
+    """Yield the host's directories of programs, and the links to them."""
     yield from map(Path, ("/usr", "/etc", "/opt", "/var/lib/dpkg"))
     for pattern in ("bin", "sbin", "lib*"):
         yield from Path("/").glob(pattern)

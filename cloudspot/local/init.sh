@@ -1,11 +1,11 @@
 #!/bin/bash
-# The first program of an emulated machine: fetches its user data and runs it once, as cloud-init does, and runs
-# a shutdown script at its end, if its cloud has one.
+# The first program of an emulated machine. It fetches the user data and runs it once, as cloud-init does, and
+# runs a shutdown script at the machine's end, if its cloud has such scripts.
 # On an isolated machine it is process 1, and the machine ends with it.
 #
 #     init.sh METADATA_URL FETCH_SCRIPT SCRIPTS_DIRECTORY [EDITS [FETCH_SHUTDOWN_SCRIPT SECONDS]]
 #
-# EDITS is a sed script for the user data of a machine that cannot look like its image.
+# EDITS is a sed script for the user data, for a machine whose paths differ from those of its image.
 set -u
 export METADATA_URL=$1
 fetch=$2
@@ -19,7 +19,7 @@ power_off() {
     trap '' PWR
     echo "init: powering off"
     run_shutdown_script
-    # As in a system's shutdown: what does not end within five seconds is killed with us.
+    # As in a system's shutdown, processes that do not end within five seconds are killed with this one.
     kill -TERM -1 2>/dev/null
     for _ in {1..100}; do
         kill -0 -1 2>/dev/null || break
@@ -28,11 +28,11 @@ power_off() {
     exit 0
 }
 
-# The rest of the machine goes on meanwhile.
+# The machine's other processes go on meanwhile.
 run_shutdown_script() {
     [ -n "$fetch_at_end" ] || return
     mkdir -p "$scripts"
-    # Under the shell's own limit: a metadata service that hangs must not keep the machine.
+    # The time is limited, because a metadata service that hangs must not delay the machine's end.
     METADATA_URL=$url timeout "$end_seconds" bash "$fetch_at_end" >"$scripts/shutdown-script" 2>/dev/null || return
     [ "$(head -c 2 "$scripts/shutdown-script" | tr -d '\0')" = '#!' ] || return
     chmod 700 "$scripts/shutdown-script"
@@ -41,12 +41,12 @@ run_shutdown_script() {
     echo "init: the shutdown script ended with status $?"
 }
 
-# A machine that is not isolated does not end itself: another signal stands for its power button.
+# A machine that is not isolated does not end itself, so its power button has another signal.
 if [ $$ -eq 1 ]; then trap power_off PWR; else trap run_shutdown_script USR1; fi
 
 run_user_data() {
     mkdir -p "$scripts"
-    # The trap of a signal waits until a foreground command ends, so none may take long.
+    # A signal's trap waits for the foreground command, so no command may take long.
     for _ in {1..5}; do
         bash "$fetch" >"$scripts/user-data" 2>/dev/null && break
         : >"$scripts/user-data"
@@ -63,7 +63,7 @@ run_user_data() {
     case $(head -c 2 "$script" | tr -d '\0') in
         '#!') ;;
         '') echo "init: there is no user data" && return ;;
-        *) echo "init: the user data is no script (it does not begin with #!): not run" && return ;;
+        *) echo "init: the user data is not a script (it does not begin with #!): not run" && return ;;
     esac
     if [ -n "$edits" ]; then
         mv "$script" "$script.as-fetched"

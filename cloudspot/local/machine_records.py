@@ -13,28 +13,28 @@ from cloudspot.model import EndReason, InstanceState, Market
 
 
 class PlannedReclaim(msgspec.Struct, frozen=True, kw_only=True):
-    """When this machine will be reclaimed: by whichever of these comes first."""
+    """A planned reclaim of this machine, at the first of the given moments."""
 
     after_steps: Tally | None = None
-    """When the training begins this step (the job's count)."""
+    """When the training begins this step of the job."""
     after_share: float | None = None
-    """When the training has begun this share of its steps, where it says how many there are."""
+    """When the training has begun this share of its steps, if it reports their number."""
     after_seconds: Seconds | None = None
-    """After the boot."""
+    """This long after the boot."""
     notice_seconds: Seconds
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an isolated machine's network ends on its host."""
+    """The host's part of an isolated machine's network."""
 
     prefix_length: int
     """The prefix length of the network of the machine's address."""
     hosts: str
-    """The file that its ``/etc/hosts`` is, shared by the machines so that they find each other."""
+    """The file shown as ``/etc/hosts``, which the machines share so that they find each other."""
 
 
 class Guest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine of an emulated cloud has beyond a plain one."""
+    """The additional properties of an emulated cloud's machine."""
 
     service: str
     """``module:attribute`` of its metadata service."""
@@ -43,39 +43,39 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     fetch_user_data: str
     """Shell commands that print the user data of the service at ``$METADATA_URL``."""
     fetch_shutdown_script: str
-    """The same for what it runs at its end; empty: nothing."""
+    """The same for its shutdown script; empty if it has none."""
     shutdown_seconds: Seconds
-    """How long before the end of a reclaim its power button is pressed; 0: never."""
+    """How long before the end of a reclaim its power button is pressed; 0 means never."""
     facts: Mapping[str, Any]
     host_name: str
     environment: Mapping[str, str]
-    """What its image sets for every program."""
+    """The variables that its image sets for every program."""
     image_path: tuple[str, ...]
     """Directories that come before the system's in PATH."""
     visible: tuple[str, ...]
-    """Directories of the host that its image has too, wherever they lie."""
+    """Directories of the host that its image has too, in any place."""
     hidden: tuple[str, ...]
     """Files and directories of the host that its image does not have."""
     programs: Mapping[str, str]
-    """Programs below ``/opt`` of its image, and what of the host each runs."""
+    """The image's programs below ``/opt``, and the host's program that each runs."""
     shared: Mapping[str, str]
-    """Directories of the host that it can write to, by its own paths."""
+    """Directories of the host that it can write to, by the machine's paths."""
     disk: str | None
-    """A copy of another machine's disk, with which its own begins: see ``guest.copy_disk``."""
+    """A copy of another machine's disk, with which its own disk begins; see ``guest.copy_disk``."""
     network: Network | None
-    """None: it is not isolated, but a process tree with an address of its own."""
+    """None if it is not isolated, but a process tree with its own address."""
     owner_lock: str
-    """The file that whoever started it keeps locked: free means that it ends too."""
+    """The file that the machine's owner keeps locked; the machine ends when the lock is free."""
 
 
 class LaunchTerms(Dated, frozen=True, kw_only=True, omit_defaults=True):
-    """What the machines of a launch have in common."""
+    """The properties that the machines of a launch share."""
 
     job_id: str
     launch: OrdinalOrZero
-    """0: a sandbox's own machine, of no job."""
+    """The launch's number, or 0 for a sandbox's own machine without a job."""
     num_nodes: NodeCount
-    """How many machines the launch has."""
+    """The number of the launch's machines."""
     zone: str
     instance_type: str
     market: Market
@@ -84,38 +84,38 @@ class LaunchTerms(Dated, frozen=True, kw_only=True, omit_defaults=True):
     notice_seconds: Seconds
     """The default notice of a reclaim."""
     store_url: str = ""
-    """The job's."""
+    """The label of the job's store."""
     job_nodes: NodeCount = 1
-    """How many nodes train together at most: they share this host's cores."""
+    """The most nodes that train together; they share this host's cores."""
 
 
 class MachineRecord(LaunchTerms, frozen=True, kw_only=True):
-    """``machine.json``: what was created."""
+    """``machine.json``: the machine as it was created."""
 
     id: str
     request_sha256: str
-    """The hash of the launch request: its token cannot be used for another one."""
+    """The hash of the launch request, whose token cannot be used for another request."""
     rank: Rank
     address: str
     reclaims: tuple[PlannedReclaim, ...]
     launched_at: datetime
     launched_boot: str = ""
-    """The boot of this host in which that was; empty: an earlier version has created it."""
+    """The host's boot at that time; empty if an earlier version created the machine."""
     launched_uptime: Seconds = 0.0
     """The same moment by ``boot_seconds``."""
     guest: Guest | None = None
-    """None: a machine of the provider ``local`` itself."""
+    """None for a machine of the provider ``local`` itself."""
 
 
 class MachineState(Dated, frozen=True, kw_only=True):
-    """``state.json``: how far the machine is."""
+    """``state.json``: the state of the machine."""
 
     state: InstanceState
     end_reason: EndReason | None = None
     """Known from SHUTTING_DOWN on: RECLAIMED, TERMINATED (by request), SELF (it shut itself down) or
     LOST (its host failed)."""
     notice_deadline: datetime | None = None
-    """When it will be taken; None: no reclaim has begun."""
+    """When it will be taken; None if no reclaim has begun."""
     ended_at: datetime | None = None
 
 
@@ -127,6 +127,6 @@ class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReclaimRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """``requests/reclaim-*``: take the machine, ``notice_seconds`` after saying so."""
+    """``requests/reclaim-*``: take the machine after a notice of ``notice_seconds``."""
 
     notice_seconds: Seconds

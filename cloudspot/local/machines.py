@@ -1,21 +1,21 @@
-"""A machine's directory: files that say what it is, in what state, and what was asked of it.
+"""A machine's directory: the files with its properties, its state, and the requests to it.
 
 ::
 
-    machine.json     what was created; never changes
-    state.json       its state, by the supervisor (or by whoever finds the supervisor dead)
+    machine.json     the machine as it was created; never changes
+    state.json       its state, by the supervisor (or by a process that finds the supervisor dead)
     supervisor.json  the supervisor's process id and the metadata server's URL
-    lock             held by the supervisor for its lifetime: free means dead
-    requests/        what was asked of the supervisor, a file each: terminate, shutdown, reclaim-*
+    lock             held by the supervisor for its lifetime; if it is free, the supervisor is dead
+    requests/        requests to the supervisor, a file each: terminate, shutdown, reclaim-*
     tags.json        facts announced by the controller
     user-data        the boot script
-    environment.json variables that it was given, perhaps credentials; deleted when it ends
-    console.log      its output        supervisor.log  the supervisor's
+    environment.json the machine's variables, perhaps credentials; deleted when it ends
+    console.log      its output        supervisor.log  the supervisor's output
     home/ node/ bin/ system/  the machine's disk, deleted when it ends
 
-Two more directories end with the machine: the one in memory, and its TMPDIR, which lies elsewhere because
-the path of a Unix socket in it (multiprocessing makes some) is limited to about a hundred bytes. They are
-named after the machine's mark, since an id is unique only where it was given: two emulated clouds may both
+Two more directories end with the machine: its directory in memory, and its TMPDIR, which lies elsewhere
+because the path of a Unix socket in it (multiprocessing makes some) is limited to about a hundred bytes. They
+are named after the machine's mark, because an id is unique only within a cloud: two emulated clouds may both
 have an instance ``train-1-0``.
 """
 
@@ -48,19 +48,19 @@ T = TypeVar("T")
 
 CONSOLE_BYTES = 64 << 10
 UNBORN_SECONDS = 30.0
-"""A machine that has no supervisor this long after its creation never gets one."""
+"""A machine without a supervisor this long after its creation will never have one."""
 
 
 class MachineDirectory:
-    """The files of one machine. Any process may hold one; the lock says who may write the state."""
+    """The files of one machine. Any process may use them; only the holder of the lock may write the state."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.id = path.name
         self.mark = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
-        """What its processes carry, and its directories elsewhere are named after; unique on this host."""
+        """The mark of its processes and in the names of its other directories; unique on this host."""
         self.user_data = path / "user-data"
-        """What the machine runs at its boot."""
+        """The machine's boot script."""
         self.console = path / "console.log"
         """The boot script's output."""
         self.lock = path / "lock"
@@ -72,15 +72,15 @@ class MachineDirectory:
         self.node_directory = path / "node"
         """``CLOUDSPOT_NODE_DIR`` on this machine."""
         self.system = path / "system"
-        """An isolated machine's root directory, and what it wrote to the host's directories that it sees."""
+        """An isolated machine's root directory, and its changes to the host's directories."""
         self.temporary = Path(f"/tmp/cloudspot-{self.mark}")  # noqa: S108 # made for the machine, closed to others
-        """TMPDIR on this machine, whatever the caller's own TMPDIR is."""
+        """TMPDIR on this machine, independent of the caller's own TMPDIR."""
         memory = Path(f"/dev/shm/cloudspot-{self.mark}")  # noqa: S108 # as above
         self.arena = memory if sys.platform == "linux" else None
         """The machine's directory in memory; None if the host has none."""
         disk = (self.home, self.programs, self.node_directory, self.system, self.temporary)
         self.disk: tuple[Path, ...] = (*disk, memory) if self.arena else disk
-        """The directories that end with the machine, in memory too."""
+        """The directories that end with the machine, including the one in memory."""
 
     @classmethod
     def create(
@@ -95,7 +95,7 @@ class MachineDirectory:
         machine = cls(path)
         if path.exists():
             return machine
-        # Closed to others from the start: the environment may hold credentials.
+        # It is closed to others from the start, because the environment may contain credentials.
         with partial_directory(path.parent, mode=0o700) as partial:
             (partial / "requests").mkdir()
             (partial / "user-data").write_bytes(user_data)
@@ -106,7 +106,7 @@ class MachineDirectory:
         return machine
 
     def record(self) -> MachineRecord:
-        """Return what was created.
+        """Return the machine as it was created.
 
         Raises:
             CorruptData: the file is malformed.
@@ -116,7 +116,7 @@ class MachineDirectory:
         return codec.decode(path.read_bytes(), MachineRecord, key=str(path))
 
     def state(self) -> MachineState:
-        """Return the state that was written last."""
+        """Return the last state written."""
         return self._read("state.json", MachineState) or MachineState(state=InstanceState.PENDING)
 
     def write_state(self, state: MachineState) -> None:
@@ -132,7 +132,7 @@ class MachineDirectory:
         return self._read("supervisor.json", SupervisorRecord)
 
     def write_supervisor(self, record: SupervisorRecord) -> None:
-        """Say that the supervisor is ready."""
+        """Record that the supervisor is ready."""
         self._write("supervisor.json", record)
 
     def tags(self) -> dict[str, str]:
@@ -140,7 +140,7 @@ class MachineDirectory:
         return self._read("tags.json", dict[str, str]) or {}
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Replace all that was announced."""
+        """Replace all announced facts."""
         self._write("tags.json", tags)
 
     def request_termination(self) -> None:
@@ -152,7 +152,7 @@ class MachineDirectory:
         self._write(f"requests/reclaim-{time.time_ns()}-{os.getpid()}", request)
 
     def requests(self) -> dict[str, ReclaimRequest | None]:
-        """Return all that was asked so far, by file name in order; None for what needs no more words."""
+        """Return all requests so far, in order of their file names; None for requests without content."""
         names = sorted(entry.name for entry in os.scandir(self.path / "requests"))
         return {
             name: self._read(f"requests/{name}", ReclaimRequest) if name.startswith("reclaim-") else None
@@ -160,10 +160,10 @@ class MachineDirectory:
         }
 
     def read_console(self) -> str:
-        """Return the end of what the machine has printed since its boot: 64 KiB, as clouds keep it.
+        """Return the last 64 KiB of the machine's output since its boot, which is what clouds keep.
 
         Raises:
-            FileNotFoundError: it has printed nothing.
+            FileNotFoundError: the machine has printed nothing.
         """
         return read_end(self.console, CONSOLE_BYTES).decode("utf-8", errors="replace")
 
@@ -188,11 +188,11 @@ class MachineDirectory:
         )
 
     def settle(self, *, reason: EndReason = EndReason.LOST, unborn_seconds: float = UNBORN_SECONDS) -> None:
-        """End a machine that has no supervisor any more, as a cloud does when a host fails.
+        """End a machine that has lost its supervisor, as a cloud does when a host fails.
 
-        Does nothing while the supervisor lives, or while a young machine may still get one. Otherwise no
-        process of the machine is left when this returns, and its state is ENDED, with the reason that the
-        supervisor had begun to act on, else ``reason``.
+        It does nothing while the supervisor lives, or while a young machine may still get a supervisor.
+        Otherwise no process of the machine is left when this returns, and its state is ENDED, with the reason
+        that the supervisor had begun to act on, or else ``reason``.
         """
         if self.state().state is InstanceState.ENDED:
             return
@@ -211,7 +211,7 @@ class MachineDirectory:
     def finish(self, reason: EndReason, *, end_processes: Callable[[], None]) -> None:
         """End the processes, delete the disk and write the last state; the caller holds the lock.
 
-        The reason is written first, so that whoever has to take over reports the same.
+        The reason is written first, so that a process that takes over reports the same.
         """
         try:
             notice_deadline = self.state().notice_deadline
@@ -220,7 +220,7 @@ class MachineDirectory:
             )
             self.write_state(ending)
         finally:
-            # Not even a full disk may keep a machine alive.
+            # Even a full disk must not keep a machine alive.
             end_processes()
         ended_at = now_utc()
         self.erase_disk()
@@ -235,7 +235,7 @@ class MachineDirectory:
                 path.mkdir(mode=0o700)
 
     def erase_disk(self) -> None:
-        """Delete what a machine loses when it ends: its disk and its memory."""
+        """Delete the machine's disk and memory."""
         for path in self.disk:
             erase(path)
 
@@ -276,5 +276,5 @@ def erase(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    # The machine's ``shutdown`` runs this when its supervisor, which was killed, does not react.
+    # The machine's ``shutdown`` program runs this if the supervisor was killed and does not react.
     MachineDirectory(Path(sys.argv[1])).settle(reason=EndReason.SELF, unborn_seconds=0)

@@ -37,13 +37,13 @@ _T = TypeVar("_T")
 
 
 class LocalMetadata(MetadataService):
-    """What the supervisor of a local machine serves."""
+    """The metadata service of a local machine, which its supervisor runs."""
 
     server_version: ClassVar[str] = HEADER_VALUE
 
     def answer(self, request: Request) -> Answer:
         if request.method != "GET":
-            return Answer(501, b"there is only GET here\n")
+            return Answer(501, b"only GET is supported here\n")
         if request.headers.get(HEADER.lower()) != HEADER_VALUE:
             return Answer(403, f"the header {HEADER}: {HEADER_VALUE} is missing\n".encode())
         if request.path == "/identity":
@@ -82,7 +82,7 @@ def fetch_json(path: str, kind: type[_T]) -> _T | None:
     """Return the answer for the path as a ``kind``, or None if the metadata service has nothing.
 
     Raises:
-        TransientError: the service does not answer, or with something else.
+        TransientError: the service does not answer, or its answer is malformed.
         CloudspotError: this process does not run on a local machine.
     """
     body = fetch(path)
@@ -94,7 +94,7 @@ def fetch_json(path: str, kind: type[_T]) -> _T | None:
 
 
 def fetch(path: str) -> str | None:
-    """Return what the metadata service answers for the path, or None if it has nothing.
+    """Return the metadata service's answer for the path, or None if it has nothing there.
 
     Raises:
         TransientError: the service does not answer.

@@ -1,8 +1,8 @@
-"""What a machine's metadata service consists of: a pure answer to a request, and what it may know.
+"""The base of metadata services: the answer to a request, the view of the machine, and the server.
 
-A cloud's own service (of a plugin's sandbox) subclasses :class:`MetadataService`; a machine's
-supervisor serves it at the cloud's real address. The class stands alone, so that it is tested
-without a machine: make a :class:`MachineView`, ask ``answer``.
+The service of an emulated cloud (in a plugin's sandbox) subclasses :class:`MetadataService`; a machine's
+supervisor serves it at the cloud's real address. The class can be tested without a machine: make a
+:class:`MachineView`, and call ``answer``.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class StandingNotice(msgspec.Struct, frozen=True, kw_only=True):
     deadline: datetime
     """When the machine ends (UTC)."""
     deadline_monotonic: float | None = None
-    """The same by this host's monotonic clock, which its local machines share."""
+    """The same moment by this host's monotonic clock, which its local machines share."""
     action: str = "terminate"
     given_at: datetime = msgspec.field(default_factory=lambda: datetime.now(timezone.utc))
 
 
 class MachineView:
-    """What a metadata service may know of its machine. Thread-safe."""
+    """The data about a machine that its metadata service may use. Thread-safe."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class MachineView:
         user_data: bytes = b"",
         tags: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """Keep the facts that never change; ``tags`` is asked anew each time."""
+        """Keep the constant facts; ``tags`` is called each time."""
         self.address = address
-        """Where the other machines reach it."""
+        """The address at which other machines reach it."""
         self.facts = dict(facts)
-        """What the cloud knows of the machine since it started it (``EmulatedMachine.metadata``)."""
+        """The cloud's facts about the machine from its start (``EmulatedMachine.metadata``)."""
         self.user_data = user_data
         self._tags = tags
         self._notice: StandingNotice | None = None
@@ -62,7 +62,7 @@ class MachineView:
 
     @property
     def notice(self) -> StandingNotice | None:
-        """Set when a reclaim has been announced; never taken back."""
+        """The notice of an announced reclaim, which is never withdrawn; None before."""
         return self._notice
 
     @notice.setter
@@ -77,16 +77,16 @@ class MachineView:
         return dict(self._tags())
 
     def wait_for_change(self, timeout_seconds: float) -> bool:
-        """Return as soon as the tags or the notice change; for services with a long poll.
+        """Wait until the tags or the notice change, for services with a long poll.
 
-        Returns whether they did within ``timeout_seconds``.
+        Returns whether they changed within ``timeout_seconds``.
         """
         before = (self.notice, self.tags)
         end = time.monotonic() + timeout_seconds
         while time.monotonic() < end:
             if (self.notice, self.tags) != before:
                 return True
-            with self._noticed:  # a notice wakes us; tags are files, which do not
+            with self._noticed:  # a notice ends the wait; tags are files, which are polled
                 self._noticed.wait_for(lambda: self._notice is not before[0], _POLL_SECONDS)
         return False
 
@@ -98,9 +98,9 @@ class Request:
     method: str
     """In capitals."""
     path: str
-    """With the query, exactly as sent."""
+    """The path with the query, exactly as sent."""
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """The headers, with names in lower case."""
     body: bytes = b""
 
 
@@ -113,8 +113,8 @@ class Answer:
     content_type: str = "text/plain"
     headers: Mapping[str, str] = field(default_factory=dict)
     hop_limit: int | None = None
-    """The time to live of the answer's packets: with 1 no container behind a router receives them.
-    None: the system's own."""
+    """The time to live of the answer's packets; with 1, a container behind a router does not receive them.
+    None stands for the system's default."""
 
 
 class MetadataService(ABC):
@@ -128,14 +128,14 @@ class MetadataService(ABC):
 
     @abstractmethod
     def answer(self, request: Request) -> Answer:
-        """Answer a request as the cloud's own service would; may take its time (a long poll)."""
+        """Answer a request as the cloud's own service would; it may wait, as in a long poll."""
 
 
 class MetadataServer:
     """Serves a metadata service at an address, in threads of its own."""
 
     def __init__(self, service: MetadataService, address: str, port: int = 0) -> None:
-        """Start serving; port 0 is any free one. The socket is in the calling thread's network namespace."""
+        """Start serving in the calling thread's network namespace; port 0 stands for any free port."""
         self._server = _Server((address, port), _Handler)
         self._server.service = service
         serve = partial(self._server.serve_forever, poll_interval=_POLL_SECONDS)
@@ -160,14 +160,15 @@ class _Server(ThreadingHTTPServer):
     service: MetadataService
 
     def server_bind(self) -> None:
-        # Not HTTPServer's: it looks up the address's name, which may not resolve.
+        # HTTPServer's method is skipped, because it looks up the address's name, which may not resolve.
         socketserver.TCPServer.server_bind(self)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
-    # One packet per answer: with unbuffered headers, Nagle and delayed acknowledgements cost 40 ms each time.
+    # An answer is one packet: with unbuffered headers, Nagle and delayed acknowledgements cost 40 ms each
+    # time.
     wbufsize = -1
     disable_nagle_algorithm = True
 

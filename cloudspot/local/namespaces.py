@@ -1,6 +1,6 @@
 """Linux namespaces, by system calls.
 
-They work for root, and for other users where the kernel lets them make user namespaces.
+They work for root, and for other users if the kernel lets them make user namespaces.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def unshare(flags: int) -> None:
-    """Give the calling thread new namespaces; a new pid namespace is for the children it makes from now on.
+    """Move the calling thread to new namespaces; a new pid namespace applies to its later children.
 
     Raises:
         OSError: the kernel refuses.
@@ -45,17 +45,18 @@ def unshare(flags: int) -> None:
 
 
 def become_root() -> None:
-    """Enter a user namespace of our own in which we are root; the process must have one thread.
+    """Enter a new user namespace as its root; the process must have one thread.
 
-    Over files, root keeps its powers, and others get them over their own. Nobody keeps them over what belongs
-    to the user namespace before: its mounts, networks and processes, and the kernel's clock and modules.
+    The host's root keeps its power over files, and other users get it over their own files. No user keeps
+    power over the objects of the former user namespace: its mounts, networks and processes, and the kernel's
+    clock and modules.
 
     Raises:
         OSError: the kernel does not let this user do that.
     """
     user, group = os.geteuid(), os.getegid()
     reader, writer = os.pipe()
-    # More ids than our own can only be written from the namespace that we leave.
+    # Only a process in the namespace that we leave can map more ids than our own.
     mapper = os.fork()
     if mapper == 0:
         os.close(writer)
@@ -74,7 +75,7 @@ def become_root() -> None:
 
 
 def _map_all_ids_of(pid: int) -> int:
-    """Let the ids in the process's user namespace be those in ours, and return 0; 1: we lack the power."""
+    """Map all ids of our user namespace into the process's; return 0, or 1 without permission."""
     try:
         for name in ("gid_map", "uid_map"):
             ours = Path("/proc/self", name).read_text(encoding="ascii").splitlines()
@@ -87,12 +88,12 @@ def _map_all_ids_of(pid: int) -> int:
 
 
 def enter(descriptor: int, kind: int) -> None:
-    """Let the calling thread enter the namespace that the descriptor stands for."""
+    """Move the calling thread to the namespace of the descriptor."""
     _check(_libc().setns(descriptor, kind), "setns")
 
 
 def die_with_parent() -> None:
-    """Be killed when the thread that made this process ends; not inherited by our children."""
+    """Have this process killed when the thread that made it ends; children do not inherit this."""
     parent = os.getppid()
     _check(_libc().prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0), "prctl")
     if os.getppid() != parent:
@@ -100,19 +101,19 @@ def die_with_parent() -> None:
 
 
 def keep_mounts_to_ourselves() -> None:
-    """Share no mounts with other namespaces, in either direction; after ``unshare(NEW_MOUNTS)``."""
+    """Stop sharing mounts with other namespaces, in both directions; needs ``unshare(NEW_MOUNTS)`` before."""
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE, "/")
 
 
 def bind(source: Path, target: Path) -> None:
-    """Show ``source``, with what is mounted in it, at ``target``, which exists."""
+    """Show ``source``, with the mounts in it, at ``target``, which must exist."""
     _mount(str(source), str(target), None, _MS_BIND | _MS_REC, f"{source} at {target}")
 
 
 def restrict(target: Path, *, read_only: bool = True, no_devices: bool = True) -> None:
-    """Let no setuid file and no device work in a mount and those in it, and nothing be changed; Linux 5.12.
+    """Make a mount and the mounts in it read-only, and disable setuid files and devices; needs Linux 5.12.
 
-    Mounts keep the restrictions that they have. A device in a read-only mount can be written to.
+    Existing restrictions stay. A device in a read-only mount can be written to.
     """
     # struct mount_attr: attr_set, attr_clr, propagation, userns_fd
     attributes = (ctypes.c_uint64 * 4)(_ATTR_NOSUID | read_only * _ATTR_RDONLY | no_devices * _ATTR_NODEV)
@@ -122,18 +123,18 @@ def restrict(target: Path, *, read_only: bool = True, no_devices: bool = True) -
 
 
 def mount_overlay(target: Path, layers: Sequence[Path], *, upper: Path) -> None:
-    """Show directories as one, the first on top; what is written goes to ``upper``.
+    """Show directories as one, the first on top; changes go to ``upper``.
 
     ``upper`` is the parent of two empty directories, ``files`` and ``work``.
 
     Raises:
-        OSError: its file system cannot be used so, or the kernel is older than 5.11, or in one of ``layers``
-            is a mount that this user namespace did not make.
+        OSError: the file system of ``upper`` does not support this, the kernel is older than 5.11, or one of
+            ``layers`` contains a mount that this user namespace did not make.
     """
     with ExitStack() as opened:
 
         def at(path: Path) -> str:
-            # Not the path, which may hold the separators.
+            # Descriptors are used because a path may contain the separators.
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
             opened.callback(os.close, descriptor)
             return f"/proc/self/fd/{descriptor}"
@@ -145,12 +146,12 @@ def mount_overlay(target: Path, layers: Sequence[Path], *, upper: Path) -> None:
 
 
 def mount_proc(target: Path = Path("/proc")) -> None:
-    """Show the processes of the pid namespace; called by its first process."""
+    """Show the processes of the pid namespace; its first process must call this."""
     _mount("proc", str(target), "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, str(target))
 
 
 def seal_proc(target: Path = Path("/proc")) -> None:
-    """Make read-only what the kernel shows beside processes: its settings, which are the whole host's."""
+    """Make the kernel's settings in ``/proc`` read-only, because they apply to the whole host."""
     for entry in os.scandir(target):
         if entry.name.isdigit() or entry.is_symlink():
             continue
@@ -160,12 +161,12 @@ def seal_proc(target: Path = Path("/proc")) -> None:
 
 
 def mount_sys(target: Path) -> None:
-    """Show the host's hardware and the network namespace's interfaces, to be read."""
+    """Show the host's hardware and the network namespace's interfaces, read-only."""
     _mount("sysfs", str(target), "sysfs", _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, str(target))
 
 
 def mount_terminals(target: Path) -> None:
-    """Mount a place for pseudo terminals, none of them the host's."""
+    """Mount a separate instance of pseudo terminals, without those of the host."""
     flags, options = _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620"
     _mount("devpts", str(target), "devpts", flags, str(target), options)
 
@@ -176,10 +177,10 @@ def mount_memory(target: Path) -> None:
 
 
 def change_root(root: Path) -> None:
-    """Make the mount ``root`` the root of our mount namespace; nothing else of what we saw stays in reach."""
+    """Make the mount ``root`` the root of our mount namespace, and detach the old root."""
     os.chdir(root)
     _call(_PIVOT_ROOT, b".", b".", what=f"pivot_root {root}")
-    # Both are at "/" now, the old one on top.
+    # Both roots are at "/" now, the old one on top.
     _check(_libc().umount2(b".", _MNT_DETACH), "umount the old root")
     os.chdir("/")
 
@@ -195,7 +196,7 @@ def new_network() -> int:
 
 
 def in_network(descriptor: int, call: Callable[[], T]) -> T:
-    """Return what ``call`` returns, run in the network namespace by a temporary thread.
+    """Return the result of ``call``, run in the network namespace by a temporary thread.
 
     Sockets and processes that it makes stay in that namespace.
     """
@@ -213,7 +214,7 @@ def _in_thread(call: Callable[[], T]) -> T:
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, what: str, options: str = "") -> None:
-    # Bytes, because paths have the file system's encoding, not the locale's.
+    # Paths are passed as bytes, because they have the file system's encoding, not the locale's.
     name = None if kind is None else kind.encode()
     status = _libc().mount(
         os.fsencode(source), os.fsencode(target), name, ctypes.c_ulong(flags), options.encode()
@@ -222,7 +223,7 @@ def _mount(source: str, target: str, kind: str | None, flags: int, what: str, op
 
 
 def _call(number: int, *arguments: object, what: str) -> None:
-    """Make a system call that the C library has no function for."""
+    """Make a system call for which the C library has no function."""
     _check(_libc().syscall(ctypes.c_long(number), *arguments), what)
 
 

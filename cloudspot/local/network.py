@@ -1,4 +1,4 @@
-"""The network of isolated machines: a bridge on the host, and a cable from it to each machine."""
+"""The network of isolated machines: a bridge on the host, and a virtual cable (veth) to each machine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def make_bridge(address: str, prefix_length: int) -> None:
     """Make the bridge in this process's network namespace, with the host's own address on it.
 
     Raises:
-        CloudspotError: there is one for this network.
+        CloudspotError: a bridge for this network exists already.
     """
     bridge = _bridge_of(address, prefix_length)
     if bridge in _interfaces():
         network = ipaddress.IPv4Interface(f"{address}/{prefix_length}").network
-        raise CloudspotError(f"another emulated cloud has the network {network} here")
-    # Its hardware address is pinned: otherwise it follows its lowest port's, and open connections stall for a
-    # minute whenever a machine comes or goes.
+        raise CloudspotError(f"another emulated cloud uses the network {network} here")
+    # The bridge's hardware address is fixed. Otherwise it follows the lowest address of its ports, and open
+    # connections stall for a minute whenever a machine comes or goes.
     ip("link", "add", bridge, "address", "02:77:00:00:00:01", "type", "bridge")
     ip("address", "add", f"{address}/{prefix_length}", "dev", bridge)
     ip("link", "set", bridge, "up")
@@ -46,16 +46,16 @@ def _bridge_of(address: str, prefix_length: int) -> str:
 
 
 class MachineNetwork:
-    """The network namespace of one machine, with its cable to the bridge. Closed by the process's end."""
+    """The network namespace of one machine, with its cable to the bridge. It ends with this process."""
 
     def __init__(self, address: str, prefix_length: int, service_addresses: Sequence[str]) -> None:
-        """Make it, with the metadata service's addresses on its loopback; nobody uses it yet."""
+        """Make the namespace, without processes, with the metadata service's addresses on its loopback."""
         self.descriptor = namespaces.new_network()
         number = int(ipaddress.IPv4Address(address))
         self._cable = f"cs{number:08x}"
-        # Derived from the address, so that a machine that reuses an address is found at once.
+        # The hardware address follows from the address, so that a machine that reuses it is found at once.
         hardware = ":".join(f"{byte:02x}" for byte in (2, 0x78, *number.to_bytes(4, "big")))
-        # Up before the machine has its end of it, so that its first packets are not lost.
+        # The cable is up before the machine has its end, so that the first packets are not lost.
         inside = f"/proc/{os.getpid()}/fd/{self.descriptor}"
         ip("link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", inside)
         ip("link", "set", self._cable, "master", _bridge_of(address, prefix_length), "up")
@@ -71,11 +71,11 @@ class MachineNetwork:
         namespaces.in_network(self.descriptor, set_up_inside)
 
     def cut(self) -> None:
-        """Pull the cable: nothing leaves the machine any more, not even the end of its connections."""
+        """Cut the cable: no packet leaves the machine any more, not even the end of its connections."""
         ip("link", "set", self._cable, "down")
 
     def close(self) -> None:
-        """Remove the cable; the namespace goes with its last process and socket."""
+        """Remove the cable; the namespace ends with its last process and socket."""
         ip("link", "delete", self._cable)
         os.close(self.descriptor)
 
@@ -89,7 +89,7 @@ def ip(*arguments: str) -> None:
     """Run the program ``ip`` in the calling thread's network namespace.
 
     Raises:
-        CloudspotError: it failed.
+        CloudspotError: the program failed.
     """
     environment = {"PATH": system_path(), "LANG": "C"}
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False, env=environment)

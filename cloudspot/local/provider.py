@@ -1,4 +1,4 @@
-"""The provider ``local``: what the core asks for by name."""
+"""The provider ``local``, which runs machines as process trees on this host."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class LocalProvider(Provider[LocalOptions]):
         )
 
     def check(self, request: CheckRequest) -> CheckResults:
-        """Check for bash, torch, a place to keep machines, and memory for checkpoints."""
+        """Check for bash, torch, a directory for machines, and memory for checkpoints."""
         bash, has_torch = shutil.which("bash"), importlib.util.find_spec("torch") is not None
         home, is_home_usable = str(state_home()), True
         try:
@@ -97,7 +97,7 @@ class LocalProvider(Provider[LocalOptions]):
         return f"file://{state_home()}/store"
 
     def preempt(self, request: PreemptRequest) -> PreemptResult:
-        """Reclaim a machine; by default with the notice of its job's options."""
+        """Reclaim a machine, by default with the notice in its job's options."""
         provisioner = LocalProvisioner(self.options)
         provisioner.reclaim(request.instance_id, notice_seconds=request.notice_seconds)
         return PreemptResult()

@@ -1,4 +1,4 @@
-"""Creates, lists and ends local machines; stands where a cloud's API would."""
+"""Create, list and end local machines, in place of a cloud's API."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 
 def _retriable(method: Callable[P, T]) -> Callable[P, T]:
-    """Let a driver try again later where the disk is full, as it does where a cloud does not answer."""
+    """Turn OSError, for example of a full disk, into TransientError, so that a driver tries again later."""
 
     @functools.wraps(method)
     def call(*args: P.args, **options: P.kwargs) -> T:
@@ -78,11 +78,11 @@ class LocalRequest(LaunchTerms, frozen=True, kw_only=True):
 
     user_data: str
     min_nodes: NodeCount
-    """With room for fewer, there are none."""
+    """The least number of machines; with less room, none are created."""
     reclaims: tuple[tuple[PlannedReclaim, ...], ...]
     """By rank."""
     pass_environment: tuple[str, ...] = ()
-    """Names alone: the request is stored, the values are those where the machine is created."""
+    """Names of variables. The values are not stored; they come from the process that creates the machine."""
 
 
 class LocalProvisioner(Provisioner):
@@ -95,7 +95,7 @@ class LocalProvisioner(Provisioner):
         self._options = options
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
-        """Return the request, with the reclaims that await its machines, signed by this state home."""
+        """Return the request, with its machines' planned reclaims, signed by this state home."""
         options = self._options
         is_spot = group.offer.market is Market.SPOT
         body = LocalRequest(
@@ -118,7 +118,7 @@ class LocalProvisioner(Provisioner):
             store_url=group.store_url,
             pass_environment=options.pass_environment,
         )
-        # Through JSON, so that the request equals itself after it was stored: lists, not tuples.
+        # The body goes through JSON, so that it equals itself after it was stored, with lists for tuples.
         stored: LocalRequest = decode(msgspec.json.encode(body), LocalRequest)
         encoded = msgspec.json.encode(stored)
         return LaunchRequest(
@@ -127,12 +127,12 @@ class LocalProvisioner(Provisioner):
 
     @_retriable
     def create(self, request: CreateRequest) -> CreateResult:
-        """Create the machines, as many as there is room for, and return when each has its supervisor.
+        """Create the machines for which there is room, and return when each has its supervisor.
 
         Raises:
-            CapacityError: by the job's options the zone has no room for ``min_nodes``.
-            ProvisionError: the request was not made in this state home, or the token was used for another.
-            AuthError: a variable that machines are to be given is not set here.
+            CapacityError: by the job's options, the zone has no room for ``min_nodes``.
+            ProvisionError: the request was not made in this state home, or its token was used for another.
+            AuthError: a variable in ``pass_environment`` is not set here.
             TransientError: a supervisor did not start, or the disk is full.
         """
         try:
@@ -142,7 +142,7 @@ class LocalProvisioner(Provisioner):
         encoded = msgspec.json.encode(body)
         signature = request.request.signature
         if not signature or signature != own_jobs.signature(encoded):
-            # Whoever can write to the store can write a launch, and it would run as this user.
+            # A writer of the store could write a launch, which would run as this user.
             raise ProvisionError(f"the launch was not requested from here (state home {state_home()})")
         digest = hashlib.sha256(encoded).hexdigest()
         environment = _passed_on(body.pass_environment)
@@ -174,7 +174,7 @@ class LocalProvisioner(Provisioner):
 
     @_retriable
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
-        """Give the machines tags, which their metadata service shows."""
+        """Add the facts to the machines' tags, which their metadata service shows."""
         for instance in instances:
             machine = self._find(instance.id)
             if machine is not None:
@@ -183,7 +183,7 @@ class LocalProvisioner(Provisioner):
 
     @_retriable
     def instances(self, request: InstancesRequest) -> InstancesResult:
-        """Return the machines; one whose supervisor was killed is ended here and now, as LOST."""
+        """Return the machines; a machine whose supervisor was killed is ended at once, as LOST."""
         instances = []
         for machine in self._machines():
             try:
@@ -196,7 +196,7 @@ class LocalProvisioner(Provisioner):
         return InstancesResult(instances=tuple(filter(request.wants, instances)))
 
     def terminate(self, request: TerminateRequest) -> TerminateResult:
-        """Ask for the end of the machines: their processes are killed without warning."""
+        """Request the end of the machines, whose processes are killed without warning."""
         return end_all(request.instance_ids, lambda ids: self._terminate(*ids))
 
     @_retriable
@@ -205,11 +205,11 @@ class LocalProvisioner(Provisioner):
         if machine is not None:
             with suppress(FileNotFoundError):  # pruned meanwhile
                 machine.request_termination()
-                # If it has no supervisor to obey:
+                # This ends it if it has no supervisor.
                 machine.settle(reason=EndReason.TERMINATED, unborn_seconds=0)
 
     def console(self, instance: Instance) -> str:
-        """Return the end of what the machine has printed, for as long as it is listed; see Provisioner."""
+        """Return the end of the machine's output, for as long as it is listed; see Provisioner."""
         machine = self._find(instance.id)
         try:
             return "" if machine is None else machine.read_console()
@@ -218,14 +218,14 @@ class LocalProvisioner(Provisioner):
 
     @_retriable
     def release(self, job_id: str, *, store_url: str = "") -> None:
-        """Note that the job has ended: no driver runs it here until somebody resumes it."""
+        """Note that the job has ended, so that no driver runs it here until it is resumed."""
         own_jobs.end_job(job_id, store_url=store_url)
 
     def offers(self, request: OffersRequest) -> OffersResult:
         """Return the made-up offers of each zone.
 
-        A local machine is this host, whatever the job asks for: a job for eight accelerators is rehearsed
-        with what there is.
+        A local machine is this host, whatever resources the job requests: a job for eight accelerators is
+        rehearsed without them.
         """
         prices = {Market.SPOT: self._options.spot_price, Market.ON_DEMAND: self._options.on_demand_price}
         return OffersResult(
@@ -243,10 +243,10 @@ class LocalProvisioner(Provisioner):
         )
 
     def reclaim(self, instance_id: str, *, notice_seconds: float | None) -> None:
-        """Take a machine back with a notice (None: the one of the job's options).
+        """Reclaim a machine with a notice; None stands for the notice in the job's options.
 
         Raises:
-            CloudspotError: there is no such machine, it has ended, or it ends sooner anyway.
+            CloudspotError: there is no such machine, or it has ended, or it will end sooner anyway.
         """
         machine = self._find(instance_id)
         if machine is None:
@@ -268,20 +268,20 @@ class LocalProvisioner(Provisioner):
         return state_home() / "lock"
 
     def _check_home(self) -> None:
-        """Check that the directory of the machines is there, if there ever was one: nothing removes it.
+        """Check that the directory of the machines exists if there ever was one, because nothing removes it.
 
         Raises:
-            TransientError: it is missing, so machines may run that nobody sees.
+            TransientError: it is missing, so machines may run unseen.
         """
         machines = self._machines_home()
         if self._lock_path().exists() and not machines.is_dir():
             raise TransientError(
-                f"provider 'local': {machines}, where it keeps its machines, has vanished: they may run; put "
-                "it back, or make an empty one if none of them runs"
+                f"provider 'local': the directory of its machines, {machines}, is missing, and they may run; "
+                "put it back, or make an empty one if none of them runs"
             )
 
     def _granted(self, body: LocalRequest) -> int:
-        """Return how many machines there is room for, at least ``min_nodes``; the caller holds the lock."""
+        """Return how many of the machines have room, at least ``min_nodes``; the caller holds the lock."""
         if body.market is Market.SPOT and body.launch in self._options.refused_launches:
             raise CapacityError(f"{body.zone} has no spot {body.instance_type} now")
         room = self._options.capacity.get(body.zone) if body.market is Market.SPOT else None
@@ -307,7 +307,7 @@ class LocalProvisioner(Provisioner):
         return next((machine for machine in self._machines() if machine.id == instance_id), None)
 
     def _prune(self) -> None:
-        """Forget the machines that ended long ago; the caller holds the lock."""
+        """Delete the machines that ended long ago; the caller holds the lock."""
         for machine in self._machines():
             ended_at = machine.state().ended_at
             if ended_at is not None and now_utc() - ended_at > KEPT:
@@ -339,16 +339,16 @@ def _passed_on(names: Sequence[str]) -> dict[str, str]:
 
 
 def _address(machine_id: str) -> str:
-    """Return the machine's address: all of 127/8 is loopback on Linux, one address on macOS."""
+    """Return the machine's loopback address, which is any of 127/8 on Linux and always the same on macOS."""
     if sys.platform != "linux":
         return "127.0.0.1"
-    # Two machines may draw the same of 16 million addresses; their ports still differ.
+    # Two machines may get the same of 16 million addresses; their ports still differ.
     first, second, third = hashlib.sha256(machine_id.encode()).digest()[:3]
     return f"127.{first % 254 + 1}.{second}.{third % 254 + 1}"
 
 
 def _start_supervisors(machines: Sequence[MachineDirectory]) -> None:
-    """Start a supervisor for each machine that has none and has not ended; wait until they are ready."""
+    """Start a supervisor for each machine without one that has not ended; wait until they are ready."""
     starting = {}
     for machine in machines:
         with try_lock(machine.lock) as is_free:

@@ -1,8 +1,8 @@
-"""The supervisor of one machine: boots it, serves its metadata, and takes it away whole.
+"""The supervisor of one machine, which boots it, serves its metadata, and ends it with all its processes.
 
-``python -m cloudspot.local.supervisor <machine directory>`` returns 0 as soon as the machine's
-supervisor is ready and goes on in a process of its own, which outlives the caller and its terminal.
-It returns 1 where the machine has a supervisor already, or has ended.
+``python -m cloudspot.local.supervisor <machine directory>`` returns 0 as soon as the machine's supervisor is
+ready. The supervisor runs in another process, which outlives the caller and its terminal. The command returns
+1 if the machine has a supervisor already, or has ended.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from cloudspot.train.handoff import read_progress
 _log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
-"""How often to look at requests and at the training's progress."""
+"""How often requests and the training's progress are checked."""
 _OWNER_SECONDS = 0.5
-"""How often to look whether the owner of an emulated machine still lives."""
+"""How often it is checked whether the owner of an emulated machine still lives."""
 
 
 class Supervisor:
@@ -46,15 +46,15 @@ class Supervisor:
         self._form = make_form(machine)
         self._deadline: float | None = None
         self._button_at: float | None = None
-        """When to press the power button of a machine that is reclaimed."""
+        """When the power button of a reclaimed machine will be pressed."""
         self._seen_requests: set[str] = set()
         self._owner_seen_at = time.monotonic()
         self._told_to_stop = False
 
     def start(self) -> None:
-        """Make the machine's disk and memory, serve its metadata, and say that we are ready."""
+        """Make the machine's disk and memory, serve its metadata, and record that the supervisor is ready."""
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
-            # A handler, not SIG_IGN: exec resets it, so that the machine's processes start clean.
+            # A handler is used, not SIG_IGN, because exec resets it for the machine's processes.
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGTERM, self._stop)
         adopt_orphans()
@@ -71,7 +71,7 @@ class Supervisor:
             try:
                 reason = self._end_reason(now)
             except FileNotFoundError:
-                # Someone deleted the machine's directory: nothing may run without it.
+                # The machine's directory was deleted, so its processes must end.
                 _log.warning("machine %s: its directory is gone", self.record.id)
                 self._form.end_processes()
                 self.machine.erase_disk()
@@ -84,7 +84,7 @@ class Supervisor:
             time.sleep(self._pause(time.monotonic()))
 
     def end(self, reason: EndReason) -> None:
-        """End the machine and say so."""
+        """End the machine and record its end."""
         _log.info("machine %s: ends (%s)", self.record.id, reason.value)
         self.machine.finish(reason, end_processes=self._form.end_processes)
         _log.info("machine %s: ended", self.record.id)
@@ -113,14 +113,14 @@ class Supervisor:
             _log.info("machine %s: its power button is pressed", self.record.id)
             self._form.press_power_button()
         if "shutdown" in requests or self._form.has_powered_off():
-            # Clouds call it a reclaim too when the machine leaves after the notice.
+            # Clouds report a reclaim, too, if the machine shuts down after the notice.
             return EndReason.SELF if self._deadline is None else EndReason.RECLAIMED
         if self._booted_at is not None and now >= self._booted_at + self.record.max_seconds:
             return EndReason.TERMINATED
         return None
 
     def _is_orphaned(self, now: float) -> bool:
-        """Return whether the owner of this machine is gone."""
+        """Return whether the owner of this emulated machine is gone."""
         guest = self.record.guest
         if guest is None or now < self._owner_seen_at + _OWNER_SECONDS:
             return False
@@ -141,7 +141,7 @@ class Supervisor:
                 self._reclaim(now, reclaim.notice_seconds)
 
     def _has_come(self, reclaim: PlannedReclaim) -> bool:
-        """Return whether the training on this machine has come as far as the reclaim is planned for."""
+        """Return whether the training on this machine has reached the planned reclaim's step or share."""
         if reclaim.after_steps is None and reclaim.after_share is None:
             return False
         step, total = self._progress()
@@ -151,7 +151,7 @@ class Supervisor:
         )
 
     def _progress(self) -> tuple[int, int | None]:
-        """Return the newest step begun by a rank on this machine, and the total; -1: none has begun."""
+        """Return the newest step begun by a rank on this machine (-1 if none), and the total if known."""
         newest: tuple[int, int | None] = (-1, None)
         for path in self.machine.node_directory.glob("generations/*/progress-*"):
             rank = path.name.rpartition("-")[2]
@@ -161,7 +161,7 @@ class Supervisor:
         return newest
 
     def _reclaim(self, now: float, notice_seconds: float) -> None:
-        """Give the notice; a second one can only bring the end nearer."""
+        """Give the notice; a second notice can only bring the end forward."""
         deadline = now + notice_seconds
         if self._deadline is not None and self._deadline <= deadline:
             return
@@ -179,7 +179,7 @@ class Supervisor:
 
     def _start_boot(self, now: float) -> None:
         self._booted_at = now
-        # Before the boot, so that whoever hears from the machine finds it running.
+        # The state is written before the boot, so that it is RUNNING at the machine's first request.
         state = msgspec.structs.replace(self.machine.state(), state=InstanceState.RUNNING)
         self.machine.write_state(state)
         self._form.boot()
@@ -193,7 +193,7 @@ def main(directory: Path) -> int:
     """Start the supervisor of the machine in ``directory`` and return when it is ready."""
     reader, writer = os.pipe()
     if os.fork():
-        # The caller waits for this process, and so is not left with a zombie.
+        # The caller waits for this process, so that it does not become a zombie.
         os.close(writer)
         with os.fdopen(reader, "rb") as ready:
             return 0 if ready.read() else 1
@@ -202,13 +202,13 @@ def main(directory: Path) -> int:
     machine = MachineDirectory(directory)
     while True:
         with try_lock(machine.lock) as is_ours:
-            # A machine whose supervisor was killed is lost; it never gets a second one.
+            # A machine whose supervisor was killed is lost; it never gets a second supervisor.
             if machine.supervisor() is not None or machine.state().state is InstanceState.ENDED:
                 return 1
             if is_ours:
                 _supervise(machine, writer)
                 return 1
-        # Another supervisor starts, or somebody only looked whether the machine has one.
+        # Another supervisor is starting, or another process has only checked the lock.
         time.sleep(TICK_SECONDS)
 
 
@@ -219,8 +219,7 @@ def _supervise(machine: MachineDirectory, ready: int) -> None:
         os.write(ready, b"ready")
         os.close(ready)
         supervisor.run()
-    except Exception:  # noqa: BLE001 # whatever it is:
-        # The machine must not go on without its supervisor.
+    except Exception:  # noqa: BLE001 # the machine must not go on without its supervisor
         _log.exception("machine %s: the supervisor failed", machine.id)
         supervisor.end(EndReason.LOST)
 

@@ -1,4 +1,4 @@
-"""Starts the supervisor of a machine, and finds this very cloudspot for the machine's clean environment."""
+"""Start the supervisor of a machine, and find this cloudspot for the machine's clean environment."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cloudspot.local.machines import MachineDirectory
 def start_supervisor(
     machine: MachineDirectory, *, python_path: str | None = None, held: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start it, and return the process that ends when the supervisor is ready (0) or cannot be (1).
+    """Start the supervisor; return a process that ends with status 0 when it is ready, or 1 if it failed.
 
-    The supervisor outlives us. ``python_path`` is its PYTHONPATH, where it needs more than this cloudspot;
-    ``held`` are open files that it keeps open as long as it lives.
+    The supervisor outlives this process. ``python_path`` is its PYTHONPATH, if it needs more than this
+    cloudspot; ``held`` are open files that it keeps open while it lives.
     """
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
     path = python_path or node_python_path()
@@ -39,9 +39,9 @@ def start_supervisor(
 
 
 def node_python_path() -> str | None:
-    """Return the PYTHONPATH with which this interpreter finds this very cloudspot in a clean environment.
+    """Return the PYTHONPATH with which this interpreter finds this cloudspot in a clean environment.
 
-    None if it is installed for the interpreter, as usual.
+    The result is None if cloudspot is installed for the interpreter, as usual.
     """
     from importlib import metadata  # slow to import, and only needed to boot a machine
 
@@ -54,6 +54,6 @@ def node_python_path() -> str | None:
     except metadata.PackageNotFoundError:
         return home
     if site.ENABLE_USER_SITE and Path(where).resolve() == Path(site.getusersitepackages()).resolve():
-        # A machine has a HOME of its own, and so another user site than the one where torch lies too.
+        # A machine has its own HOME, so its user site differs from ours, which also has torch.
         return where
     return None

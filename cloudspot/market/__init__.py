@@ -1,1 +1,1 @@
-"""The market policy: what to hold next, by rule, by plan or by hindsight, and what is known of the market."""
+"""Market policies, which choose the machines to hold next; plans, simulations and knowledge of the market."""

@@ -1,13 +1,13 @@
-"""The least that a job is expected to cost until its deadline, for every state that it can be in; pure.
+"""The least expected cost of a job until its deadline, for each of its possible states; pure.
 
-A job is in one of three holdings (nothing, on demand, spot), the market in one of eight states (capacity or
-none, by age), and it has some *slack*: the time to the deadline, less the work left and what the machine held
-still needs to start. Slack is used up by waiting and by each start, and not while the job trains. A job that
-always has the slack for one more start on demand cannot be late, so plans never go below that.
+The job holds one of three things (nothing, on demand, spot), the market is in one of eight states (capacity
+or none, by age), and the job has some *slack*: the time to the deadline, minus the work left and the rest of
+the held machine's start. Waiting and each start use up slack; training does not. A job that always has the
+slack for one more start on demand cannot be late, so plans never go below that.
 
 The dynamic program is solved backwards from the deadline, for each state and slack, by the hazards of the
-market. Unlike work, slack stands still while the job trains, so that the grid can be fine where it matters:
-near one start's length.
+market. Because slack, unlike work, stays constant while the job trains, the grid can be fine where it
+matters: near the length of one start.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ NOTHING: Final = 0
 ON_DEMAND: Final = 1
 SPOT: Final = 2
 _LATE: Final = 1e4
-"""The price of a state from which the deadline is missed even on demand."""
+"""The cost of a state from which the deadline is missed even on demand."""
 WAIT_PRICE: Final = 1e-3
-"""What an hour of waiting costs, so that of two plans of the same cost the one that ends earlier is taken."""
+"""The cost of an hour of waiting, so that of two equally cheap plans the one that ends earlier is taken."""
 _STEP_HOURS: Final = 0.1
 _MIN_STEPS: Final = 100
 _MAX_STEPS: Final = 600
@@ -39,19 +39,19 @@ _SLACKS_A_START: Final = 4
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a plan is made for; hours, and prices as a share of on-demand's."""
+    """The parameters of a plan; times are hours, and prices are shares of the on-demand price."""
 
     hazards: Hazards
     num_zones: int
-    """Those in which spot machines may be had."""
+    """The number of zones with spot machines."""
     elsewhere: float
-    """How likely there is capacity in another zone when one's own is lost."""
+    """The probability of capacity in another zone when the job's own zone is lost."""
     deadline_hours: float
     max_slack_hours: float
     start_hours: float
-    """For how long a machine does not train at first, and is paid."""
+    """The time in which a new machine is paid for and does not train yet."""
     move_hours: float
-    """For how long training stands still if the next machine has started before it takes over."""
+    """The pause in training if the next machine has started before it takes over."""
     spot_price: float
 
 
@@ -62,7 +62,7 @@ class Plan:
     outlook: Outlook
     step_hours: float
     slacks: Floats
-    """The grid, ascending; it has 0, and one start's and two starts' length."""
+    """The grid, ascending; it includes 0 and the lengths of one and two starts."""
     values: Floats
     """Of shape [steps + 1, 3 holdings, 8 market states, slacks], from now to the deadline."""
     model: _Model
@@ -70,9 +70,9 @@ class Plan:
     def costs(
         self, hours: float, holding: NDArray[np.intp], market: NDArray[np.intp], slack: Floats
     ) -> Floats:
-        """Return what holding nothing, on-demand or spot next costs in the end; of shape [3, N].
+        """Return the total cost of holding nothing, on-demand or spot next; of shape [3, N].
 
-        ``market`` is the age of the market's state, plus ``NUM_AGES`` where there is capacity.
+        ``market`` is the age class of the market's state, plus ``NUM_AGES`` if there is capacity.
         """
         place = np.clip(np.searchsorted(self.slacks, slack, side="right") - 1, 0, len(self.slacks) - 2)
         low, high = self.slacks[place], self.slacks[place + 1]
@@ -93,11 +93,11 @@ class Plan:
 
 @lru_cache(maxsize=32)
 def solve(outlook: Outlook) -> Plan:
-    """Return the plan; the newest are kept, since a job's driver asks for the same one at each look."""
+    """Return the plan; recent plans are cached, because a driver asks for the same plan at each look."""
     num_steps = int(np.clip(np.ceil(outlook.deadline_hours / _STEP_HOURS), _MIN_STEPS, _MAX_STEPS))
     step = outlook.deadline_hours / num_steps
     model = _Model(outlook, step)
-    # A start may reach beyond the deadline: then there is nothing left to do.
+    # A start may reach beyond the deadline, where the cost is 0.
     values = np.zeros((num_steps + model.num_start_steps + 1, 3, 2 * NUM_AGES, len(model.slacks)))
     for index in range(num_steps - 1, -1, -1):
         left = outlook.deadline_hours - index * step
@@ -122,11 +122,11 @@ class _Model:
         self._free, self._kept, self._lost = _transitions(outlook, step)
         self._has_capacity: Bools = np.repeat([False, True], NUM_AGES)[:, np.newaxis]
         is_safe = slacks >= outlook.start_hours - 1e-9
-        # Whoever holds nothing, or what can be lost, needs the slack for one start.
+        # A job that holds nothing, or a spot machine, needs the slack for one start.
         self._unsafe = np.where(is_safe, 0.0, _LATE)
 
     def choices(self, following: Floats, left: float) -> Floats:
-        """Return what each choice costs in the end: [3 choices, 3 holdings, 8 market states, slacks].
+        """Return the total cost of each choice: [3 choices, 3 holdings, 8 market states, slacks].
 
         ``following`` holds the least cost one step later, two steps later and so on until a start is over;
         ``left`` is the time to the deadline in hours.
@@ -137,7 +137,7 @@ class _Model:
         nothing = self._free @ soon[NOTHING] + self._unsafe
         on_demand = self._free @ soon[ON_DEMAND] + run
         spot = self._kept @ soon[SPOT] + self._lost @ soon[NOTHING] + outlook.spot_price * run
-        # What is bought beside the old machine starts while that one trains.
+        # A machine bought beside the old one starts while that one still trains.
         beside = outlook.start_hours - outlook.move_hours
         costs[NOTHING, :] = self._wait(nothing) + WAIT_PRICE * self._step
         costs[ON_DEMAND, NOTHING] = self._start(on_demand)
@@ -150,7 +150,7 @@ class _Model:
         return costs
 
     def _started(self, following: Floats, shifts: Sequence[_Shift], spot: Floats) -> Floats:
-        """Return what it costs to start on spot, which may be lost in any step of the start."""
+        """Return the cost of a start on spot, which may be lost in any step of the start."""
         if self.num_start_steps == 1:
             cost = shifts[-1](spot + self._unsafe)
         else:
@@ -181,7 +181,7 @@ class _Shift:
 
 
 def _grid(outlook: Outlook) -> Floats:
-    """Return slacks that are dense up to three starts, and then less and less."""
+    """Return slacks that are dense up to three starts, and then ever sparser."""
     start, largest = outlook.start_hours, max(outlook.max_slack_hours, 4 * outlook.start_hours)
     fine = np.arange(0, 3 * _SLACKS_A_START + 1) * (start / _SLACKS_A_START)
     coarse = [fine[-1]]
@@ -193,7 +193,7 @@ def _grid(outlook: Outlook) -> Floats:
 
 
 def _transitions(outlook: Outlook, step: float) -> tuple[Floats, Floats, Floats]:
-    """Return how the market's state changes in a step: in all, without and with the loss of the own zone."""
+    """Return the market's transitions in a step: all, those without and those with a loss of one's zone."""
     loss, gain = np.array(outlook.hazards.loss), np.array(outlook.hazards.gain)
     ages: Floats = np.append(np.diff((0.0, *AGE_EDGES_HOURS)), np.inf)
     older = 1 - np.exp(-step / ages)

@@ -1,4 +1,4 @@
-"""What a job comes to in many made-up markets, as ranges; pure."""
+"""Ranges of a job's cost and end over many made-up markets; pure."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ _MAX_TICKS: Final = 1500
 
 @dataclass(frozen=True)
 class Zone:
-    """Where spot machines may be had."""
+    """A zone with spot machines."""
 
     hazards: Hazards
     price: float
-    """A share of on-demand's."""
+    """As a share of the on-demand price."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranges:
-    """What became of the runs, in hours; ranges go from the 10th to the 90th percentile.
+    """The results of the runs, in hours; ranges go from the 10th to the 90th percentile.
 
-    ``inf``: so many runs still waited when they were given up.
+    A bound is ``inf`` if the run at that percentile still waited when it was given up.
     """
 
     costs: tuple[float, float]
     """In hours on demand."""
     ends: tuple[float, float]
     on_demand: float
-    """In the mean, as the next one."""
+    """The mean time on demand."""
     num_losses: float
+    """The mean number of losses."""
     late_share: float
 
 
@@ -58,9 +59,9 @@ def play(
     badness: float,
     only_spot: bool,
 ) -> Ranges:
-    """Return how the policy does; times are hours, and ``badness`` is as in ``Situation``.
+    """Return the results of the policy; times are hours, and ``badness`` is as in ``Situation``.
 
-    A job that takes ``only_spot`` machines is given up after five times its length, and a day.
+    A job that takes ``only_spot`` machines is given up after five times its length plus a day.
     """
     horizon = 5 * length + 24 if only_spot else min(deadline, 3 * length + 4)
     tick = min(max(length / _TICKS_A_LENGTH, _MIN_TICK_HOURS), _MAX_TICK_HOURS)
@@ -81,7 +82,7 @@ def play(
     played = replay(
         np.concatenate(markets, axis=1), tick, job, _Player(policy, horizon, usual, badness), usual
     )
-    # Nothing but spot will do for it, so its end and its cost are open when it is given up.
+    # The end and the cost of a spot-only job are open when it is given up.
     is_open = only_spot & (played.ends > horizon)
     return Ranges(
         costs=_range(np.where(is_open, np.inf, played.costs)),
@@ -94,7 +95,7 @@ def play(
 
 @dataclass(frozen=True)
 class _Player:
-    """A policy in a game: it comes to an end, and plans for one market only, which is far quicker."""
+    """Wraps a policy so that every run ends and plans are made for one market only, which is far quicker."""
 
     policy: MarketPolicy
     horizon: float
@@ -106,8 +107,7 @@ class _Player:
         if situation.hours >= self.horizon:
             return np.full_like(held, ON_DEMAND)
         likely = usual_elsewhere(self.usual, num_zones) if num_zones > 1 else 0.0
-        # The points for which plans are made anyway.
-        # The deadline's policy squares it before it looks for the nearest plan.
+        # These are grid points for which plans exist. The deadline policy squares the likelihood first.
         elsewhere = min(ELSEWHERE, key=lambda one: abs(one - likely**2)) ** 0.5
         badness = 2.0 ** min(LOG_BADNESS, key=lambda one: abs(one - np.log2(self.badness)))
         return self.policy.choose(

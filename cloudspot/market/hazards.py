@@ -1,4 +1,4 @@
-"""How soon spot machines are lost, and how soon they can be had again: counts that merge, and rates; pure."""
+"""The rates at which spot capacity is lost and returns, and the counts they are estimated from; pure."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 AGE_EDGES_HOURS: Final = (0.25, 1.0, 4.0)
-"""Where one age ends and the next begins: a zone that has just changed changes again sooner."""
+"""The bounds between age classes: a zone that has just changed is more likely to change again."""
 NUM_AGES: Final = len(AGE_EDGES_HOURS) + 1
 OWN_WEIGHT_HOURS: Final = 2.0
-"""A zone is believed to be like the others until it has been watched for about this long at an age."""
+"""A zone is assumed to be like the others until it has been watched for about this long at an age."""
 
 _Counts = Annotated[tuple[float, ...], msgspec.Meta(min_length=NUM_AGES, max_length=NUM_AGES)]
 _ZERO: Final = (0.0,) * NUM_AGES
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of a market, by the age of its state: changes, and for how long it was watched.
+    """The observed changes of a market and the time watched, by the age of its state.
 
-    Tallies add up: that of two jobs, or of two zones, is the sum of both.
+    Tallies add up: the tally of two jobs, or of two zones, is the sum of both.
     """
 
     losses: _Counts = _ZERO
-    """How often there was capacity, and then none."""
+    """The number of changes from capacity to none."""
     up_hours: _Counts = _ZERO
     gains: _Counts = _ZERO
-    """How often there was no capacity, and then some."""
+    """The number of changes from no capacity to some."""
     down_hours: _Counts = _ZERO
 
     def __add__(self, other: Tally) -> Tally:
@@ -42,18 +42,18 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hazards(msgspec.Struct, frozen=True):
-    """The expected changes an hour, by the age of the state."""
+    """The expected changes per hour, by the age of the state."""
 
     loss: _Counts
     gain: _Counts
 
     def scaled(self, loss: float, gain: float) -> Hazards:
-        """Return them multiplied."""
+        """Return the hazards multiplied by the two factors."""
         return Hazards(tuple(loss * one for one in self.loss), tuple(gain * one for one in self.gain))
 
 
 def age_index(age_hours: float | NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return which age each is of, from 0 for the youngest."""
+    """Return the age class of each age, from 0 for the youngest."""
     return np.searchsorted(AGE_EDGES_HOURS, age_hours, side="right")
 
 
@@ -63,9 +63,9 @@ def total(tallies: Iterable[Tally]) -> Tally:
 
 
 def estimate(tally: Tally, prior: Hazards | None = None, weight_hours: float = OWN_WEIGHT_HOURS) -> Hazards:
-    """Return the hazards that a tally tells, drawn to the prior as if that had been seen for so many hours.
+    """Return the hazards estimated from a tally, with the prior counted as ``weight_hours`` of observation.
 
-    Without a prior, each age is drawn to the mean of its state.
+    Without a prior, the mean of the state takes its place.
     """
     return Hazards(
         _rates(tally.losses, tally.up_hours, prior.loss if prior else None, weight_hours),
@@ -89,7 +89,7 @@ def _sum(left: Sequence[float], right: Sequence[float]) -> tuple[float, ...]:
 
 
 def tally_of(is_up: NDArray[np.bool_], tick_hours: float) -> Tally:
-    """Return what a trace of one zone tells, of shape [ticks]."""
+    """Return the tally of one zone's trace, of shape [ticks]."""
     changes: NDArray[np.intp] = np.flatnonzero(np.diff(is_up)) + 1
     newest: NDArray[np.intp] = np.zeros(len(is_up), int)
     newest[changes] = changes
@@ -113,7 +113,7 @@ def tally_of(is_up: NDArray[np.bool_], tick_hours: float) -> Tally:
 def expected_changes(
     rates: Sequence[float], ages_hours: NDArray[np.float64], hours: float | NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return how many changes are expected from each age on, if the state went on for so many hours."""
+    """Return the expected number of changes from each age on, if the state continued for ``hours``."""
     edges = np.array((0.0, *AGE_EDGES_HOURS))
     sums = np.concatenate([[0.0], np.cumsum(np.diff(edges) * rates[:-1])])
 
@@ -125,7 +125,7 @@ def expected_changes(
 
 
 def changes_within(rates: Sequence[float], hours: float) -> float:
-    """Return how many changes are expected within so many hours of a state's begin, if it went on."""
+    """Return the expected number of changes in the first ``hours`` of a state, if it continued."""
     return float(expected_changes(rates, np.zeros(1), hours)[0])
 
 
@@ -135,7 +135,7 @@ def hours_until_change(
     until_hours: NDArray[np.float64],
     factor: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return for how long a state of each age goes on in the mean, counted up to ``until_hours``.
+    """Return the mean remaining time of a state at each age, counted up to ``until_hours``.
 
     The rates are multiplied by ``factor``. All arrays are of shape [N].
     """
@@ -150,17 +150,17 @@ def hours_until_change(
 
 
 def usual_elsewhere(hazards: Hazards, num_zones: int) -> float:
-    """Return how likely there is capacity in another zone when one is lost.
+    """Return the probability of capacity in another zone when one is lost.
 
-    The exponent says that zones partly fail together; it fits one machine type in nine zones of a large cloud
-    in 2023 (skypilot-org/spot-traces; docs/market.md names the set).
+    The exponent expresses that zones partly fail together. It fits one machine type in nine zones of a large
+    cloud in 2023 (skypilot-org/spot-traces; docs/market.md names the set).
     """
     up, down = mean_hours(hazards.loss).sum(), mean_hours(hazards.gain).sum()
     return float(1 - (down / (up + down)) ** ((num_zones - 1) ** 0.8))
 
 
 def mean_hours(rates: Sequence[float]) -> NDArray[np.float64]:
-    """Return for how long a state is of each age, in the mean, before it changes."""
+    """Return the mean time that a state spends in each age class before it changes."""
     reached, hours = 1.0, []
     for rate, begin, end in zip(rates, (0.0, *AGE_EDGES_HOURS), (*AGE_EDGES_HOURS, np.inf), strict=True):
         stays = np.exp(-rate * (end - begin))
@@ -177,5 +177,6 @@ DEFAULT: Final = estimate(
         down_hours=(42.2, 59.0, 75.0, 102.3),
     )
 )
-"""What is assumed of an unknown market: what one V100 machine met in each of four zones of a large cloud in
-7.4 days of April 2023. Source: github.com/skypilot-org/spot-traces, a set that docs/market.md names."""
+"""The hazards assumed for an unknown market, measured with one V100 machine in each of four zones of a large
+cloud in 7.4 days of April 2023. Source: github.com/skypilot-org/spot-traces, a set that docs/market.md
+names."""

@@ -1,4 +1,4 @@
-"""What a driver knows of the spot market: what is usual, and what was seen of each zone's machine type."""
+"""A driver's knowledge of the spot market: the usual hazards, and the tallies of each pool."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Knowledge:
 
     tallies: Mapping[str, Tally] = field(default_factory=dict)
     usual: Hazards = DEFAULT
-    """With what a pool is compared."""
+    """The hazards that a pool is compared with."""
 
     def __add__(self, other: Knowledge) -> Knowledge:
-        """Return what both have seen; what is usual is the first one's."""
+        """Return the sum of both tallies; the usual hazards are those of the first."""
         pools = sorted({*self.tallies, *other.tallies})
         tallies = {
             pool: total(one.tallies[pool] for one in (self, other) if pool in one.tallies) for pool in pools
@@ -29,28 +29,28 @@ class Knowledge:
         return Knowledge(tallies, self.usual)
 
     def loss_factor(self, pool: str) -> float:
-        """Return how many times more often than usual the pool's machines are lost."""
+        """Return the pool's rate of losses, as a multiple of the usual rate."""
         tally = self.tallies.get(pool, Tally())
         return float(compared(np.sum(tally.losses), np.dot(tally.up_hours, self.usual.loss), doubt=2.0))
 
     @property
     def badness(self) -> float:
-        """Return how much sooner machines are lost, and later to be had again, than is usual."""
+        """Return the pressure on capacity: losses relative to gains; 1 is usual."""
         tally = total(self.tallies.values())
         losses = compared(np.sum(tally.losses), np.dot(tally.up_hours, self.usual.loss))
         return float(losses / self.gain_factor)
 
     @property
     def gain_factor(self) -> float:
-        """Return how many times more often than usual there is capacity again, over all pools."""
+        """Return the rate at which capacity comes back in all pools, as a multiple of the usual rate."""
         tally = total(self.tallies.values())
         return float(compared(np.sum(tally.gains), np.dot(tally.down_hours, self.usual.gain)))
 
 
 NOTHING_KNOWN: Final = Knowledge()
-"""For a driver that has seen nothing yet."""
+"""The knowledge of a driver without any observation."""
 
 
 def pool(zone: str, instance_type: str) -> str:
-    """Return the name of a pool of machines that come and go together."""
+    """Return the name of a pool, which is a machine type in a zone."""
     return f"{zone}/{instance_type}"

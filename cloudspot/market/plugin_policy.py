@@ -1,4 +1,4 @@
-"""Market policies that plugins bring: their base class, and the check of what they choose."""
+"""Market policies from plugins: their base class, and the check of their choices."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ from cloudspot.registry import policy_maker
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The options of a policy that has none."""
+    """The options type of a policy without options."""
 
 
 class PluginPolicy(Guarded, ABC):
     """The base class of a policy that the hook ``cloudspot_market_policy`` returns.
 
-    A driver asks it at each launch, and about once a minute while the job trains. It may be asked by several
-    drivers at once, on different computers: whatever it knows has to come from its options and the situation.
+    A driver asks it at each launch, and about once a minute while the job trains. Several drivers on
+    different computers may ask at once, so its choice must depend only on its options and the situation.
     """
 
     name: ClassVar[str]
-    """As in ``spot.policy`` and the entry point."""
+    """The name in ``spot.policy`` and of the entry point."""
     options_type: ClassVar[type[msgspec.Struct]] = NoOptions
     """The type of the table ``[spot.options]``; all its fields have defaults."""
 
     def __init__(self, usual: Hazards, options: Any) -> None:
-        """Keep how soon machines are usually lost, and the options. Does no I/O."""
+        """Keep the usual hazards and the options. Does no I/O."""
         self.usual = usual
         self.options = options
 
     @abstractmethod
     def choose(self, situation: Situation) -> Ints:
-        """Choose, as ``MarketPolicy.choose``.
+        """Return the choice, as ``MarketPolicy.choose`` does.
 
-        A driver asks about one run, a simulation about many at once. ``NOTHING`` makes a job wait that has no
-        machine; one that has some keeps them. On-demand instead of spot, or spot instead of on-demand, moves
-        the nodes, at most once in 15 minutes. Spot in another zone than the one held changes nothing.
+        A driver asks about one run, a simulation about many at once. With ``NOTHING``, a job without machines
+        waits, and a job with machines keeps them. A choice of on-demand instead of spot, or the reverse,
+        moves the nodes, at most once in 15 minutes. Spot in another zone than the held one changes nothing.
         """
 
 
 def plugin_policy(name: str, options: Mapping[str, object], usual: Hazards) -> MarketPolicy:
-    """Return a plugin's policy; what it must not choose raises PluginError.
+    """Return a plugin's policy, whose choices are checked: an invalid choice raises PluginError.
 
     Raises:
-        PluginError: no plugin brings it, or it is broken.
-        SpecError: its options are wrong.
+        PluginError: no plugin has this policy, or the policy is broken.
+        SpecError: the policy's options are wrong.
     """
 
     def make(class_: type[PluginPolicy]) -> PluginPolicy:
@@ -75,7 +75,7 @@ def _maker_of(name: str) -> Callable[[Callable[[type[PluginPolicy]], PluginPolic
 
 @dataclass(frozen=True)
 class _Checked:
-    """A policy of a plugin; what it must not choose is told as its mistake."""
+    """A plugin's policy whose invalid choices raise PluginError."""
 
     name: str
     policy: PluginPolicy
@@ -94,5 +94,5 @@ class _Checked:
         is_up = situation.is_up[np.maximum(chosen, 0), np.arange(len(chosen))] if num_zones else chosen < 0
         wrong = (chosen >= 0) & ~is_up & (chosen != held)
         if wrong.any():
-            raise _broken(self.name, f"it chose zone {chosen[wrong][0]}, which has no machine to give")
+            raise _broken(self.name, f"it chose zone {chosen[wrong][0]}, which has no capacity")
         return chosen.astype(np.intp)

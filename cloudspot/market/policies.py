@@ -1,4 +1,4 @@
-"""The market policies: by rule, and by a plan for the deadline; pure."""
+"""The built-in market policies: simple rules, and a plan for the deadline; pure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from cloudspot.market.hazards import NUM_AGES, Hazards, age_index, expected_chan
 from cloudspot.market.situation import NOTHING, ON_DEMAND, Bools, Floats, Ints, Situation
 
 ELSEWHERE = (0.0, 0.3, 0.55, 0.75, 0.9, 1.0)
-"""The likelihoods of another zone for which plans are made."""
+"""The probabilities of capacity in another zone for which plans are made."""
 LOG_BADNESS = (-1.5, 0.0, 1.5)
-"""The same for how bad the market is, as binary logarithms."""
+"""The values of ``badness`` for which plans are made, as binary logarithms."""
 MAX_ZONES = 9
-"""More zones are not believed to bring capacity back any sooner: nobody has measured so many."""
+"""The greatest number of zones that counts for the return of capacity; more were not measured."""
 OUTLOOK_HOURS = 8.0
-"""How far ahead zones are compared by how often they are expected to be lost."""
+"""The period over which zones are compared by their expected losses."""
 
 
 @dataclass(frozen=True)
 class OnDemand:
-    """Takes nothing but on-demand machines."""
+    """Takes only on-demand machines."""
 
     def choose(self, situation: Situation) -> Ints:
         """Return on-demand."""
@@ -53,7 +53,7 @@ class SpotThenOnDemand:
     """Hours."""
 
     def choose(self, situation: Situation) -> Ints:
-        """Return spot if there is some; else what is held, or on-demand after the wait."""
+        """Return spot if there is some; else the held machine, or on-demand after the wait."""
         zones, held = best_zones(situation, self.hazards), situation.held
         without = np.where(situation.idle_hours >= self.max_wait, ON_DEMAND, NOTHING)
         without = np.where(zones != NOTHING, zones, without)
@@ -63,16 +63,16 @@ class SpotThenOnDemand:
 
 @dataclass(frozen=True)
 class UniformProgress:
-    """Keeps the work done in proportion to the time gone: "Can't Be Late" (NSDI 2024), section 4.
+    """Keeps the work done in proportion to the time passed: "Can't Be Late" (NSDI 2024), section 4.
 
-    Spot is taken whenever there is some, and held until it is lost. Without it, on-demand is taken when the
-    job is behind the line, and left again when the job is ahead of it by two starts and there is spot.
+    Spot is taken whenever there is some, and held until it is lost. Without spot, on-demand is taken when the
+    job is behind that line, and left again when the job is ahead of it by two starts and there is spot.
     """
 
     hazards: Hazards
 
     def choose(self, situation: Situation) -> Ints:
-        """Return what keeps the line."""
+        """Return the choice that keeps the job on the line."""
         pace = situation.length / situation.deadline
         done = situation.length - situation.work_left
         zones, held = best_zones(situation, self.hazards), situation.held
@@ -106,10 +106,10 @@ class Deadline:
         return np.take_along_axis(choices, found[np.newaxis], axis=0)[0]
 
     def _costs(self, situation: Situation, holding: Ints, market: Ints) -> Floats:
-        """Return what each choice costs in the end, between the plans for the nearest markets: [3, N]."""
+        """Return the total cost of each choice, of shape [3, N], interpolated between plans."""
         totals = np.zeros((3, len(holding)))
         several = len(situation.is_up) > 1
-        # Zones fail one after the other: one that is up at another's loss has to last for its start, and on.
+        # Zones fail one after the other, so a zone that is up at another's loss may not last for a start.
         lasting = situation.elsewhere**2
         for elsewhere, likely in _nearest(lasting, ELSEWHERE if several else (0.0, 1.0)):
             for log_badness, weight in _nearest(np.log2(situation.badness), LOG_BADNESS):
@@ -131,23 +131,23 @@ class Deadline:
                 max_slack_hours=max(0.0, situation.deadline - situation.length),
                 start_hours=situation.start_hours,
                 move_hours=situation.move_hours,
-                # Rounded, so that a price that drifts does not ask for another plan at each look.
+                # The price is rounded so that small changes do not require another plan.
                 spot_price=round(float(situation.prices.min(axis=0).mean()), 3),
             )
         )
 
 
 def _nearest(values: Floats, grid: Sequence[float]) -> Iterator[tuple[float, Floats]]:
-    """Yield each point of the grid with its weight for each value, by which the values are interpolated."""
+    """Yield each point of the grid with its weight for each value, for linear interpolation."""
     inside = np.clip(values, grid[0], grid[-1])
     for index, point in enumerate(grid):
         yield point, np.interp(inside, grid, np.eye(len(grid))[index])
 
 
 def best_zones(situation: Situation, hazards: Hazards) -> Ints:
-    """Return for each run the zone that is up and costs the least, with the starts after losses.
+    """Return for each run the cheapest zone that is up, with the cost of starts after losses.
 
-    ``NOTHING`` where no zone is up.
+    The result is ``NOTHING`` where no zone is up.
     """
     losses = situation.loss_factors * expected_changes(hazards.loss, situation.ages, OUTLOOK_HOURS)
     cost = situation.prices * (1 + situation.start_hours * losses / OUTLOOK_HOURS)
@@ -156,10 +156,11 @@ def best_zones(situation: Situation, hazards: Hazards) -> Ints:
 
 
 def return_pays(situation: Situation, zones: Ints, hazards: Hazards) -> Bools:
-    """Return where it pays to go back from on-demand to spot in these zones; False for ``NOTHING``.
+    """Return where the return from on-demand to spot in these zones pays; False for ``NOTHING``.
 
-    It saves the difference of the prices until the machine is expected to be lost, or the end of the job. It
-    costs the start, which is paid beside on-demand or not trained in, and another one if the machine is lost.
+    It saves the difference of the prices until the expected loss of the machine or the end of the job. It
+    costs a start, which is paid beside on-demand or pauses the training, and another start if the machine is
+    lost.
     """
     picked, runs = zones.clip(0), np.arange(len(zones))
     price, age = situation.prices[picked, runs], situation.ages[picked, runs]
@@ -173,7 +174,7 @@ def return_pays(situation: Situation, zones: Ints, hazards: Hazards) -> Bools:
 
 
 def _in_time(situation: Situation, choice: Ints) -> Ints:
-    """Return on-demand instead, from where another loss would make the job late; spot is held until lost."""
+    """Return the choice, or on-demand where another loss would make the job late; spot is held until lost."""
     margin = situation.hours_left - situation.look_hours - situation.work_left - 2 * situation.start_hours
     held = situation.held
     return np.where(margin < 1e-9, np.where(held >= 0, held, ON_DEMAND), choice)

@@ -1,4 +1,4 @@
-"""Plays a policy through markets that are known beforehand, tick by tick, for many runs at once; pure."""
+"""Replay a policy in markets that are known beforehand, tick by tick, for many runs at once; pure."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from cloudspot.market.situation import (
 )
 
 UNKNOWN_AGE_HOURS = 1.0
-"""How old a zone's state is taken for when a job begins, as nobody has looked before."""
+"""The assumed age of a zone's state when a job begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedJob:
-    """A job, in hours; prices are shares of on-demand's."""
+    """A job; times are hours, and prices are shares of the on-demand price."""
 
     length: float
-    """How long it trains on machines that nobody takes."""
+    """How long it trains on machines that are never reclaimed."""
     deadline: float
     overhead: float
-    """For how long each machine does not train at first, also after a move."""
+    """The time before a new machine trains, also after a move."""
     spot_price: float | Floats
-    """Of shape [Z, 1] where each zone has its own."""
+    """One price, or an array of shape [Z, 1] with a price for each zone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What became of each run; arrays of shape [N]."""
+    """The results of each run; arrays are of shape [N]."""
 
     costs: Floats
     """In hours on demand."""
@@ -51,7 +51,7 @@ class Replay:
 
 
 class _Watch:
-    """What a run has seen of its zones since it began."""
+    """Each run's observations of its zones since it began."""
 
     def __init__(self, is_up: Bools, usual: Hazards) -> None:
         num_zones, num_runs = is_up.shape
@@ -63,7 +63,7 @@ class _Watch:
         self._gains, self._usual_gains, self._had_another = np.zeros((3, num_runs))
 
     def see(self, is_up: Bools, tick_hours: float) -> None:
-        """Add what is so one tick later."""
+        """Add the state of the zones one tick later."""
         was_up, self._is_up = self._is_up, is_up
         usual = self._usual[was_up.astype(int), age_index(self.ages)] * tick_hours
         is_lost = was_up & ~is_up
@@ -91,10 +91,10 @@ class _Watch:
 def replay(
     is_up: Bools, tick_hours: float, job: SimulatedJob, policy: MarketPolicy, usual: Hazards
 ) -> Replay:
-    """Return how the policy does; ``is_up`` is of shape [ticks, zones, runs], from each run's begin on.
+    """Return the results of the policy; ``is_up`` is of shape [ticks, zones, runs], from each run's begin on.
 
-    A machine that is lost has delivered all that it had trained. After the last tick there is no capacity any
-    more. ``usual`` are the hazards with which a run compares what it sees of its zones.
+    A machine that is lost has delivered all its training. After the last tick there is no capacity. ``usual``
+    are the hazards with which a run compares its observations.
 
     Raises:
         ValueError: the policy chose a zone without capacity.

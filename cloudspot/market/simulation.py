@@ -1,4 +1,4 @@
-"""What a job would cost and when it would end under each policy, over many runs; pure."""
+"""Simulate the cost and the end of a job under each policy, over many runs; pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ OPTIMUM: Final = "optimum"
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a policy's runs: means, and the range from the 10th to the 90th percentile.
+    """The results of a policy's runs: means, and the range from the 10th to the 90th percentile.
 
-    Costs are shares of what the work costs on demand. None: the bound does not tell it.
+    Costs are shares of the cost on demand. Fields are None for ``optimum``, which is only a bound.
     """
 
     mean_cost: float
@@ -33,7 +33,7 @@ class Outcome:
     spot_hours: float | None = None
     on_demand_hours: float | None = None
     idle_hours: float | None = None
-    """In which the job held no machine."""
+    """The mean time without a machine."""
     end_hours: float | None = None
     end_range: tuple[float, float] | None = None
 
@@ -50,7 +50,7 @@ def policies(hazards: Hazards, max_wait_hours: float) -> Mapping[str, MarketPoli
 
 
 def num_ticks_needed(job: SimulatedJob, tick_hours: float) -> int:
-    """Return how much of a market a run meets at most: to the deadline, and what a late run needs."""
+    """Return the most ticks of a market that a run uses: those to the deadline, and two starts."""
     return int(np.ceil((job.deadline + 2 * job.overhead) / tick_hours - 1e-9)) + 1
 
 
@@ -63,7 +63,7 @@ def simulate(
     hazards: Hazards,
     max_wait_hours: float,
 ) -> Mapping[str, Outcome]:
-    """Return each policy's outcome, in this order; ``is_up`` as in ``replay``."""
+    """Return each policy's outcome, in the order of ``names``; ``is_up`` is as in ``replay``."""
     known = policies(hazards, max_wait_hours)
     outcomes = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""What a market policy may know when it is asked, for many runs of a job at once."""
+"""The input of a market policy, for one or many runs of a job."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ Ints: TypeAlias = NDArray[np.intp]
 Bools: TypeAlias = NDArray[np.bool_]
 
 NOTHING: Final = -2
-"""To hold no machine, and wait."""
+"""The choice to hold no machine, and wait."""
 ON_DEMAND: Final = -1
-"""To hold machines on demand. What is not negative is the index of a spot zone."""
+"""The choice to hold machines on demand. A choice of 0 or more is the index of a spot zone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
     """N runs of a job at the same hour; arrays are of shape [N], or [Z, N] with a row for each spot zone.
 
-    Times are hours. Prices are shares of on-demand's. A start is the time in which a machine
-    that was bought does not train yet.
+    Times are hours. Prices are shares of the on-demand price. A start is the time between the purchase of a
+    machine and its training.
     """
 
     hours: float
-    """Since the job began."""
+    """The time since the job began."""
     length: float
-    """The job's work: how long it trains on machines that nobody takes."""
+    """The job's work: how long it trains on machines that are never reclaimed."""
     deadline: float
-    """When the job has to be done; ``inf``: whenever."""
+    """When the job has to be done; ``inf`` if it has no deadline."""
     start_hours: float
     move_hours: float
-    """The standstill when training moves to a machine that has started beside the old one."""
+    """The pause when training moves to a machine that has started beside the old one."""
     look_hours: float
-    """After this long at most the policy is asked again."""
+    """The longest time until the policy is asked again."""
     work_left: Floats
     starting: Floats
-    """What the held machine still needs to start."""
+    """The time that the held machine still needs to start."""
     held: Ints
     """``NOTHING``, ``ON_DEMAND``, or the index of a zone."""
     idle_hours: Floats
-    """For how long nothing has been held."""
+    """How long nothing has been held."""
     is_up: Bools
-    """Where a spot machine can be had; it is held where this is so, too."""
+    """Whether each zone has spot capacity; the held zone has."""
     ages: Floats
-    """For how long that has been so, as far as somebody has looked."""
+    """How long each zone has been up or down, as far as it was watched."""
     loss_factors: Floats
-    """How often a zone's machines are lost, as a multiple of what is usual at their age."""
+    """The rate of a zone's losses, as a multiple of the usual rate at its age."""
     badness: Floats
-    """How much sooner machines are lost, and later to be had again, than is usual (1); of shape [N]."""
+    """The pressure on capacity; 1 is usual. Losses come sooner, and capacity returns later; of shape [N]."""
     elsewhere: Floats
-    """How likely there is capacity in another zone when one is lost; of shape [N]."""
+    """The probability of capacity in another zone when one is lost; of shape [N]."""
     prices: Floats
-    """Of spot machines."""
+    """The prices of spot machines."""
 
     @property
     def hours_left(self) -> float:
@@ -64,24 +64,24 @@ class Situation:
 
     @property
     def slack(self) -> Floats:
-        """The time that need not be trained, nor be spent on the start under way."""
+        """The time to the deadline that neither the work left nor the present start needs."""
         return self.hours_left - self.work_left - self.starting
 
 
 def compared(seen: Floats, usual: Floats, *, doubt: float = 8.0) -> Floats:
-    """Return how many times more often something was seen than is usual, drawn to 1.
+    """Return how many times more often something was seen than is usual, shrunk towards 1.
 
-    ``doubt`` is the number of usual events that are added to both.
+    ``doubt`` is the number of events that are added to both counts.
     """
     return (seen + doubt) / (usual + doubt)
 
 
 class MarketPolicy(Protocol):
-    """Chooses what to hold next; the same code for a job's driver and for a simulation."""
+    """Chooses the machines to hold next, both for a job's driver and in simulations."""
 
     def choose(self, situation: Situation) -> Ints:
-        """Return ``NOTHING``, ``ON_DEMAND``, what is held, or the index of a zone that is up, for each run.
+        """Return ``NOTHING``, ``ON_DEMAND``, the held value, or the index of a zone that is up, for each run.
 
-        The answer follows from the situation alone.
+        The answer depends on the situation alone.
         """
         ...

@@ -1,4 +1,4 @@
-"""Recorded markets: when a zone had spot machines, read from files as in skypilot-org/spot-traces."""
+"""Recorded markets, which show when a zone had spot machines, in the format of skypilot-org/spot-traces."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _NUM_LOOKS_AT_LEAST = 2
 
 class _Metadata(msgspec.Struct, frozen=True):
     gap_seconds: Annotated[float, msgspec.Meta(ge=1.0, le=86400.0)]
-    """A finer gap is no market that anybody has looked at, and makes more ticks than fit into memory."""
+    """The least value is 1, because a finer gap makes more ticks than fit into memory."""
 
 
 class _File(msgspec.Struct, frozen=True):
-    """What is read of a file; it may hold more, such as prices."""
+    """The parts of a file that are read; it may have others, such as prices."""
 
     metadata: _Metadata
     data: Annotated[list[Annotated[float, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=_NUM_LOOKS_AT_LEAST)]
@@ -31,23 +31,23 @@ class _File(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Market:
-    """Zones that were looked at at the same moments."""
+    """Zones that were watched at the same moments."""
 
     is_up: Bools
-    """Where there was capacity, of shape [ticks, zones]."""
+    """Whether there was capacity, of shape [ticks, zones]."""
     tick_hours: float
 
     @property
     def hours(self) -> float:
-        """How long it was looked at."""
+        """How long the zones were watched."""
         return len(self.is_up) * self.tick_hours
 
 
 def read_market(paths: Sequence[Path], *, num_nodes: int = 1) -> Market:
-    """Return the zones of these files, one each, with capacity where there were at least so many machines.
+    """Return the market of these files, one zone each, with capacity where ``num_nodes`` machines were free.
 
-    The files begin at the same moment, and the shortest ends them. If they were not looked at equally often,
-    the finest tick counts, and what was seen goes on until the next look.
+    All files begin at the same moment, and the market ends with the shortest. If their intervals differ, the
+    shortest is the tick, and each observation holds until the next.
 
     Raises:
         SpecError: a file cannot be read or is not a trace.
@@ -79,10 +79,10 @@ def _read(path: Path) -> _File:
 
 
 def windows(market: Market, *, num_ticks: int, num_runs: int, seed: int) -> Bools:
-    """Return what runs meet that begin at random places, of shape [ticks, zones, runs].
+    """Return the markets of runs that begin at random places, of shape [ticks, zones, runs].
 
-    No two begin at the same place, so there are fewer runs if the market has fewer places from which so many
-    ticks fit. The same arguments give the same places.
+    No two runs begin at the same place. There are fewer runs than ``num_runs`` if the market has fewer places
+    followed by ``num_ticks`` ticks. The same arguments give the same places.
     """
     num_places = len(market.is_up) - num_ticks + 1
     assert num_places > 0, "the caller has compared the lengths"

@@ -1,1 +1,1 @@
-"""What the records of a job tell: its state, its bill, its timeline and its metrics; pure."""
+"""Reports from the records of a job: its state, bill, timeline and metrics; pure."""

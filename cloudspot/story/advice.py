@@ -1,4 +1,4 @@
-"""What the user of a job should know and might overlook; pure."""
+"""Warnings about a job that its user might overlook; pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from cloudspot.story.states import live_members
 from cloudspot.train.rounds.interval import LONGEST_AUTO_SECONDS
 
 SILENT_SECONDS = 5 * 60.0
-"""Heartbeats come every few seconds, and clocks may differ a little."""
+"""A node without a heartbeat for this long is silent; heartbeats come every few seconds."""
 UNSAVED_SECONDS = 15 * 60.0
-"""A store may fail to answer for some minutes."""
+"""The least time without a commit that is worth a warning; a store may fail for some minutes."""
 MAX_NAMED = 4
 """If there are more nodes than this, only their number is given."""
 
 
 def warnings(history: History) -> tuple[str, ...]:
-    """Return what the user should know, each once: of its checkpoints, then what the nodes say."""
+    """Return the warnings, each once: those about checkpoints, then those from the nodes."""
     texts = [
         f"checkpoint {skipped.checkpoint} did not verify and was passed over: {skipped.reason}"
         for generation in history.generations
@@ -37,9 +37,9 @@ def warnings(history: History) -> tuple[str, ...]:
 
 
 def unsaved(history: History) -> Iterator[str]:
-    """Yield a warning if a session trains on and its saves do not come, for three times as long as they may.
+    """Yield a warning if a session trains on without a commit for three times the longest normal interval.
 
-    A full disk or a store that fails costs saves and does not end a training. Times are the machines' own.
+    A full disk or a failing store costs saves and does not end a training. Times are by the machines' clocks.
     """
     beats = [own_beat(history.launches[seat.launch - 1], seat.rank) for seat in live_members(history)]
     number = history.generations[-1].number if history.generations else 0
@@ -61,13 +61,13 @@ def unsaved(history: History) -> Iterator[str]:
     upload = max(beat.upload_seconds or 0.0 for beat in training)
     if seconds >= max(UNSAVED_SECONDS, 3 * max(interval, 1.5 * upload)):
         yield (
-            f"no checkpoint was committed for {_how_long(seconds)}, though the training goes on: what came "
+            f"no checkpoint was committed for {_how_long(seconds)}, though the training goes on: all work "
             f"after step {saved_step} is on its machines only; the logs say why"
         )
 
 
 def idleness(history: History) -> str:
-    """Return which nodes do not use what is paid for, and for how long at least; empty: none."""
+    """Return a warning that names the idle nodes and their least idle time; empty if none are idle."""
     idle = {}
     for seat in live_members(history):
         beat = own_beat(history.launches[seat.launch - 1], seat.rank)
@@ -104,6 +104,6 @@ def silence(history: History, now: datetime) -> Iterator[str]:
             silent[seat] = seconds
     if silent:
         yield (
-            f"nothing was heard of {_who(silent)} for {_how_long(min(silent.values()))}; "
+            f"no heartbeat came from {_who(silent)} for {_how_long(min(silent.values()))}; "
             "each is billed until a driver (attach, reconcile) finds out that it has ended"
         )

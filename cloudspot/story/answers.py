@@ -1,4 +1,4 @@
-"""What came of each notice: the checkpoint that the nodes made in the time that was left; pure."""
+"""The answer to each notice: the checkpoint that the nodes made in the time that was left; pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Answer:
     notice: Notice
     rank: int
     commit: CheckpointId | None
-    """None: no checkpoint was committed after it."""
+    """The checkpoint committed after the notice, or None."""
     committed_at: datetime | None
 
     @property
@@ -38,7 +38,7 @@ def answers(history: History) -> Iterator[Answer]:
 
 
 def _commit_behind(history: History, launch: int, rank: int, notice: Notice) -> Commit | None:
-    """Return the commit in which the generation with the notice left its state."""
+    """Return the commit with the final state of the generation that had the notice, or None."""
     mine = [one for one in history.generations if rank in one.ranks(launch)]
     during = [one for one in mine if one.at <= notice.at]
     if not during:

@@ -1,4 +1,4 @@
-"""What limits a training, by what its machines have measured, and what to try; pure."""
+"""Find what limits a training, by measurements of its machines, and advise what to try; pure."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from cloudspot.story.outcomes import own_beat
 LimitKind = Literal["data-loader", "saves", "gpu", "network", "cpu", "none"]
 
 DATA_WAIT = 0.15
-"""The share of the time from which on waiting for batches is what to mend first."""
+"""The share of the time, spent waiting for batches, from which on the data loader is the bottleneck."""
 SAVES = 0.05
-"""The share of the time that saves may hold up the training; ``interval = "auto"`` stays below."""
+"""The share of the time from which on saves are the bottleneck; ``interval = "auto"`` stays below."""
 BUSY = 0.85
-"""The share from which on a GPU, a network or all cores are in use as far as a training can use them."""
+"""The share of use from which on a GPU, a network or the cores count as fully used."""
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What the training waits for, as far as it was measured."""
+    """The measured bottleneck of a training."""
 
     kind: LimitKind
     share: float
-    """Of the time, or of what the resource can do."""
+    """The share of the time, or of the resource's capacity."""
     advice: str
 
     @property
     def text(self) -> str:
-        """Say it in one line."""
+        """Return the bottleneck and the advice in one line."""
         return f"{_SAID[self.kind].format(self.share)}; {self.advice}"
 
 
 _SAID: dict[LimitKind, str] = {
     "data-loader": "data loader: {:.0%} of the time goes to waiting for batches",
-    "saves": "saves: {:.0%} of the time goes to them",
+    "saves": "saves: {:.0%} of the time goes to saving",
     "gpu": "GPU: busy {:.0%} of the time",
     "network": "network: {:.0%} of the link is used",
     "cpu": "CPU: all cores busy {:.0%} of the time",
-    "none": "nothing that is measured: the busiest resource is in use {:.0%} of the time",
+    "none": "no measured resource: the busiest resource is in use {:.0%} of the time",
 }
 _ADVICE: dict[LimitKind, str] = {
     "data-loader": "try more workers (num_workers), or prepare the data once",
@@ -55,9 +55,9 @@ _ADVICE: dict[LimitKind, str] = {
 
 
 def bottleneck(history: History) -> Bottleneck | None:
-    """Return what limits the newest generation that was measured; None: nothing was measured yet.
+    """Return the bottleneck of the newest measured generation, or None if nothing was measured yet.
 
-    The nodes of a training go at the pace of the slowest, so of each figure the greatest counts.
+    A training goes at the pace of its slowest node, so the greatest of the nodes' figures counts.
     """
     beats = _measured(history)
     found = [beat.utilization for beat in beats if beat.utilization is not None]
@@ -96,7 +96,7 @@ def _measured(history: History) -> Sequence[Heartbeat]:
 
 
 def _saves(history: History, beats: Sequence[Heartbeat]) -> float:
-    """Return the share of the time that saves take: the last one's, by the time between the last two."""
+    """Return the share of the time spent on saves: the last stall over the time between two saves."""
     stall = max((beat.stall_seconds or 0.0 for beat in beats), default=0.0)
     newest = (
         [commit.at for commit in history.commits if commit.generation == beats[-1].generation]

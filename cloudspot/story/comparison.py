@@ -1,4 +1,4 @@
-"""Where jobs differ: job files, code, results; pure."""
+"""Compare jobs: their job files, code and results; pure."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from cloudspot.jobstore.journal.history import History
 from cloudspot.story.report import show_json
 
 MAX_TEXT_BYTES = 256 << 10
-"""Larger files are only said to differ."""
+"""The largest file that is shown as a diff; a larger file is only reported as different."""
 MAX_DIFF_LINES = 200
-"""Of one file."""
+"""The most lines shown of one file's diff."""
 
 
 @dataclass(frozen=True)
 class CodeFile:
-    """A file of a job's code, as far as it is compared."""
+    """A file of a job's code, with the properties that are compared."""
 
     size: int
     digest: bytes
-    """Of all that matters: content, mode, a symlink's target."""
+    """The digest of the content, the mode and a symlink's target."""
     text: str | None
-    """None: it is too large, or not text."""
+    """The content, or None if it is too large or not text."""
 
 
 def code_files(members: Iterable[Member]) -> dict[str, CodeFile]:
-    """Return the files of a bundle by name, with as much content as a diff may need."""
+    """Return the files of a bundle by name, with the content that a diff may need."""
     return {member.name: _code_file(member) for member in members}
 
 
@@ -48,10 +48,10 @@ def _code_file(member: Member) -> CodeFile:
 
 
 def differing_fields(histories: Sequence[History]) -> list[dict[str, Any]]:
-    """Return the fields of the jobs' job files that are not the same in all.
+    """Return the job file fields that are not the same in all jobs.
 
-    Each has ``field`` and ``values``, in the order of the jobs (None: not set). Of the providers' tables,
-    only those of the jobs' own providers count: nothing reads the others.
+    Each has ``field`` and ``values``; the values are in the order of the jobs, and None where the field is
+    not set. Only the tables of the jobs' own providers are compared, because nothing reads the others.
     """
     used = {history.submission.provider for history in histories}
 
@@ -81,7 +81,7 @@ def job_file_differences(a: History, b: History) -> list[dict[str, Any]]:
 
 
 def field_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the leaves of the tables that differ: ``field``, ``a`` and ``b`` (None: not set)."""
+    """Return the leaves of the tables that differ, with ``field``, ``a`` and ``b`` (None if not set)."""
     first, second = dict(_flat("", a)), dict(_flat("", b))
     return [
         {"field": name, "a": first.get(name), "b": second.get(name)}
@@ -100,7 +100,7 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def code_differences(a: Mapping[str, CodeFile], b: Mapping[str, CodeFile]) -> list[dict[str, Any]]:
-    """Return the files that differ: ``path``, ``change``, ``a_bytes``, ``b_bytes`` and ``diff``."""
+    """Return the files that differ, with ``path``, ``change``, ``a_bytes``, ``b_bytes`` and ``diff``."""
     differences = []
     for path in sorted({*a, *b}):
         first, second = a.get(path), b.get(path)
@@ -139,7 +139,7 @@ def _diff(path: str, a: CodeFile | None, b: CodeFile | None) -> list[str] | None
 
 
 def results(history: History, now: datetime) -> dict[str, Any]:
-    """Return how a job went: what ``compare --json`` says about each."""
+    """Return the results of a job as ``compare --json`` shows them."""
     report = show_json(history, now)
     return {
         **{name: report[name] for name in _SAME},
@@ -166,5 +166,5 @@ _SAME = (
     "goodput",
     "metrics",
 )
-"""What ``show --json`` says in the same words."""
+"""The fields that are taken from ``show --json``."""
 _SAME_COST = ("spent", "on_demand_equivalent", "currency", "others")

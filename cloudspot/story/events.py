@@ -1,4 +1,4 @@
-"""What has happened to a job between two looks at its records, for people to read; pure."""
+"""The events of a job between two looks at its records, for people to read; pure."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from cloudspot.story.states import is_holding, nodes_of
 
 
 class EventKind(enum.Enum):
-    """What an event is about."""
+    """The subject of an event."""
 
     LAUNCHED = "an intent was written: a launch is under way"
     CLAIMED = "a machine came up and claimed its seat"
-    NODE_STATE = "a node has begun to do something else (setup, restoring, running, ...)"
-    REPRICED = "the nodes of a launch cost something else from now on"
+    NODE_STATE = "a node has entered another state (setup, restoring, running, ...)"
+    REPRICED = "the price of a launch's nodes has changed"
     STARTED = "a generation started: the training runs"
     HOLDING = "a generation has too few nodes to train, and keeps them warm"
     NOTICED = "a node has a notice that its machine will be taken"
     COMMITTED = "a checkpoint exists"
     NODE_ENDED = "a node wrote its exit record, or its machine has provably ended"
-    LAUNCH_ENDED = "nothing of a launch runs any more"
-    STOP_REQUESTED = "somebody, or a limit, asked the job to checkpoint and end"
+    LAUNCH_ENDED = "all nodes of a launch have ended"
+    STOP_REQUESTED = "a person or a limit asked the job to checkpoint and end"
     JOB_FINISHED = "the job is over"
-    SUSPENDED = "the job has waited for as long as it may, and runs again once there is capacity"
+    SUSPENDED = "the job has waited for the longest time allowed, and runs again once there is capacity"
     RESUMED = "somebody has resumed the job"
     MOVED = "somebody has moved the job to another store"
     WAITING = "the controller waits before the next launch"
@@ -49,18 +49,18 @@ class EventKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened; ``text`` tells it in one line, without the job's name."""
+    """One event; ``text`` describes it in one line, without the job's name."""
 
     kind: EventKind
     text: str
     at: datetime | None = None
-    """As its record says; None: a controller says it now, or no record tells."""
+    """The time in its record, or None if there is no record."""
     outcome: str | None = None
-    """How a node or the job ended."""
+    """The outcome of a node or the job that ended."""
 
 
 def diff(old: History | None, new: History) -> tuple[Event, ...]:
-    """Return what ``new`` has beyond ``old`` (None: nothing was known), roughly in the order of events."""
+    """Return the events that ``new`` has beyond ``old`` (all if that is None), roughly in order of time."""
     return tuple(_diff(old, new))
 
 
@@ -101,13 +101,13 @@ def _turned(turn: Turn) -> Event:
 
 
 def stop_text(stop: StopRequest) -> str:
-    """Return in one line who asked the job to end, and why."""
+    """Return in one line why the job was asked to end, with the figures."""
     figures = f"; {stop.detail}" if stop.detail else ""
     return f"stop requested ({stop.reason}): the job checkpoints and ends{figures}"
 
 
 def turn_text(turn: Turn) -> str:
-    """Return in one line what has become of the job."""
+    """Return in one line how the job's state has changed."""
     if isinstance(turn, Suspended):
         return f"job suspended{_because(turn.detail)}"
     if isinstance(turn, Resumed):
@@ -152,7 +152,7 @@ def _opened(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Eve
 
 
 def launch_text(intent: Intent) -> str:
-    """Return in one line what a launch asks for, and why."""
+    """Return in one line the machines that a launch requests, and the reason."""
     offer = intent.offer
     text = (
         f"launch {intent.launch} ({intent.why}): {intent.num_nodes} x {offer.instance_type} in {offer.zone}, "
@@ -164,7 +164,7 @@ def launch_text(intent: Intent) -> str:
 
 
 def _at_step(step: int, before: str) -> str:
-    """Return the end of a sentence; empty if no step is known to have been made."""
+    """Return ``at step N`` after ``before``, or an empty string if no step is known."""
     return f"{before}at step {step}" if step else ""
 
 
@@ -191,7 +191,7 @@ def _started(history: History, generation: Generation) -> Iterator[Event]:
 
 
 def _changes(history: History, generation: Generation) -> str:
-    """Return which nodes have come and gone, unless all have."""
+    """Return which nodes have joined and left the generation, for the end of a line."""
     before = history.generations[generation.number - 2].seats if generation.number > 1 else ()
     came = [seat for seat in generation.seats if seat not in before]
     went = [seat for seat in before if seat not in generation.seats]
@@ -216,7 +216,7 @@ def _ended(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Even
             yield Event(EventKind.NODE_ENDED, told, proof.ended_at, "lost")
     end = launch_end(launch) if before is None or before.ended_at is None else None
     if end is not None:
-        why = "" if end.detail == told else _because(end.detail)  # the line before says it already
+        why = "" if end.detail == told else _because(end.detail)  # not twice the same detail
         text = f"launch {launch.number} is over, {end.outcome}{why}"
         yield Event(EventKind.LAUNCH_ENDED, text, end.at)
 

@@ -1,4 +1,4 @@
-"""The bill: machine time and money of a job, from its records; pure."""
+"""The bill of a job: its machine time and money, from its records; pure."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from cloudspot.story.stretches import stretches
 
 DEFAULT_CURRENCY = "USD"
 _NEITHER_LISTED_NOR_HEARD = timedelta(minutes=10)
-"""A machine that has been silent for so long, and that no listing has, is billed no further."""
+"""A machine that is not listed and has been silent for this long is not billed further."""
 PURPOSES = ("starting", "standby", "holding", "training", "lost", "transfer")
-"""What a machine was paid for: to boot and set up; to be ready and wait until the training takes it in; to be
-kept warm in a generation of too few nodes; all the rest of its time in the training, delivery included; to
-make steps that were made again, or are in no checkpoint of a job that has ended; and, beside its time, to
-move bytes to and from a bucket in another region."""
+"""The purposes of a machine's cost, in this order: its boot and setup; the wait until the training takes it
+in; being kept warm in a generation of too few nodes; the rest of its time in the training, including
+delivery; steps that were repeated, or are in no checkpoint of a job that has ended; and, apart from its time,
+the transfer of bytes to and from a bucket in another region."""
 
 
 class Paid(NamedTuple):
-    """What a machine, or several, was paid for one purpose."""
+    """The time and money of one or more machines for one purpose."""
 
     seconds: float
     spent: float
@@ -37,7 +37,7 @@ class Paid(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerLine:
-    """What one machine has cost."""
+    """The cost of one machine."""
 
     launch: int
     rank: int | None
@@ -47,38 +47,38 @@ class LedgerLine:
     market: Market
     started: datetime
     ended: datetime | None
-    """None: it still runs."""
+    """None if it still runs."""
     seconds: float
     """How long it has run."""
     charged_seconds: float
-    """What of that is charged, by ``Offer.billing``: at least the least time; 0 for a spot machine that was
-    taken back while that is free."""
+    """The time charged by ``Offer.billing``: the billing's least time or more; 0 for a spot machine that was
+    reclaimed within its free time."""
     price_per_hour: float
     """The newest price; ``spent`` counts each second at the price of its time."""
     currency: str
     transfer_bytes: int
-    """What it has moved to and from the job's bucket, as far as its provider charges for that."""
+    """The bytes it moved to and from the job's bucket; 0 if its provider does not charge for that."""
     transfer_spent: float
-    """What that has cost; a part of ``spent``."""
+    """The cost of the transfer, which is a part of ``spent``."""
     spent: float
     on_demand_equivalent: float
-    """What the same machine would have cost on demand, where nothing is charged for transfer."""
+    """The cost of the same machine on demand, without transfer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """What the job has cost so far, estimated from list prices; the provider's invoice is what counts."""
+    """The cost of the job so far, estimated from list prices; only the provider's invoice is binding."""
 
     spent: float
     on_demand_equivalent: float
     currency: str
-    """Of both; it is the newest launch's."""
+    """The currency of both amounts, which is that of the newest launch."""
     others: Mapping[str, float]
-    """What was spent in other currencies, on other providers, by currency."""
+    """The amounts spent in other currencies, by currency."""
     machine_seconds: float
-    """Over all machines."""
+    """The total over all machines."""
     run_seconds: float
-    """For how long at least one machine ran."""
+    """The time in which at least one machine ran."""
     lines: tuple[LedgerLine, ...]
 
     @cached_property
@@ -91,7 +91,7 @@ class Ledger:
 
 
 def spent_in(ledger: Ledger, currency: str | None) -> float:
-    """Return what was spent in a currency; None: in that of the newest launch."""
+    """Return the amount spent in a currency; None stands for that of the newest launch."""
     if currency is None or currency == ledger.currency:
         return ledger.spent
     return ledger.others.get(currency, 0.0)
@@ -100,9 +100,10 @@ def spent_in(ledger: Ledger, currency: str | None) -> float:
 def bill(history: History, now: datetime, *, instances: Sequence[Instance] | None = None) -> Ledger:
     """Return the bill at ``now``.
 
-    A machine that has provably ended is billed by its certificate; another one from its claim on, and more
-    exactly where ``instances`` (a listing) tells when it really started, and that it still runs. One that the
-    listing lacks, and that has been silent for longer than a listing lags, has ended with its last heartbeat.
+    A machine that has provably ended is billed by its certificate, any other machine from its claim on. The
+    listing ``instances`` makes this more exact: it has the start, and shows that a machine still runs. A
+    machine that is not listed, and has been silent for longer than a listing lags, counts until its last
+    heartbeat.
     """
     lines = [line for launch in history.launches for line in _lines(launch, now, instances)]
     currency = history.launches[-1].intent.offer.currency if history.launches else DEFAULT_CURRENCY
@@ -130,7 +131,7 @@ def cost_until(
     *,
     instances: Sequence[Instance] | None = None,
 ) -> float:
-    """Return how much dearer the bill of ``later`` is than ``ledger``, the one of ``now``, in a currency.
+    """Return how much more the bill at ``later`` is than ``ledger``, the bill at ``now``, in a currency.
 
     Only launches with a machine that has not ended by ``now`` are billed again.
     """
@@ -145,7 +146,7 @@ def _spent_by(lines: Iterable[LedgerLine], currency: str) -> float:
 
 
 def purposes(history: History, ledger: Ledger, now: datetime) -> tuple[dict[str, Paid], ...]:
-    """Return what each line was paid for, by ``PURPOSES``; together they are its seconds and its money."""
+    """Return the time and money of each line by ``PURPOSES``; they add up to the line's."""
     paid_lines = []
     for pieces in pieces_of(history, ledger, now):
         paid = dict.fromkeys(PURPOSES, Paid(0.0, 0.0))
@@ -168,10 +169,10 @@ class Piece:
 
 
 def pieces_of(history: History, ledger: Ledger, now: datetime) -> Iterator[tuple[Piece, ...]]:
-    """Yield the pieces of each line, in order; together they are its seconds and its money.
+    """Yield the pieces of each line, in order; they add up to its seconds and its money.
 
-    Each second has the price of its time. What a least time or an increment adds, and a refund takes away, is
-    shared out in proportion.
+    Each second has the price of its time. Amounts added by a least time or an increment, or refunded, are
+    distributed in proportion.
     """
     turns = _turns(history, now)
     for line in ledger.lines:
@@ -182,7 +183,7 @@ def pieces_of(history: History, ledger: Ledger, now: datetime) -> Iterator[tuple
 def _turns(history: History, now: datetime) -> dict[Seat, list[tuple[datetime, str]]]:
     """Return when each node began to train, to hold, or to make steps that do not count, in order.
 
-    One that was left out goes on as it was.
+    A node that was left out of the training keeps its last purpose.
     """
     held = held_generations(history)
     by_seat: dict[Seat, list[tuple[datetime, str]]] = {}
@@ -197,7 +198,7 @@ def _turns(history: History, now: datetime) -> dict[Seat, list[tuple[datetime, s
 
 
 class _Time(NamedTuple):
-    """What a machine did from one moment to another."""
+    """A stretch of a machine's time for one purpose."""
 
     purpose: str
     begun: datetime
@@ -207,7 +208,7 @@ class _Time(NamedTuple):
 def _times(
     history: History, line: LedgerLine, turns: Mapping[Seat, Sequence[tuple[datetime, str]]], now: datetime
 ) -> Iterator[_Time]:
-    """Yield what a machine did from its start to its end, without a gap."""
+    """Yield a machine's time by purpose, from its start to its end, without a gap."""
     marks = [(line.started, "starting")]
     if line.rank is not None:
         beat = own_beat(history.launches[line.launch - 1], line.rank)
@@ -216,7 +217,7 @@ def _times(
         marks += [(at, "standby") for at in ready[:1]]
         marks += turns.get(Seat(line.launch, line.rank), ())
     end = max(line.started, line.ended or now)
-    # Whoever wrote one of these down had a clock of its own.
+    # These times are from different clocks, so they are forced into order.
     moments = [min(at, end) for at in accumulate((at for at, _ in marks), max)]
     for (_, purpose), (begun, over) in zip(marks, pairwise([*moments, end]), strict=True):
         yield from _by_day(purpose, begun, over)
@@ -235,11 +236,11 @@ def _by_day(purpose: str, begun: datetime, over: datetime) -> Iterator[_Time]:
 
 
 def _priced(launch: LaunchHistory, line: LedgerLine, times: Sequence[_Time]) -> Iterator[Piece]:
-    """Yield the line's time with its money, in proportion to what each second would cost at its price."""
+    """Yield the line's time with its money, distributed by the price of each second."""
     for_time = line.spent - line.transfer_spent
     costs = [_spent(launch, one.begun, one.over) for one in times]
     lasted = [(one.over - one.begun).total_seconds() for one in times]
-    # It may have only just begun, and its least time is charged all the same.
+    # A machine that has only just begun is charged its least time, which goes to the first piece.
     first = [1.0, *[0.0] * (len(times) - 1)]
     money, seconds = (costs if sum(costs) else first), (lasted if sum(lasted) else first)
     for time, lasts, cost, second in zip(times, lasted, money, seconds, strict=True):
@@ -285,7 +286,7 @@ def _lines(
             yield _line(launch, rank, instance_id, *times, now, is_reclaimed=is_reclaimed)
             continue
         started = launch.intent.at if rank is None else claimed_at(launch, rank)
-        # A cloud may forget a machine whose seat was given up before anybody could prove its end.
+        # A cloud may stop listing a machine whose seat was made void before its end was proven.
         ended = None if instance_id in ranks else voided.get(instance_id)
         if rank is not None and (left := left_at(launch, rank)) is not None:
             ended = min(left, now)
@@ -296,7 +297,7 @@ def _lines(
             started = launched_at(launch, instance) or started
             if instance.state is InstanceState.ENDED:
                 ended = machine_ended_at(launch, instance) or ended or now
-            elif instance.state.is_up:  # Its last word does not end the bill; the end of the machine does.
+            elif instance.state.is_up:  # The end of the machine ends the bill; the exit record does not.
                 ended = None
         started = min(started, ended or now)  # A node's clock may run ahead.
         is_reclaimed = instance is not None and instance.end_reason is EndReason.RECLAIMED
@@ -304,9 +305,9 @@ def _lines(
 
 
 def _spent(launch: LaunchHistory, started: datetime, ended: datetime) -> float:
-    """Return what one node costs between two moments, at the price of each."""
+    """Return the cost of one node between two moments, at the price of each second."""
     costs = [launch.intent.offer.price_per_hour, *(one.price_per_hour for one in launch.prices)]
-    # Whoever wrote one of these down had a clock of its own.
+    # These times are from different clocks, so they are forced into order.
     moments = accumulate((started, *(min(one.at, ended) for one in launch.prices), ended), max)
     spent = 0.0
     for price, (begun, over) in zip(costs, pairwise(moments), strict=True):
@@ -354,11 +355,11 @@ def _line(
 
 
 def _transfer_bytes(launch: LaunchHistory, rank: int | None) -> int:
-    """Return what a machine has moved, by its newest heartbeat, where the provider charges for that."""
+    """Return the bytes that a machine has moved, by its newest heartbeat; 0 if they are not charged."""
     beat = None if rank is None else own_beat(launch, rank)
     return beat.moved_bytes if beat is not None and launch.intent.offer.transfer_price_per_gib else 0
 
 
 def _is_free(offer: Offer, seconds: float) -> bool:
-    """Return whether a machine that was taken back after ``seconds`` is not charged."""
+    """Return whether a machine that was reclaimed after ``seconds`` is free."""
     return offer.market is Market.SPOT and seconds < offer.billing.free_if_reclaimed_seconds

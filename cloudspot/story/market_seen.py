@@ -1,4 +1,4 @@
-"""What jobs have seen of the spot market: how long they kept machines, and where they got none; pure."""
+"""A job's experience of the spot market: how long it kept machines, and where it got none; pure."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from cloudspot.model import EndReason, Market
 from cloudspot.story.outcomes import own_exit, void_outcome
 
 MAX_GAP_HOURS: Final = 1.0
-"""What counts at most between a look that found no capacity and the next one, as nobody has watched the rest:
-the job trained elsewhere, or nothing drove it. A capacity that is found after such a gap then tells of a rate
-near the usual one, which is a change in 1.2 hours."""
+"""The most time that counts after a look that found no capacity, until the next look. The rest of a longer
+gap was not watched: the job trained elsewhere, or nothing drove it. If capacity is found after such a gap,
+the resulting rate is near the usual one, which is a change in 1.2 hours."""
 MAX_RECORD_WEIGHT: Final = 500.0
-"""One job's record of a pool counts for at most so many hours, and so many changes: three weeks say enough of
-a market, and no single record outweighs the others."""
+"""The most hours, and the most changes, that one job's record of a pool counts for. Three weeks are enough to
+know a market, and no single record should outweigh the others."""
 _MAX_POOLS: Final = 200
 _MAX_NAME_LENGTH: Final = 200
 
 
 def market_seen(history: History, now: datetime, *, provider: str | None = None) -> Knowledge:
-    """Return what the job's spot launches tell of each pool; with ``provider``, those on that one.
+    """Return the knowledge of each pool from the job's spot launches, optionally only on ``provider``.
 
-    All nodes of a launch are one sample. They are *up* from the first one's start to the end of the first one
-    that the provider took, which is a loss, or else to the end of the last one.
+    All nodes of a launch are one sample. It is *up* from the start of its first node to the first reclaim,
+    which is a loss, or else to the end of its last node.
 
     A pool is *down* from a refusal for capacity, or from a loss that leaves the job no machine there, until a
-    launch there gets machines. What comes after the last look is not known, and does not count.
+    launch there gets machines. The time after the last look does not count.
     """
     by_pool: dict[str, list[LaunchHistory]] = {}
     for launch in history.launches:
@@ -48,7 +48,7 @@ def market_seen(history: History, now: datetime, *, provider: str | None = None)
 
 
 def to_record(seen: Knowledge, at: datetime) -> MarketSeen:
-    """Return what is kept of it for later jobs: the pools that were watched longest, in round numbers."""
+    """Return the record that is kept for later jobs: the pools watched longest, in rounded numbers."""
 
     def hours(tally: Tally) -> float:
         return sum(tally.up_hours) + sum(tally.down_hours)
@@ -60,7 +60,7 @@ def to_record(seen: Knowledge, at: datetime) -> MarketSeen:
 
 
 def learned(records: Iterable[MarketSeen]) -> Knowledge:
-    """Return what the records of several jobs tell together; all count alike, whatever their age."""
+    """Return the sum of several jobs' records; all count alike, whatever their age."""
     found: dict[str, Tally] = {}
     for record in records:
         for name, seen in record.pools.items():
@@ -70,13 +70,13 @@ def learned(records: Iterable[MarketSeen]) -> Knowledge:
 
 @dataclass(frozen=True)
 class _Held:
-    """For how long a launch had machines."""
+    """The time in which a launch had machines."""
 
     asked: datetime
     since: datetime
     until: datetime
     is_lost: bool
-    """The provider took one of them."""
+    """Whether the provider reclaimed one of them."""
 
     @property
     def hours(self) -> float:
@@ -92,7 +92,7 @@ class _Look:
 
 
 def _tally(launches: Sequence[LaunchHistory], now: datetime) -> Tally:
-    """Return what the launches of one pool tell."""
+    """Return the tally of one pool's launches."""
     held = [one for launch in launches if (one := _held(launch, now)) is not None]
     looks = [_Look(one.asked, has_capacity=True) for one in held]
     looks += [
@@ -105,7 +105,7 @@ def _tally(launches: Sequence[LaunchHistory], now: datetime) -> Tally:
 
 
 def _held(launch: LaunchHistory, now: datetime) -> _Held | None:
-    """Return for how long the launch had machines; None: none of its machines is known."""
+    """Return the time in which the launch had machines, or None if none of its machines is known."""
     since, ends, taken = [], [], []
     ranks = {slot.instance_id: rank for rank, slot in launch.claimed.items()}
     for machine in sorted({*launch.certificates, *(one for one in ranks if one is not None)}):
@@ -130,7 +130,7 @@ def _was_taken(launch: LaunchHistory, rank: int | None, reason: EndReason | None
 
 
 def _refused(launch: LaunchHistory) -> datetime | None:
-    """Return when the launch came to nothing for want of capacity, or None."""
+    """Return when the launch was refused for lack of capacity, or None."""
     if launch.claimed or not launch.slots or void_outcome(launch)[0] != "capacity":
         return None
     return min(slot.at for slot in launch.slots.values())
@@ -142,7 +142,7 @@ def _up(held: _Held) -> Tally:
 
 
 def _down(looks: Sequence[_Look]) -> Tally:
-    """Return what the looks at one pool tell of its times without capacity."""
+    """Return the tally of one pool's times without capacity."""
     tallies, age = [], 0.0
     for before, after in pairwise(sorted(looks)):
         if before.has_capacity:
@@ -156,19 +156,19 @@ def _down(looks: Sequence[_Look]) -> Tally:
 
 
 def _split(begin: float, end: float) -> tuple[float, ...]:
-    """Return how many of the hours between two ages of a state are of each age."""
+    """Return the hours between two ages of a state, divided among the age classes."""
     edges = pairwise((0.0, *AGE_EDGES_HOURS, inf))
     return tuple(max(0.0, min(end, above) - max(begin, below)) for below, above in edges)
 
 
 def _once(age: float | None) -> tuple[float, ...]:
-    """Return one change at that age; None: no change."""
+    """Return counts by age class with one change at ``age``, or with none if that is None."""
     index = None if age is None else sum(1 for edge in AGE_EDGES_HOURS if edge <= age)
     return tuple(float(one == index) for one in range(NUM_AGES))
 
 
 def _limited(tally: Tally) -> Tally:
-    """Return the tally with no more weight than one job's may have; its rates stay the same."""
+    """Return the tally scaled down to the most weight of one job; its rates stay the same."""
     weight = max(sum(tally.losses) + sum(tally.gains), sum(tally.up_hours) + sum(tally.down_hours))
     share = min(1.0, MAX_RECORD_WEIGHT / weight) if weight else 1.0
     return Tally(**{name: tuple(share * one for one in values) for name, values in _fields(tally)})

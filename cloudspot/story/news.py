@@ -1,4 +1,4 @@
-"""What people are told of a job by messages; each piece of news has a key that all drivers agree on; pure."""
+"""The news of a job that is sent to people; each item has a key that all drivers agree on; pure."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from cloudspot.story.outcomes import own_beat
 from cloudspot.story.states import held_generations, live_members
 
 STALLED_SECONDS = 1800.0
-"""Nothing has trained for this long: nodes are missing, or nothing is heard of them."""
+"""A job without training nodes, or without their heartbeats, for this long is stalled."""
 
 
 @dataclass(frozen=True)
 class News:
-    """One event that people may be told of."""
+    """One event that people may be notified of."""
 
     kind: NewsKind
     key: str
-    """The same for every driver, and for no other event of the job."""
+    """The event's key, which is the same for every driver and unique within the job."""
     text: str
-    """One line; empty where the state of the job says it all."""
+    """One line; it is empty if the state of the job says enough."""
     at: datetime
 
 
 def news(history: History, now: datetime, zone: tzinfo) -> Iterator[News]:
-    """Yield what has happened since the job was submitted, or resumed last; days are those of the zone."""
+    """Yield the news since the job was submitted or last resumed; days are those of ``zone``."""
     claimed = [launch for launch in history.current_launches if launch.claimed]
     for launch in claimed:
         yield from _reclaimed(launch)
@@ -84,7 +84,7 @@ def _turned(history: History) -> Iterator[News]:
 
 
 def _standing(history: History, now: datetime) -> Iterator[News]:
-    """Yield that nothing has trained for long, once for each generation after which that is so."""
+    """Yield the news that nothing has trained for long, once for each generation that this follows."""
     held = held_generations(history)
     trained = [one for one in history.generations if one.number not in held and one.at >= history.asked_at]
     newest = trained[-1] if trained else None

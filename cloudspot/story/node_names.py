@@ -1,4 +1,4 @@
-"""Names of many nodes in few words; pure."""
+"""Names of nodes, and short texts for many of them; pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def parse_seat(name: str) -> Seat:
     """Return the seat of a node by its name.
 
     Raises:
-        ValueError: it is not a node's name.
+        ValueError: ``name`` is not a node's name.
     """
     told, _, number = name.partition(".")
     launch, rank = whole_number(told, most=MAX_LAUNCHES - 1), whole_number(number, most=MAX_NODES - 1)
@@ -37,7 +37,7 @@ def ranges(seats: Iterable[Seat]) -> str:
 
 
 def named(seats: Iterable[Seat]) -> str:
-    """Return ``node 1.0``, ``nodes 1.0 and 1.1``, or of more ``nodes 1.0-7 2.3``."""
+    """Return ``node 1.0``, ``nodes 1.0 and 1.1``, or for more nodes ``nodes 1.0-7 2.3``."""
     found = tuple(seats)
     if len(found) == 2:
         return f"nodes {found[0]} and {found[1]}"

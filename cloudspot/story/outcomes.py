@@ -1,4 +1,4 @@
-"""How nodes and whole jobs ended, by the records alone; pure."""
+"""Find how nodes, launches and jobs ended, from the records alone; pure."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from cloudspot.story.node_names import named
 
 _STOP_DETAILS = {
     "user": "asked for with cloudspot stop",
-    "image": "it ran for an image of its machine",
+    "image": "it ran to make an image of its machine",
     "max_cost": "limits.max_cost was reached",
     "max_runtime": "limits.max_runtime was reached",
     "idle_after": "limits.idle_after was reached",
 }
-"""What the user is told, by the reason in the request."""
+"""The text for the user, by the reason in the request."""
 
 
 @dataclass(frozen=True)
 class JobEnd:
-    """The job is over."""
+    """The end of a job."""
 
     outcome: JobOutcome
     detail: str
@@ -41,7 +41,7 @@ class JobEnd:
 
 @dataclass(frozen=True)
 class LaunchEnd:
-    """How a launch ended of which nothing is live any more."""
+    """The end of a launch without live seats."""
 
     outcome: LaunchOutcome
     detail: str
@@ -49,15 +49,15 @@ class LaunchEnd:
 
 
 def launch_end(launch: LaunchHistory) -> LaunchEnd | None:
-    """Return how the launch ended, by what its nodes said and its provider proved; None: it is live."""
+    """Return how the launch ended, by its nodes' exit records and the certificates; None if it is live."""
     return None if launch.ended_at is None else end_so_far(launch)
 
 
 def end_so_far(launch: LaunchHistory) -> LaunchEnd | None:
-    """Return how those nodes of the launch ended that are over, or None; void seats count if no other does.
+    """Return how the launch's ended nodes ended, or None; void seats count if the launch has no other.
 
-    A reclaim explains the failures of the peers, since a rank whose peer was taken fails too. It does not
-    explain a success, a stop that was obeyed, or a failure that the script would repeat anywhere.
+    A reclaim explains the failures of other nodes, because a rank whose peer is gone fails too. It does not
+    explain a success, an obeyed stop, or a failure that the script would repeat anywhere.
     """
     ranks = [rank for rank in launch.claimed if launch.is_over(rank)]
     if not ranks and (launch.claimed or launch.open_ranks):
@@ -89,7 +89,7 @@ def _outcome(launch: LaunchHistory, over: Sequence[int]) -> tuple[LaunchOutcome,
 
 
 def was_reclaimed(launch: LaunchHistory) -> bool:
-    """Return whether the provider took back a machine of the launch, whether it had claimed a seat or not."""
+    """Return whether the provider reclaimed a machine of the launch, even one without a seat."""
     if any(one.end_reason is EndReason.RECLAIMED for one in launch.certificates.values()):
         return True
     end = end_so_far(launch)
@@ -121,23 +121,23 @@ def _last_words(launch: LaunchHistory) -> Iterator[str]:
 
 
 def how_it_ended(certificate: Certificate) -> str:
-    """Return what the provider said of a machine's end, or that it vanished if the provider said nothing."""
+    """Return the provider's reason for a machine's end, or ``vanished`` if it gave none."""
     reason = "" if certificate.end_reason is EndReason.UNKNOWN else certificate.end_reason.value
     said = "; ".join(filter(None, (reason, certificate.detail)))
     return f"ended: {said}" if said else "vanished"
 
 
 VOID_OUTCOMES: dict[str, VoidOutcome] = {one: one for one in get_args(VoidOutcome)}
-"""How a launch ended that no machine has claimed; the detail of a void begins with one of these."""
+"""The outcomes of a launch without a claimed seat; the detail of a void begins with one of these."""
 
 
 def void_detail(outcome: VoidOutcome, detail: str) -> str:
-    """Return the detail of a void seat, from which everybody can tell why."""
+    """Return the detail of a void seat, from which ``void_outcome`` reads the outcome."""
     return f"{outcome}: {detail}"
 
 
 def void_outcome(launch: LaunchHistory) -> tuple[VoidOutcome, str]:
-    """Return the (outcome, detail) that the launch's void seats give; ``voided`` if they give none."""
+    """Return the (outcome, detail) of the launch's first void seat; ``voided`` if it names no outcome."""
     for _, slot in sorted(launch.slots.items()):
         if slot.instance_id is None:
             outcome, _, detail = slot.detail.partition(": ")
@@ -147,10 +147,10 @@ def void_outcome(launch: LaunchHistory) -> tuple[VoidOutcome, str]:
 
 
 def end_by_nodes(history: History) -> JobEnd | None:
-    """Return the end that needs nobody's judgement; None: not yet.
+    """Return the end of the job that follows from its nodes' records alone, or None.
 
-    Success needs the word of all members of the newest generation, after equally many steps. A stop, or a
-    failure that no other machine would mend, is the end once no claimed seat is live.
+    The job succeeds if all members of the newest generation report success after the same number of steps. A
+    stop, or a failure that would repeat on any machine, is the end once no claimed seat is live.
     """
     if succeeded(history):
         unequal = _unequal(history)
@@ -167,7 +167,7 @@ def end_by_nodes(history: History) -> JobEnd | None:
 
 
 def _unequal(history: History) -> str:
-    """Return that the nodes came to the end after different numbers of steps; empty if they did not."""
+    """Return a message if the nodes ended after different numbers of steps, else an empty string."""
     finals = [last.final for last in member_exits(history) if last is not None and last.final is not None]
     steps = {one.step for one in finals if one.step is not None}
     if len(steps) < 2:
@@ -176,7 +176,7 @@ def _unequal(history: History) -> str:
 
 
 def _left_early(history: History) -> str:
-    """Return where the script has left its loop early; empty if it came to the end."""
+    """Return a message if the script left its loop early, else an empty string."""
     for last in member_exits(history):
         final = None if last is None else last.final
         if final is not None and final.left_early:
@@ -186,14 +186,14 @@ def _left_early(history: History) -> str:
 
 
 def member_exits(history: History) -> tuple[Exit | None, ...]:
-    """Return the exit record of each node of the newest generation, in rank order; None: it has none."""
+    """Return the exit record, or None, of each node of the newest generation, in rank order."""
     seats = history.generations[-1].seats if history.generations else ()
     launches = ((history.launch_of(seat), seat.rank) for seat in seats)
     return tuple(None if launch is None else own_exit(launch, rank) for launch, rank in launches)
 
 
 def own_exit(launch: LaunchHistory, rank: int) -> Exit | None:
-    """Return the exit record of the machine that owns the rank; another machine's does not count."""
+    """Return the exit record of the machine that owns the rank, or None; other machines do not count."""
     return launch.own_exits.get(rank)
 
 
@@ -217,15 +217,15 @@ def last_sign(launch: LaunchHistory, rank: int) -> datetime:
 
 
 _LONGEST_BOOT = timedelta(minutes=20)
-"""A seat that is not claimed by then becomes void, so its owner's clock is no further behind than that."""
+"""A seat that is unclaimed after this long becomes void, so its owner's clock is not slower than that."""
 _ROUNDED = timedelta(seconds=2)
-"""Stores round times down, and a clock is known to about a second."""
+"""The tolerance between two clocks: stores round times down, and a clock is known to about a second."""
 
 
 def claimed_at(launch: LaunchHistory, rank: int) -> datetime:
-    """Return when its owner claimed the rank, or when the launch was intended if that cannot be true.
+    """Return when the owner claimed the rank, or the time of the intent if the claim's time is impossible.
 
-    An owner's clock may be wrong: a claim lies between the intent and its last heartbeat.
+    The owner's clock may be wrong; a possible time lies between the intent and the last heartbeat.
     """
     at, begun = launch.slots[rank].at, launch.intent.at
     beat = own_beat(launch, rank)
@@ -234,11 +234,10 @@ def claimed_at(launch: LaunchHistory, rank: int) -> datetime:
 
 
 def launched_at(launch: LaunchHistory, instance: Instance) -> datetime | None:
-    """Return when the provider created the machine, but not before its launch was intended.
+    """Return when the provider created the machine, or None if the provider does not say.
 
-    None if the provider does not say.
-
-    The provider's clock may be behind the store's: that of ``local`` is the clock of the user's computer.
+    The result is not before the intent. The provider's clock may be behind the store's: for ``local`` it is
+    the clock of the user's computer.
     """
     at = instance.launched_at
     return None if at is None else max(at, launch.intent.at)
@@ -247,17 +246,17 @@ def launched_at(launch: LaunchHistory, instance: Instance) -> datetime | None:
 def machine_ended_at(launch: LaunchHistory, instance: Instance) -> datetime | None:
     """Return when the machine ended, by the clock of ``launched_at``; None if the provider does not say.
 
-    The provider's two times are of one clock: the end is moved by as much as the start.
+    Both times of the provider are from one clock, so the end is shifted by the same amount as the start.
     """
     at, start, moved = instance.ended_at, instance.launched_at, launched_at(launch, instance)
     return at if at is None or start is None or moved is None else at + (moved - start)
 
 
 def left_at(launch: LaunchHistory, rank: int) -> datetime | None:
-    """Return when the owner of the rank said its last word, if it did: not before it was last heard of.
+    """Return when the owner of the rank wrote its exit record, or None; not before its last heartbeat.
 
-    A node's exit record and its last heartbeat come within seconds, and the store's clock dates the latter. A
-    copy of the store dates it anew, so it counts for no more than the node's clock can have been behind.
+    The exit record follows the last heartbeat within seconds, and the heartbeat has the store's time. In a
+    copied store this time is that of the copy, so it moves the result only as far as a clock may be slow.
     """
     last = own_exit(launch, rank)
     if last is None:
@@ -267,7 +266,7 @@ def left_at(launch: LaunchHistory, rank: int) -> datetime | None:
 
 
 def succeeded(history: History) -> bool:
-    """Return whether every node of the newest generation has succeeded, since the job was last resumed."""
+    """Return whether every node of the newest generation has succeeded since the job was last resumed."""
     newest = history.generations[-1] if history.generations else None
     current = {launch.number for launch in history.current_launches}
     if newest is None or newest.seats[0].launch not in current:
@@ -276,5 +275,5 @@ def succeeded(history: History) -> bool:
 
 
 def permanent_failure(launch: LaunchHistory) -> Exit | None:
-    """Return the exit record of a node whose failure no other machine would mend, or None."""
+    """Return the exit record of a node whose failure would repeat on any machine, or None."""
     return next((one for one in own_exits(launch) if one.outcome == "failed" and one.permanent), None)

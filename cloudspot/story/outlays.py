@@ -1,4 +1,4 @@
-"""What a job has paid, by day, provider, market, zone and purpose; and several jobs' together; pure."""
+"""The outlays of one or more jobs, by day, provider, market, zone and purpose; pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cloudspot.model import Market
 from cloudspot.story.ledger import PURPOSES, Ledger, pieces_of
 
 _DECIMALS = 9
-"""Of an amount: sums of very many are still right to a millionth."""
+"""The decimals of an amount, so that large sums are still right to a millionth."""
 
 
 def outlays(history: History, ledger: Ledger, now: datetime) -> tuple[Outlay, ...]:
-    """Return what the job has paid, in order of days; together they are the ledger."""
+    """Return the job's outlays, in order of days; they add up to the ledger."""
     by_key: dict[tuple[date, str, Market, str, str], dict[str, tuple[float, float, float]]] = {}
     for line, pieces in zip(ledger.lines, pieces_of(history, ledger, now), strict=True):
         provider = history.launches[line.launch - 1].intent.request.provider
@@ -52,7 +52,7 @@ def outlays(history: History, ledger: Ledger, now: datetime) -> tuple[Outlay, ..
 
 @dataclass(frozen=True)
 class JobOutlays:
-    """What one job has paid."""
+    """The outlays of one job."""
 
     job_id: str
     labels: Mapping[str, str]
@@ -60,27 +60,27 @@ class JobOutlays:
 
 
 def of_summary(summary: Summary) -> JobOutlays | None:
-    """Return what a job has paid by its summary; None: that does not tell."""
+    """Return the job's outlays from its summary, or None if the summary has none."""
     return None if summary.outlays is None else JobOutlays(summary.job_id, summary.labels, summary.outlays)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What was paid under one heading, in one currency."""
+    """The outlays under one heading, in one currency."""
 
     key: str
     currency: str
     num_jobs: int
     seconds: float
-    """Of all machines."""
+    """The total time of all machines."""
     spent: float
     on_demand_equivalent: float
     purposes: Mapping[str, float]
-    """What was spent, by purpose."""
+    """The amount spent, by purpose."""
 
     @property
     def saved(self) -> float:
-        """Return how much less that is than on demand."""
+        """Return the difference from the on-demand cost."""
         return self.on_demand_equivalent - self.spent
 
 
@@ -88,14 +88,14 @@ KINDS = ("job", "day", "provider", "market", "zone", "purpose", "label")
 LABEL = "label."
 """The prefix of the name of one label."""
 NO_LABEL = "-"
-"""The heading of the jobs without such a label."""
+"""The heading of jobs without the label."""
 
 
 def rows(jobs: Iterable[JobOutlays], by: str, *, since: date | None, until: date | None) -> tuple[Row, ...]:
-    """Return what the jobs have paid from day to day (both included), by one of ``KINDS`` or ``label.NAME``.
+    """Return the jobs' outlays by one of ``KINDS`` or ``label.NAME``; ``since`` and ``until`` are included.
 
-    Money of different currencies is never added up: a heading has a row for each. Together the rows are all
-    that was paid. The newest day comes first, purposes in their order, all else with the most money first.
+    Amounts in different currencies are never added; a heading has a row for each currency. The rows add up to
+    all outlays. Days are sorted newest first, purposes in their order, and all else by amount, largest first.
     """
     sums: dict[tuple[str, str], _Sum] = {}
     for job in jobs:
@@ -109,7 +109,7 @@ def rows(jobs: Iterable[JobOutlays], by: str, *, since: date | None, until: date
 
 
 def totals(jobs: Iterable[JobOutlays], *, since: date | None, until: date | None) -> tuple[Row, ...]:
-    """Return all that the jobs have paid, a row for each currency."""
+    """Return the total of the jobs' outlays, with a row for each currency."""
     return rows(jobs, "", since=since, until=until)
 
 

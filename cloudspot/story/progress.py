@@ -1,4 +1,4 @@
-"""How far a job has trained, what it would resume from and what it has lost, from its records; pure."""
+"""Progress of a job from its records: its newest step, its planned steps and its lost steps; pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def newest_step(history: History) -> int:
 
 
 def steps_total(history: History) -> int | None:
-    """Return how many steps the training is to make, if it has said so."""
+    """Return the planned number of steps, or None if the training has not reported it."""
     for launch in reversed(history.launches):
         finals = [one.final for one in own_exits(launch) if one.final is not None]
         planned = [final.planned for final in finals if final.planned is not None]
@@ -35,21 +35,21 @@ def steps_total(history: History) -> int | None:
 
 @dataclass(frozen=True)
 class StepsLost:
-    """How many begun steps had to be made again, or are in no checkpoint when a job ends without success.
+    """The begun steps that were repeated, or are in no checkpoint when a job ends without success.
 
     The step that was under way at each restart counts too.
     """
 
     num_steps: int
     is_exact: bool
-    """False: there may be more. A machine that ended without a word has left only an older heartbeat."""
+    """Whether the count is exact; otherwise it is a lower bound, because a machine left no exit record."""
 
 
 def steps_lost(history: History) -> StepsLost | None:
-    """Return how many begun steps were made again: for each restart, from its checkpoint to the loss.
+    """Return how many begun steps were repeated: for each restart, those from its checkpoint to the loss.
 
-    What is in no checkpoint when the job is stopped or fails counts too. None if a script without a session
-    was started again, or ended without success, since nothing counts its steps.
+    Steps in no checkpoint when the job is stopped or fails count too. The result is None if a script without
+    a session was restarted or ended without success, because its steps are not counted.
     """
     total = StepsLost(0, is_exact=True)
     for number in range(1, len(history.generations) + 1):
@@ -61,11 +61,11 @@ def steps_lost(history: History) -> StepsLost | None:
 
 
 def steps_lost_by(history: History, number: int) -> StepsLost | None:
-    """Return how many of the steps that generation ``number`` had begun were made again by the next one.
+    """Return how many of the steps begun in generation ``number`` were repeated by the next generation.
 
-    Steps of older generations count too if the next one had to go back that far. There is no next one for the
-    last generation of a job that has ended: without success, what is in no checkpoint counts. None if the
-    script has no session, since nothing counts its steps.
+    Steps of older generations count too if the next generation had to go back that far. For the last
+    generation of a job that ended without success, the steps in no checkpoint count. The result is None if
+    the script has no session, because its steps are not counted.
     """
     is_last, end = number >= len(history.generations), history.finished
     if is_last and (end is None or end.outcome == "succeeded"):
@@ -80,8 +80,8 @@ def steps_lost_by(history: History, number: int) -> StepsLost | None:
         kept = 0 if history.head is None else history.head.step
     else:
         kept = first_step(history.generations[number])
-    # A member that has told nothing may have been ahead of the others, if they were to make steps at all; but
-    # not of the survivors that have saved what they held, but for the step under way.
+    # A member without a report may have been ahead of the others, unless the generation only held. It was not
+    # ahead of survivors that saved their state, except by the step under way.
     kept_by = history.find_commit(history.head if is_last else history.generations[number].restore_from)
     is_rescued = kept_by is not None and kept_by.rescue is not None and kept_by.generation == number
     is_exact = len(known) == len(steps) or is_rescued or is_holding(history, before)
@@ -107,7 +107,7 @@ def last_step(history: History, generation: Generation) -> int:
         beat, notice = (None, None) if launch is None else _words(launch, seat.rank)
         if beat is not None and beat.generation == generation.number:
             steps.append(beat.step)
-        # Whoever is left out never comes back, so this one is the node's last.
+        # A node that is left out never comes back, so this notice is its last.
         if notice is not None and seat not in following:
             steps.append(notice.step)
     return max(steps)
@@ -118,7 +118,7 @@ def _words(launch: LaunchHistory, rank: int) -> tuple[Heartbeat | None, Notice |
 
 
 def _reached(history: History, generation: Generation, seat: Seat) -> int | None:
-    """Return the step after the newest one that a node has begun in the generation; None: it has not told."""
+    """Return the step after the newest one that a node began in the generation; None if it did not report."""
     launch = history.launch_of(seat)
     if launch is None:
         return None

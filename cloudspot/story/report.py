@@ -1,4 +1,4 @@
-"""What ``show --json`` and ``ps`` say about a job, from its records; pure."""
+"""The output of ``show --json`` and ``ps`` for a job, from its records; pure."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from cloudspot.story.timeline import timeline
 
 
 def show_json(history: History, now: datetime, *, verified: bool | None = None) -> dict[str, Any]:
-    """Return the job as JSON values, times in ISO 8601 and UTC; open bills run until ``now``.
+    """Return the job as JSON values, with times in ISO 8601 and UTC; open bills run until ``now``.
 
-    ``verified`` says whether the newest checkpoint's chunks were found whole; None: not checked.
+    ``verified`` says whether the newest checkpoint's chunks were found intact; None if they were not checked.
     """
     ledger = bill(history, now)
     newest, origin = history.find_commit(history.head), history.submission.forked_from
@@ -111,7 +111,7 @@ def _last_commit(commit: Commit, *, verified: bool | None) -> dict[str, Any]:
 
 
 def summarise(history: History, now: datetime, *, ledger: Ledger | None = None) -> Summary:
-    """Return the small record that ``ps`` reads; ``ledger`` is the bill at ``now``, if it is known."""
+    """Return the small record that ``ps`` reads; ``ledger`` is the bill at ``now``, computed if None."""
     ledger = ledger or bill(history, now)
     submission = history.submission
     return Summary(
@@ -141,7 +141,7 @@ def summarise(history: History, now: datetime, *, ledger: Ledger | None = None) 
 
 
 def detail(history: History) -> str:
-    """Return why the job is in its state, in one line; empty if there is nothing to say."""
+    """Return in one line why the job is in its state, or an empty string."""
     end = _end(history)
     if history.moved_to is not None:
         return f"moved to {history.moved_to}"
@@ -169,9 +169,9 @@ def _end(history: History) -> JobEnd | Finished | None:
 
 
 def metrics(history: History) -> dict[str, float]:
-    """Return the newest metrics: the final ones, or those of the first member that has any.
+    """Return the newest metrics: the final ones, or else those of the first member that has any.
 
-    A generation that only ended the script, after the last step, has logged nothing.
+    A generation that only ended the script after the last step has no metrics, so older nodes count too.
     """
     final = _final(history)
     if final is not None:
@@ -191,7 +191,7 @@ def _reported_metrics(history: History) -> dict[str, float]:
 
 
 def _final(history: History) -> dict[str, Any] | None:
-    """Return what the first rank said at the end: the others do not know the weights of all."""
+    """Return the final report of the first rank, which alone knows the weights of all ranks."""
     for member_exit in member_exits(history):
         if member_exit is not None and member_exit.outcome == "succeeded" and member_exit.final is not None:
             newest, step = history.head, member_exit.final.step
@@ -230,7 +230,7 @@ def _nodes(history: History, ledger: Ledger) -> Iterator[dict[str, Any]]:
 
 
 def _inputs(beat: Heartbeat | None) -> list[dict[str, Any]]:
-    """Return the inputs that the node has on its disk, and the bytes of the one that it stages."""
+    """Return the inputs on the node's disk, and the progress of the input that it stages now."""
     inputs: list[dict[str, Any]] = [
         {
             "name": one.name,
@@ -248,7 +248,7 @@ def _inputs(beat: Heartbeat | None) -> list[dict[str, Any]]:
 
 
 def _utilization(history: History) -> list[dict[str, Any]]:
-    """Return what the nodes of the newest generation have measured last."""
+    """Return the latest measurements of the newest generation's nodes."""
     found = []
     for seat in history.generations[-1].seats if history.generations else ():
         beat = own_beat(history.launches[seat.launch - 1], seat.rank)
@@ -266,7 +266,7 @@ def _node_state(launch: LaunchHistory, rank: int) -> str:
 
 
 def _node_outcome(launch: LaunchHistory, rank: int) -> str | None:
-    """Return how the node ended: by its own word, else by what its provider proved."""
+    """Return how the node ended, by its exit record or else by its certificate; None if it has neither."""
     last, proof = own_exit(launch, rank), launch.certificate(rank)
     if last is not None:
         return last.outcome
@@ -345,7 +345,7 @@ def _rounded(amounts: Mapping[str, float]) -> dict[str, float]:
 
 
 def _purposes(ledger: Ledger, paid: Sequence[Mapping[str, Paid]]) -> dict[str, dict[str, float]]:
-    """Return what the machines were paid for: seconds of all of them, and money in the ledger's currency."""
+    """Return the machines' seconds, and their money in the ledger's currency, by purpose."""
     pairs = list(zip(ledger.lines, paid, strict=True))
     return {
         name: {

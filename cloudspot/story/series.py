@@ -1,4 +1,4 @@
-"""A job's metrics by step, from its log; each step counts once, however often it was made; pure."""
+"""A job's metrics by step, from its log; each step counts once, even if it was repeated; pure."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from cloudspot.story.progress import first_step
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric: its values at some steps, in order. The three sequences are equally long."""
+    """The values of one metric by step, in order. The three sequences have the same length."""
 
     name: str
     steps: Sequence[int]
     times: Sequence[float]
-    """When the trainer logged each: seconds since 1970, UTC, by that machine's clock."""
+    """When the trainer logged each value, in seconds since 1970 (UTC) by that machine's clock."""
     values: Sequence[float]
-    """As they were logged, including NaN and infinities."""
+    """The values as logged, including NaN and infinities."""
 
     def __len__(self) -> int:
         return len(self.steps)
 
 
 class MetricSeries:
-    """Takes in log lines as they come, and gives the curve of each metric.
+    """Takes in log lines as they come, and returns the curve of each metric.
 
-    After a resume steps are made again. Then the newer value of a step stands, and what the older
-    generation had logged from the restored step on is lost: no longer on the curve.
+    After a resume, steps are repeated. The newer value of a step then counts; the values that the older
+    generation logged from the restored step on are *lost*, and not on the curve.
     """
 
     def __init__(self, *, max_points: int | None = None) -> None:
         """Start empty.
 
-        ``max_points`` (at least 2) is the most that is kept of each metric between two resumes: beyond it
-        every second point is dropped, and so on, but never the newest. None: all are kept, 24 bytes each.
+        ``max_points`` (at least 2) is the most points kept of each metric between two resumes. Whenever there
+        are more, every second point is dropped, but never the newest. None keeps all, at 24 bytes each.
         """
         if max_points is not None and max_points < 2:
             raise ValueError(f"max_points must be >= 2: got {max_points}")
@@ -51,16 +51,16 @@ class MetricSeries:
         self._with: dict[Seat, list[Generation]] = {}
         """The generations of each node."""
         self._least: list[float] = [math.inf]
-        """The least step from which one of the generations after the first n has begun, by n."""
+        """By n: the least step at which any generation after the first n began."""
         self._runs: list[_Run] = []
         self._current: dict[str, _Run] = {}
         """By stream."""
         self._names: dict[str, None] = {}
         self.num_malformed = 0
-        """How many lines of metrics could not be read and were skipped."""
+        """The number of metrics lines that could not be read and were skipped."""
 
     def know(self, generations: Sequence[Generation]) -> None:
-        """Take in all generations known by now: they tell, better than the steps, where each began again."""
+        """Take in all generations known by now, which show restarts more exactly than the steps do."""
         if len(generations) == len(self._generations):
             return
         self._generations, self._with = tuple(generations), {}
@@ -104,7 +104,7 @@ class MetricSeries:
         return _joined(name, [piece for piece, is_lost in self._pieces(name) if not is_lost])
 
     def lost(self, name: str) -> tuple[Curve, ...]:
-        """Return what was logged of the metric and then made again, one curve for each stretch."""
+        """Return the metric's lost values, with one curve for each stretch."""
         return tuple(_joined(name, [piece]) for piece, is_lost in self._pieces(name) if is_lost)
 
     def newest(self) -> dict[str, float]:
@@ -115,7 +115,7 @@ class MetricSeries:
     def _pieces(self, name: str) -> list[tuple[_Columns, bool]]:
         """Return the metric's stretches in order of their runs, and whether each is lost."""
         pieces = []
-        # From the back: a later run's start is the end of all that came before it.
+        # The loop goes backwards, because a later run's start ends all earlier runs.
         end: float = math.inf
         for run in sorted(self._runs, key=self._order, reverse=True):
             columns = run.columns.get(name)
@@ -130,17 +130,17 @@ class MetricSeries:
         return pieces[::-1]
 
     def _order(self, run: _Run) -> tuple[float, int, float]:
-        """Order the runs by their generations, as far as these are known: each machine has its own clock."""
+        """Return the sort key of a run: its generation if known, because each machine has its own clock."""
         mine = self._with.get(run.seat, ())
         begun = [one.number for one in mine[1:] if one.at.timestamp() <= run.time]
         number = max([*(one.number for one in mine[:1]), *begun], default=math.inf)
         return number, run.seat.launch, run.time
 
     def _restarts_after(self, run: _Run) -> list[tuple[float, float]]:
-        """Return when the generations after the run's began (seconds since 1970), and with which step."""
+        """Return the start times (seconds since 1970) and first steps of the generations after the run's."""
         mine = self._with.get(run.seat, ())
-        # A node that was left out may go on for a while as a zombie, and counts for nothing whenever it
-        # speaks; of those that go on the clocks agree as far as is needed: a restart takes seconds.
+        # A node that was left out may run on for a while, and none of its later lines count. The clocks of
+        # the other nodes agree well enough, because a restart takes seconds.
         later = [(math.inf, self._least[mine[-1].number])] if mine else []
         return [*later, *((one.at.timestamp(), first_step(one)) for one in mine)]
 
@@ -159,7 +159,7 @@ class _Columns:
         """The newest point, if it is not among the columns."""
 
     def add(self, step: int, time: float, value: float, max_points: int | None) -> None:
-        """Add a point behind the others; one of the same step as the last replaces it."""
+        """Append a point; if it has the same step as the last point, it replaces that."""
         if self._newest is not None and self._newest[0] == step:
             self._newest = (step, time, value)
             return
@@ -189,11 +189,11 @@ class _Columns:
 
 @dataclass
 class _Run:
-    """What one stream logged until its steps went back: a generation, or several that lost nothing."""
+    """The lines of one stream until its steps went back: a generation, or several without a loss."""
 
     seat: Seat
     time: float
-    """The time of its first line; the step is that line's too."""
+    """The time of its first line; ``step`` is from that line too."""
     step: int
     last_step: int
     columns: dict[str, _Columns] = field(default_factory=dict)

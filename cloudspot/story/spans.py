@@ -1,4 +1,4 @@
-"""Stretches of time, each in one state, and those of each node as a line for a plot; pure."""
+"""Spans of time in one state, for the job and, as lines of a plot, for each node; pure."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ STATES = (
     "ended",
     "unknown",
 )
-"""What a job does, one thing at a time, roughly in the order in which it gets there."""
+"""The states of a job in its timeline, roughly in the order in which it passes through them."""
 STANDBY = "standby"
-"""What a node does besides: it is ready to train, and waits for the training to take it in."""
+"""A further state of nodes: ready to train, and waiting for the training to take the node in."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """Return how long it is."""
+        """Return the length of the span."""
         return (self.end - self.start).total_seconds()
 
 
@@ -55,7 +55,7 @@ def mark(state: str, at: datetime, generation: int | None = None) -> Span:
 
 
 def between(marks: Iterable[Span], end: datetime) -> tuple[Span, ...]:
-    """Return the spans from each mark to the next; a clock that is slow moves no mark back."""
+    """Return the spans from each mark to the next; a mark that a slow clock dates too early is moved up."""
     spans: list[Span] = []
     current: Span | None = None
     for marked in [*marks, mark("", end)]:
@@ -69,7 +69,7 @@ def between(marks: Iterable[Span], end: datetime) -> tuple[Span, ...]:
 
 
 def trained(part: Stretch, at: datetime) -> Iterator[Span]:
-    """Yield the part of the time from ``at`` on that counts, and then the part that does not."""
+    """Yield the marks of a stretch from ``at`` on: the training that counts, and then the rest."""
     if part.kept_until is None:
         yield mark("unknown", at, part.number)
         return
@@ -86,12 +86,12 @@ _NODE_STATES = {
     "uploading": "saving",
     "ending": "saving",
 }
-"""By the name that the node has for it; a node that drains trains until its trainer has ended."""
+"""The span's state by the node's state; a draining node trains until its trainer has ended."""
 
 
 @dataclass(frozen=True)
 class NodeLine:
-    """What one node has done, from the request of its launch to its end."""
+    """The spans of one node, from the request of its launch to its end."""
 
     seat: Seat
     spans: tuple[Span, ...]
@@ -117,7 +117,7 @@ def node_lines(history: History, parts: Sequence[Stretch], now: datetime) -> Ite
 
 
 def _told(history: History, phase: Phase, parts: Sequence[Stretch], held: Collection[int]) -> Iterator[Span]:
-    """Yield what begins with a phase of a node."""
+    """Yield the marks of the spans that begin with a phase of a node."""
     first = "running" if history.has_no_session else "training"
     if phase.state == first and 1 <= phase.generation <= len(parts):
         yield from trained(parts[phase.generation - 1], phase.at)

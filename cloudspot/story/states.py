@@ -18,11 +18,11 @@ TERMINAL_STATES: frozenset[str] = frozenset(get_args(JobOutcome))
 def job_state(history: History) -> JobState:
     """Return the job's state.
 
-    That is ``queued``, ``launching``, ``running``, ``holding``, ``draining``, ``waiting``, ``suspended``,
-    ``stopping``, or its end.
+    It is ``queued``, ``launching``, ``running``, ``holding``, ``draining``, ``waiting``, ``suspended``,
+    ``stopping``, or the job's outcome.
 
-    A job is ``succeeded`` (or ``stopped``, or ``failed`` for good) as soon as its nodes have said so, even
-    if no controller was there to write the last record of the journal.
+    A job is ``succeeded`` (or ``stopped``, or permanently ``failed``) as soon as its nodes have reported so,
+    even if no controller has written the last record of the journal.
     """
     if history.finished is not None:
         return history.finished.outcome
@@ -42,7 +42,7 @@ def job_state(history: History) -> JobState:
         return "launching"
     if is_holding(history, history.generations[-1]):
         return "holding"
-    # A node that had a notice and died without an exit record is not in the generation that goes on.
+    # A node that had a notice and died without an exit record is not in the newest generation.
     return "draining" if any(has_notice(history, seat) for seat in members) else "running"
 
 
@@ -54,13 +54,13 @@ def live_members(history: History) -> tuple[Seat, ...]:
 
 
 def has_notice(history: History, seat: Seat) -> bool:
-    """Return whether the node knows that its machine will be taken."""
+    """Return whether the node has a notice that its machine will be taken."""
     launch = history.launch_of(seat)
     return launch is not None and seat.rank in launch.notices
 
 
 def nodes_of(history: History) -> Nodes:
-    """Return how many nodes the training needs, and may have."""
+    """Return the least and the greatest number of nodes."""
     return history.job_file.nodes
 
 
@@ -86,27 +86,28 @@ def _is_holding(history: History, generation: Generation, least: int) -> bool:
     first = history.current_launches[0].number if history.current_launches else len(history.launches) + 1
     if generation.seats[0].launch >= first:
         return True
-    # How many nodes the job needed before it was resumed is told only by what they did.
+    # A resumed job may have needed another number of nodes before; only its nodes' phases show whether they
+    # ran.
     return not any(_has_run(history, seat, generation.number) for seat in generation.seats)
 
 
 def _has_run(history: History, seat: Seat, number: int) -> bool:
-    """Return whether the node has run the generation, as far as is known."""
+    """Return whether the node has run the generation, or may have without a heartbeat."""
     launch = history.launch_of(seat)
     beat = None if launch is None else own_beat(launch, seat.rank)
     return beat is None or any(one.generation == number and one.state == "running" for one in beat.phases)
 
 
 def is_over(history: History) -> bool:
-    """Return whether the job has ended, by the same rule."""
+    """Return whether the job has ended, by the rule of ``job_state``."""
     return job_state(history) in TERMINAL_STATES
 
 
 def ended_at(history: History) -> datetime | None:
-    """Return when the job ended; None while it goes on.
+    """Return when the job ended, or None if it has not.
 
-    That is when its nodes ended it, by the same rule: a controller may write that down days later. If a
-    controller ended it (after too many failures, say), it is the time of its record.
+    If its nodes ended it, that is their time, because a controller may record the end days later. If a
+    controller ended it, for example after too many failures, it is the time of the record.
     """
     finished = None if history.finished is None else history.finished.at
     if not is_over(replace(history, finished=None)):
@@ -117,7 +118,7 @@ def ended_at(history: History) -> datetime | None:
 
 
 def _last_words(history: History) -> Iterator[datetime]:
-    """Yield when what ended the job was asked for, and when the nodes that ended it did so."""
+    """Yield the time of a stop request, and the times when the nodes that ended the job ended."""
     if history.stop is not None:
         yield history.stop.at
     members = set(history.generations[-1].seats) if succeeded(history) else None

@@ -1,4 +1,4 @@
-"""What each generation has trained: from when to when, and how much of it counts in the end; pure."""
+"""The training of each generation: from when to when, and which part of it counts; pure."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from cloudspot.story.progress import StepsLost, last_step, steps_lost_by
 from cloudspot.story.states import held_generations, job_state, live_members
 
 OVER = frozenset({"uploading", "ending", "restoring"})
-"""A node in one of these states after it ran has no trainer any more."""
+"""The states in which a node that ran has no trainer any more."""
 RAN = frozenset({"running", "training"})
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """What one generation has trained; whatever the records do not tell is None."""
+    """The training of one generation; values that the records do not show are None."""
 
     number: int
     started: datetime | None
     """When the loop over the steps (without a session: the script) had begun on all nodes."""
     ended: datetime | None
-    """When the first node's trainer had ended; ``now`` while all of them run."""
+    """When the first node's trainer ended; ``now`` while all of them run."""
     kept_until: datetime | None
-    """What was done until then is in the state from which the job goes on, or with which it ended:
-    ``started`` if nothing is, ``ended`` if everything is."""
+    """The time up to which the work is in the state that the job continues from or ended with: ``started`` if
+    none of it is, ``ended`` if all of it is."""
     was_drained: bool
-    """The newest step is in that state: nothing was trained after ``kept_until``."""
+    """Whether the newest step is in that state, so that nothing was trained after ``kept_until``."""
     last_step: int
     """The newest step begun."""
     steps_lost: StepsLost | None
-    """Those that the next generation made again; None: nothing has counted them."""
+    """The steps that the next generation repeated; None if steps were not counted."""
 
     @property
     def lost(self) -> tuple[datetime, datetime] | None:
-        """Return from when to when it made steps that do not count; None: there are none, or nobody knows."""
+        """Return when the steps that do not count began and ended; None if none are known."""
         if self.was_drained or self.kept_until is None or self.ended is None or self.kept_until >= self.ended:
             return None
         return self.kept_until, self.ended
@@ -52,7 +52,7 @@ def stretches(history: History, now: datetime) -> tuple[Stretch, ...]:
 
 
 def phases_of(launch: LaunchHistory, rank: int) -> tuple[Phase, ...]:
-    """Return what the owner of the rank says it has done, oldest first."""
+    """Return the phases that the owner of the rank has reported, oldest first."""
     beat = own_beat(launch, rank)
     return () if beat is None else beat.phases
 
@@ -68,9 +68,9 @@ def after_trainer(phases: Sequence[Phase], generation: int) -> Sequence[Phase]:
 def node_end(
     launch: LaunchHistory, rank: int, now: datetime, *, excluded: Collection[Seat]
 ) -> datetime | None:
-    """Return when the node stopped running anything, ``now`` while it may run; None if that is not known.
+    """Return when the node ended, ``now`` if it may still run, or None if its end is not known.
 
-    ``excluded`` are the nodes without which the training has gone on.
+    ``excluded`` are the nodes that were left out of the training.
     """
     over = launch.over_at(rank)
     if over is not None:
@@ -109,11 +109,11 @@ def _stretch(
 
 
 class _Kept:
-    """Until when each generation's work counts, found by going back from the job's newest state."""
+    """The time up to which each generation's work is kept, found by going back from the newest state."""
 
     def __init__(self, history: History) -> None:
         self._sealed: dict[int, datetime] = {}
-        """Of the generations that made a state which counts: when it was handed over."""
+        """For each generation with a state that counts: when that state was sealed."""
         self._whole: set[int] = set()
         self.drained: set[int] = set()
         if not history.generations:
@@ -131,7 +131,7 @@ class _Kept:
             current = history.generations[restored.generation - 1]
 
     def until(self, number: int, started: datetime | None, ended: datetime | None) -> datetime | None:
-        """Return until when what the generation did from ``started`` to ``ended`` counts."""
+        """Return the time up to which the generation's work from ``started`` to ``ended`` is kept."""
         if number in self._whole:
             return ended
         if number not in self._sealed:
@@ -144,7 +144,7 @@ class _Kept:
     def _take_newest(self, history: History, newest: Generation) -> None:
         """Judge the newest generation, from which no other has resumed."""
         if job_state(history) == "succeeded" or live_members(history):
-            self._whole.add(newest.number)  # What still runs may be kept whole.
+            self._whole.add(newest.number)  # Work that still goes on may be kept whole.
             return
         commit = history.find_commit(history.head)
         if commit is None or commit.generation != newest.number:

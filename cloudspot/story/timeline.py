@@ -1,7 +1,7 @@
-"""Where a job's time went: its life cut into states, its goodput, and what came of each notice; pure.
+"""The timeline of a job: its time divided into states, its goodput, and the answer to each notice; pure.
 
-Nothing here is guessed. A stretch of which the records do not tell what the job did (a node died before
-it had said so, or its agent was too old to say it) is ``unknown``.
+Nothing here is guessed. Time for which the records show no state is ``unknown``: a node died before it
+reported its state, or its agent was too old to report it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Timeline:
     def goodput(self) -> float | None:
         """Return the share of the job's time in which it made steps that count; None if no time has passed.
 
-        It is a lower bound where some of the time is ``unknown``. From an end to the resumption that takes it
-        back, no time of the job passes.
+        It is a lower bound if some of the time is ``unknown``. The time from an end of the job to its
+        resumption does not count.
         """
         seconds = self.seconds
         lasted = self.total_seconds - seconds["ended"]
@@ -79,9 +79,9 @@ def timeline(history: History, now: datetime) -> Timeline:
 class _Marks:
     """Finds where each state of a job begins.
 
-    From the first sign of a generation to the end of its last node, the job does what its members do;
-    newcomers that boot meanwhile change nothing. Between two generations without a node in common, and
-    before the first, it does what the machines on their way do.
+    From the first sign of a generation to the end of its last node, the job's state follows its members;
+    newcomers that boot meanwhile change nothing. Between two generations without a common node, and before
+    the first, it follows the machines that are starting.
     """
 
     def __init__(self, history: History, parts: tuple[Stretch, ...], now: datetime) -> None:
@@ -91,10 +91,10 @@ class _Marks:
         self._held = held_generations(history)
         self._excluded = seats_of(history.launches, history.generations).excluded
         self._first = {seat: one.number for one in reversed(history.generations) for seat in one.seats}
-        """Of each node that was in a generation: the first one."""
+        """The first generation of each node that was in one."""
         self._supply = _supply_changes(history, self._first)
         self._word: str | None = None
-        """The last word before what is left in ``_supply``, if there was one."""
+        """The last state before the changes left in ``_supply``, if there was one."""
 
     def all(self) -> Iterator[Span]:
         """Yield the marks in order."""
@@ -109,19 +109,19 @@ class _Marks:
             yield from self._generation(generation)
             before = generation
         if before is not None:
-            # The survivors may be about to agree on the next one.
+            # The survivors may be about to agree on the next generation.
             yield from self._going_on(before, before.seats, None)
         yield from self._gap(before, None)
 
     def _gap(self, before: Generation | None, after: Generation | None) -> Iterator[Span]:
-        """Yield what the job does from the end of one generation's nodes to the first sign of the next."""
+        """Yield the marks from the end of one generation's nodes to the first sign of the next."""
         begin = None if before is None else self._over(before)
         if before is not None and begin is None:
             return
         number = 0 if before is None else before.number
         comers = self._newcomers() if after is None else after.seats
         begun = [at for at in (self._restored(seat, 0, after) for seat in comers) if at is not None]
-        # The slowest setup holds up all.
+        # The slowest setup delays all nodes.
         restoring = max(begun) if begun and len(begun) == len(comers) else None
         until = restoring or (None if after is None else after.at)
         self._pass_over(number, begin)
@@ -136,9 +136,9 @@ class _Marks:
             yield mark("restoring", restoring, None if after is None else after.number)
 
     def _pass_over(self, number: int, begin: datetime | None) -> None:
-        """Leave out nodes that came into a generation up to this one, and words before ``begin``.
+        """Remove nodes that joined a generation up to this one, and states before ``begin``.
 
-        Generations are asked for in order, so none of it is needed again, and what is left is short.
+        Generations are processed in order, so these are not needed again, and the rest is short.
         """
         left = []
         for change in self._supply:
@@ -158,7 +158,7 @@ class _Marks:
         ]
 
     def _over(self, generation: Generation) -> datetime | None:
-        """Return when the last node of the generation ended; None: one of them may run, or nobody knows."""
+        """Return when the last node of the generation ended; None if a node may still run."""
         ends = []
         for seat in generation.seats:
             launch = self._history.launches[seat.launch - 1]
@@ -170,15 +170,15 @@ class _Marks:
     def _going_on(
         self, before: Generation, survivors: tuple[Seat, ...], after: Generation | None
     ) -> Iterator[Span]:
-        """Yield when the nodes that go on have begun to restore."""
+        """Yield the mark at which the surviving nodes began to restore."""
         told = (self._restored(seat, before.number, after) for seat in survivors)
         begun = [at for at in told if at is not None]
         if begun and before.number not in self._held:
-            # The first one to go on ends the training.
+            # The first node that restores ends the training.
             yield mark("restoring", min(begun), before.number + 1)
 
     def _restored(self, seat: Seat, before: int, after: Generation | None) -> datetime | None:
-        """Return when the node began to restore between two generations (0: after its setup)."""
+        """Return when the node began to restore between two generations; 0 stands for its setup."""
         number = before if after is None else after.number
         for phase in phases_of(self._history.launches[seat.launch - 1], seat.rank):
             if phase.state == "running" and phase.generation == number != before:
@@ -209,17 +209,18 @@ class _Marks:
 
 
 class _Change(NamedTuple):
-    """A word that begins, or one node more or less of which it is true."""
+    """The begin of a state of the job, or a change in the number of nodes in a state."""
 
     at: datetime
     what: str
     number: int
+    """1 or -1 for a node that enters or leaves the state; 0 for a state of the job."""
     first: float
-    """The first generation of the node; a word that begins concerns all."""
+    """The first generation of the node; infinite for a state of the job."""
 
 
 def _supply_changes(history: History, first: Mapping[Seat, int]) -> list[_Change]:
-    """Return what machines on their way do, in order; ``first`` is the first generation of each node."""
+    """Return the changes of starting machines, in order; ``first`` is the first generation of each node."""
     changes: list[_Change] = []
     for at, word, launch in _in_journal_order(history):
         changes.append(_Change(at, word, 0, math.inf))
@@ -230,7 +231,7 @@ def _supply_changes(history: History, first: Mapping[Seat, int]) -> list[_Change
 
 
 def _supply(word: str, changes: Sequence[_Change]) -> Iterator[tuple[datetime, str]]:
-    """Yield what the job does, and from when on, by the machines alone; ``word`` is what it did before."""
+    """Yield the job's states and their begins, by the machines alone; ``word`` is the state before."""
     num, last = dict.fromkeys(("setup", "staging", "unknown", "launching"), 0), ""
     for at, changed, change, _ in changes:
         if change:
@@ -245,18 +246,18 @@ def _supply(word: str, changes: Sequence[_Change]) -> Iterator[tuple[datetime, s
 
 
 def _word_after(word: str, what: str) -> str:
-    """Return what the job does after ``word`` when ``what`` begins."""
+    """Return the job's state after the state ``word`` when ``what`` begins."""
     if what not in _LEFT_BY:
         return what
     return word if word in _LEFT_BY[what] else "waiting"
 
 
 _LEFT_BY = {"launched": {"suspended", "ended"}, "claimed": {"ended"}}
-"""The states that outlast a new launch, or a machine's coming up."""
+"""The states that a new launch, or the claim of a seat, does not change; any other becomes ``waiting``."""
 
 
 def _changes(launch: LaunchHistory, rank: int, at: datetime, *, first: int | None) -> Iterator[_Change]:
-    """Yield when a seat adds to what its job does, and when no more; its launch was requested ``at``."""
+    """Yield the changes that a seat of a launch requested ``at`` makes to its job's state."""
     slot, over = launch.slots.get(rank), launch.over_at(rank)
     number = math.inf if first is None else first
     yield _Change(at, "launching", 1, number)
@@ -278,7 +279,7 @@ def _changes(launch: LaunchHistory, rank: int, at: datetime, *, first: int | Non
 
 
 def _in_journal_order(history: History) -> Iterator[tuple[datetime, str, LaunchHistory | None]]:
-    """Yield the launches and the turns of the job, at times that never go back, and what begins with each."""
+    """Yield the job's launches and turns with the states they begin, at times that never go back."""
     turns, at = list(history.turns), history.first_submission.at
     for launch in (*history.launches, None):
         while turns and (launch is None or turns[0][0] < launch.number):

@@ -47,7 +47,6 @@ _ONLY_FOR = {
     "ImageHostTests": Capability.IMAGES,
 }
 """The kits of what not every provider can do."""
-NOT_RUN = "not run: it was deselected, or the run ended before"
 ENDED_EARLY = "the run ended here: it was interrupted, or this test ended the process, as a time limit may"
 _PROPERTY = "cloudspot_promise"
 _LISTS = ("passed", "skipped", "deviations", "failures")
@@ -59,14 +58,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("cloudspot")
     group.addoption("--promises-of", metavar="NAME", help="the plugin whose kits are run; no other test is")
     group.addoption("--promises-to", metavar="FILE", help="where the report is written, as JSON")
+    group.addoption("--promises-kit", metavar="KIT", action="append", help="run this kit alone; repeatable")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Begin a report."""
+    names = [kit.__name__ for kit in KITS]
+    chosen = config.option.promises_kit or names
+    if unknown := [name for name in chosen if name not in names]:
+        raise pytest.UsageError(f"--kit: there is no kit {unknown[0]}; the kits are {', '.join(names)}")
     config.pluginmanager.register(
         _Reporter(
             config.option.promises_of,
             Path(config.option.promises_to),
+            kits=tuple(kit for kit in KITS if kit.__name__ in chosen),
             is_worker=hasattr(config, "workerinput"),
         )
     )
@@ -78,8 +83,8 @@ class _Reporter:
     It writes the report before each test: one that takes the process with it leaves what came before.
     """
 
-    def __init__(self, name: str, path: Path, *, is_worker: bool) -> None:
-        self._name, self._path, self._is_worker = name, path, is_worker
+    def __init__(self, name: str, path: Path, *, kits: tuple[type[Any], ...], is_worker: bool) -> None:
+        self._name, self._path, self._kits, self._is_worker = name, path, kits, is_worker
         self._running = ""
         self._found: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
         """By class and kit, then by promise: the outcome and what is told of it."""
@@ -91,9 +96,10 @@ class _Reporter:
         others = []
         for item in items:
             kit = _kit_of(item, self._name)
-            if kit is None:
+            if kit not in self._kits:
                 others.append(item)
             else:
+                assert kit is not None
                 assert isinstance(item, pytest.Function)
                 words = [item.nodeid.partition("[")[0].rpartition("::")[0], kit.__name__, promise_of(item)]
                 item.user_properties.append((_PROPERTY, words))
@@ -137,15 +143,13 @@ class _Reporter:
     def _report(self, errors: dict[str, str]) -> dict[str, Any]:
         tested = {kit for _, kit in self._found}
         able = provider_class(self._name).capabilities
-        names = [kit.__name__ for kit in KITS]
+        names = [kit.__name__ for kit in self._kits]
         rows = sorted(self._found.items(), key=lambda item: (names.index(item[0][1]), item[0][0]))
         return {
             "kits": [_row(place, kit, outcomes) for (place, kit), outcomes in rows],
             "capabilities": sorted(one.value for one in able),
             "not_tested": [
-                kit.__name__
-                for kit in KITS
-                if kit.__name__ not in tested and _ONLY_FOR.get(kit.__name__) in {None, *able}
+                name for name in names if name not in tested and _ONLY_FOR.get(name) in {None, *able}
             ],
             "errors": errors,
         }
@@ -154,12 +158,14 @@ class _Reporter:
 def _row(place: str, kit: str, outcomes: dict[str, tuple[str, str]]) -> dict[str, Any]:
     """Return what is told of one kit in one class: each of its promises is in one of the lists."""
     (promises,) = (promises_of(one) for one in KITS if one.__name__ == kit)
-    told = {promise: outcomes.get(promise, ("failures", NOT_RUN)) for promise in promises}
     lists: dict[str, Any] = {
-        name: {promise: text for promise, (outcome, text) in told.items() if outcome == name}
+        name: {
+            promise: outcomes[promise][1] for promise in promises if outcomes.get(promise, ("",))[0] == name
+        }
         for name in _LISTS
     }
-    return {"kit": kit, "class": place, **lists, "passed": len(lists["passed"])}
+    not_run = [promise for promise in promises if promise not in outcomes]
+    return {"kit": kit, "class": place, **lists, "passed": len(lists["passed"]), "not_run": not_run}
 
 
 def _kit_of(item: pytest.Item, name: str) -> type[Any] | None:

@@ -547,7 +547,11 @@ INSTALL = Install(
     [
         (BootProfile(fetch_code=FETCH), None, "no agent is staged for it"),
         (BootProfile(), INSTALL, "it cannot fetch one"),
-        (BootProfile(fetch_code=FETCH + "CLOUDSPOT_INSTALL\n"), INSTALL, "holds the line CLOUDSPOT_INSTALL"),
+        (
+            BootProfile(fetch_code=FETCH + "CLOUDSPOT_INSTALL\n"),
+            INSTALL,
+            "contains the line CLOUDSPOT_INSTALL",
+        ),
     ],
 )
 def test_an_image_without_cloudspot_needs_a_staged_one_and_a_way_to_it(profile, install, message):

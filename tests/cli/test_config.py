@@ -47,7 +47,7 @@ def test_without_a_file_every_field_has_its_default(monkeypatch, tmp_path):
         ("stores = 3", "stores: expected a table, got 3"),
         ("[stores]\na = 3", "stores.a: expected a string, got 3"),
         ("[stores]\na = 'b'", 'stores.a: "b" is not a URL; expected one such as file:///'),
-        ("[stores]\na = 's3://k:hunter2@b'", "stores.a: must not hold credentials"),
+        ("[stores]\na = 's3://k:hunter2@b'", "stores.a: must not contain credentials"),
         ("default_store = 'b'", 'default_store: "b" is not a URL; expected one such as file:///'),
         ("default_store = 'x'\n\n[stores", "line 3: "),
     ],

@@ -283,7 +283,7 @@ CASES = [
     Case(
         "credentials in the job file's store",
         "run",
-        "job.toml: store: must not hold credentials; each machine that uses it finds its own",
+        "job.toml: store: must not contain credentials; each machine that uses it finds its own",
         job='store = "s3://key:secret@bucket"\n' + JOB,
     ),
     Case(

@@ -644,7 +644,7 @@ def test_what_cannot_start_and_stop_below_the_limit_is_not_bought_and_the_job_en
         "max_cost",
         (
             "0.6667 USD of 0.8300 USD spent; limits.max_cost of 0.8300 USD has no room for 1 x big (spot), "
-            "of which the start and the stop alone cost 0.1667 USD"
+            "whose start and stop alone cost 0.1667 USD"
         ),
     )
 
@@ -681,8 +681,8 @@ def test_those_that_hold_are_told_that_the_limit_has_no_room_for_another(records
     (wait,) = act(records, history, observed, nodes=2, limits={"max_cost": 0.2})
     assert isinstance(wait, Postpone)
     assert wait.why == (
-        "no machine is bought: limits.max_cost of 0.2000 USD has no room for 1 x big (spot), of which the "
-        "start and the stop alone cost 0.0889 USD"
+        "no machine is bought: limits.max_cost of 0.2000 USD has no room for 1 x big (spot), whose "
+        "start and stop alone cost 0.0889 USD"
     )
 
 

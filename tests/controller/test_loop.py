@@ -412,7 +412,7 @@ def test_without_the_right_to_read_consoles_a_job_is_driven_as_before(broken):
     history = broken.controller().run_until_finished(lambda tick: events.extend(tick.events))
     assert history.finished.detail.startswith("failed 4 times in a row: the machine did not come up within")
     told = [event.text for event in events if "cannot be read" in event.text]
-    assert told == [f"what {broken.machine().id} says at its boot cannot be read: access denied: console"]
+    assert told == [f"the console of {broken.machine().id} cannot be read: access denied: console"]
 
 
 @pytest.mark.full

@@ -117,5 +117,5 @@ def test_an_option_counts_only_where_it_was_noted_for_that_provider(records, loc
                 == "/mine"
             )
         else:
-            with pytest.raises(SpecError, match=r"its record names providers\.kubernetes\.kubeconfig"):
+            with pytest.raises(SpecError, match=r"its record sets providers\.kubernetes\.kubeconfig"):
                 open_to_drive(STORE, submission, spec_from_json(job), lambda _: {})

@@ -126,7 +126,7 @@ def test_another_setup_and_a_removed_image_run_the_setup(user, tmp_path, cloud):
 def test_ctrl_c_ends_the_machine_and_makes_no_image(user, tmp_path):
     seen, _ = look(user, tmp_path / "code", "aws", "interrupted", seconds=60.0)
     assert seen["status"] == 1
-    assert "it ran for an image of its machine" in seen["stopped"]
+    assert "it ran to make an image of its machine" in seen["stopped"]
     assert seen["images"] == []
 
 

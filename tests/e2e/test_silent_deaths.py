@@ -1,6 +1,6 @@
 """Machines and processes that die without a word: the others save what they hold, and no step is made again.
 
-``CLOUDSPOT_SOAK_DEATHS`` says how many seeds the soak runs, and ``CLOUDSPOT_SOAK_PAUSES`` how often pauses are timed.
+``CLOUDSPOT_SOAK_DEATHS`` says how many deaths the soak has, and ``CLOUDSPOT_SOAK_PAUSES`` how often pauses are timed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from support.jobs.deadly_training import Training, rescue_of
 
 from cloudspot.local.machines import MachineDirectory
 
-NUM_SEEDS = int(os.environ.get("CLOUDSPOT_SOAK_DEATHS", "1000"))
+NUM_DEATHS = int(os.environ.get("CLOUDSPOT_SOAK_DEATHS", "1000"))
+DEATHS_PER_SEED = 10
 NUM_PAUSES = int(os.environ.get("CLOUDSPOT_SOAK_PAUSES", "5"))
 STEPS = 96
 """Of two ranks; three epochs of 512 samples in batches of 8 each."""
@@ -200,8 +201,8 @@ def test_one_line_turns_it_off(user: User) -> None:
 
 
 @dataclass(frozen=True)
-class Death:
-    """What a seed decides."""
+class Shape:
+    """The job that a seed decides on."""
 
     num_nodes: int
     procs: int
@@ -210,74 +211,100 @@ class Death:
     """Of the job's other saves."""
     answer: str
     """Of the script to the error of a lost connection."""
-    how: str
-    num_struck: int
-    """Machines, or processes of one machine or more."""
-    step: int
-    later_seconds: float
 
     @property
     def num_ranks(self) -> int:
         return self.num_nodes * self.procs
 
+    @property
+    def steps_per_epoch(self) -> int:
+        return 512 // 8 // self.num_ranks
 
-def death_of(seed: int) -> Death:
-    """Return what a seed decides; one machine at least is left, or one process of the only one."""
-    rng = random.Random(seed)
+
+@dataclass(frozen=True)
+class Death:
+    """Machines or processes of a generation that die at the same moment."""
+
+    how: str
+    ranks: tuple[int, ...]
+    """For machines, the first one of each."""
+    num_steps: int
+    """That the generation has made before; with none, it is about to start."""
+    later_seconds: float
+
+
+def shape_of(rng: random.Random) -> Shape:
     num_nodes, procs = rng.choice([(2, 1), (2, 2), (3, 1), (1, 2), (4, 1), (2, 4)])
-    how = rng.choice(["process", "machine", "frozen"]) if num_nodes > 1 else "process"
-    most = num_nodes - 1 if how != "process" else num_nodes * procs - 1
-    return Death(
+    return Shape(
         num_nodes,
         procs,
         rng.choice(["", "norm", "drop", "norm drop", "transformer"]),
         rng.choice(["1h", "1s"]),
         rng.choice(["raise", "raise", "save", "destroy", "cpu", "exit", "continue"]),
+    )
+
+
+def death_of(rng: random.Random, shape: Shape) -> Death:
+    """Return a death that leaves one machine at least, or one process of the only one."""
+    how = rng.choice(["process", "machine", "frozen"]) if shape.num_nodes > 1 else "process"
+    several = shape.num_ranks if how == "process" else shape.num_nodes
+    struck = rng.sample(range(several), min(several - 1, rng.choice([1, 1, 2, 3])))
+    is_early = rng.random() < 0.15
+    return Death(
         how,
-        min(most, rng.choice([1, 1, 2, 3])),
-        rng.randrange(3, 3 * 512 // 8 // (num_nodes * procs) - 5),
-        rng.uniform(0.0, 0.3),
+        tuple(struck if how == "process" else [node * shape.procs for node in struck]),
+        0 if is_early else rng.randrange(1, 16),
+        rng.uniform(0.0, 1.5 if is_early else 0.3),
     )
 
 
-def run_with_death(user: User, undisturbed: Callable[..., str], seed: int) -> str:
-    """Kill or freeze machines or processes at a random moment; return what they did at that moment."""
-    death = death_of(seed)
-    sets = (
-        f"nodes={death.num_nodes}",
-        f"procs_per_node={death.procs}",
-        f'checkpoint.interval="{death.interval}"',
+def run_with_deaths(user: User, undisturbed: Callable[..., str], seed: int, *, num_deaths: int) -> None:
+    """Kill or freeze machines or processes at random moments of generation after generation of a job."""
+    rng = random.Random(seed)
+    shape = shape_of(rng)
+    sets = (f"nodes={shape.num_nodes}", f"procs_per_node={shape.procs}")
+    # At each death one step is under way, and after the last the training goes on for a while.
+    options = {"MODEL": shape.model, "EPOCHS": 1 + 18 * num_deaths // shape.steps_per_epoch}
+    hit = Training(
+        user,
+        "hit",
+        sets=(*sets, f'checkpoint.interval="{shape.interval}"', f"limits.max_restarts={2 * num_deaths}"),
+        CATCH=shape.answer,
+        SPREAD=1,
+        **options,
     )
-    hit = Training(user, "hit", sets=sets, MODEL=death.model, CATCH=death.answer, SPREAD=1)
-    hit.await_step(death.step)
-    time.sleep(death.later_seconds)
-    struck = random.Random(seed).sample(
-        range(death.num_ranks if death.how == "process" else death.num_nodes), death.num_struck
-    )
-    ranks = struck if death.how == "process" else [node * death.procs for node in struck]
-    phases = [hit.phase(rank) for rank in ranks]
-    for rank in ranks:
-        if death.how == "process":
-            kill(hit.pid_of(rank))
-        elif death.how == "machine":
-            hit.kill_machine(rank)
-        else:
-            for pid in supervisors_processes(hit.machine(rank)):
-                send(pid, signal.SIGSTOP)
+    generation, deaths = 0, 0
+    while deaths < num_deaths:
+        death = death_of(rng, shape)
+        if not (generation := hit.await_generation(generation, shape.num_ranks, death.num_steps)):
+            break
+        time.sleep(death.later_seconds)
+        phases = [hit.phase(rank, generation) for rank in death.ranks]
+        for rank in death.ranks:
+            if death.how == "process":
+                kill(hit.pid_of(rank, generation))
+            elif death.how == "machine":
+                hit.kill_machine(rank, generation)
+            else:
+                for pid in supervisors_processes(hit.machine(rank, generation)):
+                    send(pid, signal.SIGSTOP)
+        deaths += 1
+        print(f"seed {seed}, death {deaths}: generation {generation}, {death} in {phases}")
     shown = hit.end()
     assert shown["state"] == "succeeded"
-    saved = [one.rescue for one in user.history("hit").commits if one.rescue is not None]
-    # A promise has its conditions: what was not saved is told, with the reason. Nothing is to be saved where the
-    # interval's own save of the last step has just been committed.
-    reasons = ("nothing was saved after the loss: ", "could not be saved in time")
-    if saved or not any(one in user.output(hit.cli) for one in reasons):
-        hit.check_no_step_twice()
-    if all(one.is_exact for one in saved):
-        assert shown["final"]["weights_sha256"] == undisturbed(sets=sets, MODEL=death.model)
-    told = f"seed {seed}: {ranks} {death} in {phases}, paused {hit.pause():.1f} s: "
-    told += f"{saved[0]}" if saved else "no rescue"
-    print(told)
-    return told
+    assert deaths > 0
+    rescues = [one.rescue for one in user.history("hit").commits if one.rescue is not None]
+    # A promise has its conditions: what was not saved is told, with the reason.
+    told = user.output(hit.cli)
+    reasons = told.count("nothing was saved after the loss: ") + told.count("could not be saved in time")
+    again = hit.steps_made_again()
+    print(
+        f"seed {seed}: {shape}, {deaths} deaths, {len(rescues)} rescues, of them exact "
+        f"{sum(one.is_exact for one in rescues)}; steps made again {again}, reasons told {reasons}"
+    )
+    assert len(again) <= reasons
+    if all(one.is_exact for one in rescues):
+        assert shown["final"]["weights_sha256"] == undisturbed(sets=sets, **options)
 
 
 @pytest.mark.full
@@ -285,13 +312,15 @@ def run_with_death(user: User, undisturbed: Callable[..., str], seed: int) -> st
 def test_a_death_at_a_random_moment_costs_no_step(
     user: User, undisturbed: Callable[..., str], seed: int
 ) -> None:
-    run_with_death(user, undisturbed, seed)
+    run_with_deaths(user, undisturbed, seed, num_deaths=1)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(100, 100 + NUM_SEEDS))
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(100, 100 + NUM_DEATHS // DEATHS_PER_SEED))
 def test_soak_of_silent_deaths(user: User, undisturbed: Callable[..., str], seed: int) -> None:
-    run_with_death(user, undisturbed, seed)
+    """Prints each death: what died, in which phase of its step."""
+    run_with_deaths(user, undisturbed, seed, num_deaths=DEATHS_PER_SEED)
 
 
 @pytest.mark.soak

@@ -127,7 +127,7 @@ def test_where_the_disk_cannot_hold_what_a_machine_changes_the_hosts_directories
         "python -c 'import msgspec, pytest'",
         disk,
     )
-    assert "guest: what is in /usr is read-only: " in console
+    assert "guest: the content of /usr is read-only: " in console
     # An image has no more packages there.
     assert "ModuleNotFoundError: No module named 'pytest'" in console
     assert [line for line in console.splitlines() if line.startswith("wrote")] == [
@@ -162,7 +162,7 @@ def test_what_is_mounted_among_the_hosts_programs_is_there_and_read_only(machine
 
     assert stand_in_for(fork(be_host)) == 0
     console = (tmp_path / "console").read_text()
-    assert "guest: what is in /opt is read-only: " in console
+    assert "guest: the content of /opt is read-only: " in console
     assert "of the driver\n" in console
     assert "written" not in console
     assert console.endswith("said\n")

@@ -32,7 +32,7 @@ def test_a_link_or_a_file_in_its_place_is_refused(tmp_path):
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "file").touch(0o600)
     for name in ("link", "file"):
-        with pytest.raises(PermissionError, match="is no directory: it must be private; remove it"):
+        with pytest.raises(PermissionError, match="is not a directory: it must be private; remove it"):
             make_private(tmp_path / name)
 
 

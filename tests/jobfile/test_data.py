@@ -49,7 +49,7 @@ def test_what_is_accepted_and_where_it_goes(fields, path):
     ("fields", "said"),
     [
         ({"url": "bucket/x"}, 'data.images.url: "bucket/x" is not a URL'),
-        ({"url": "https://me:pw@host/x"}, "data.images.url: must not hold credentials"),
+        ({"url": "https://me:pw@host/x"}, "data.images.url: must not contain credentials"),
         ({"url": "s3://bucket/x", "path": "../x"}, 'data.images.path: "../x" must be a path below'),
         ({"url": "s3://bucket/x", "path": "~/x"}, 'data.images.path: "~/x" must be a path below'),
         ({"url": "s3://bucket/x", "path": ""}, 'data.images.path: "" must be a path below'),
@@ -79,7 +79,7 @@ def test_what_is_wrong_in_one_field_is_refused_by_file_and_schema(fields, said):
         ({"url": "https://b.s3.amazonaws.com/x?X-Amz-Signature=s3cr3t"},
          'data.images.url: has a parameter "X-Amz-Signature", which looks like a credential'),
         ({"url": "https://x.blob.core.windows.net/x?sig=s3cr3t"}, 'data.images.url: has a parameter "sig"'),
-        ({"url": "HTTPS://me:s3cr3t@host/x"}, "data.images.url: must not hold credentials"),
+        ({"url": "HTTPS://me:s3cr3t@host/x"}, "data.images.url: must not contain credentials"),
         ({"url": "http://host/\u00e4"}, "data.images.url: must be printable ASCII without spaces"),
         ({"url": "http://host/a b"}, "data.images.url: must be printable ASCII without spaces"),
         ({"url": "http://host:abc/x"}, "data.images.url: is not a URL that can be asked for: "),

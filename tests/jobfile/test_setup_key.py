@@ -53,5 +53,5 @@ def test_only_the_files_that_are_named_count():
 
 
 def test_a_pattern_that_fits_no_file_is_refused():
-    with pytest.raises(SpecError, match=r"run\.setup_files: no file of the code fits 'requirement\.txt'"):
+    with pytest.raises(SpecError, match=r"run\.setup_files: no file of the code matches 'requirement\.txt'"):
         key(setup_files=["requirements.txt", "requirement.txt"])

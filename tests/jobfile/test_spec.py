@@ -339,10 +339,10 @@ def with_run(line):
         ),
         (
             SMALL + "[resources]\naccelerator = 'A100,H100'",
-            'job.toml: resources.accelerator: "A100,H100" names several, and one is possible',
+            'job.toml: resources.accelerator: "A100,H100" names several accelerators; name one',
         ),
-        (SMALL + 'args = ["\\u0000"]', "job.toml: run.args[0]: must not hold a zero byte"),
-        (SMALL + 'env = { A = "\\u0000" }', "job.toml: run.env.A: must not hold a zero byte"),
+        (SMALL + 'args = ["\\u0000"]', "job.toml: run.args[0]: must not contain a zero byte"),
+        (SMALL + 'env = { A = "\\u0000" }', "job.toml: run.env.A: must not contain a zero byte"),
         (
             SMALL + "[data.a]\nurl = 'file:///data/'\npath = './.'",
             'job.toml: data.a.path: "./." must be a path below the working directory',
@@ -437,7 +437,7 @@ def test_at_most_so_many_labels_are_possible(load, fault):
 @pytest.mark.parametrize("store", ["s3://key:hunter2@bucket/x", "https://hunter2@host/x"])
 def test_credentials_in_the_store_url_are_refused_and_not_shown(fault, store):
     message = fault(f'store = "{store}"\n{SMALL}')
-    assert message == "job.toml: store: must not hold credentials; each machine that uses it finds its own"
+    assert message == "job.toml: store: must not contain credentials; each machine that uses it finds its own"
 
 
 def test_a_secret_is_not_also_a_plain_variable(fault):
@@ -669,7 +669,7 @@ def test_what_linux_cannot_give_a_program_is_refused(load, fault, text, field):
     assert load(SMALL + text.format("x" * (126 << 10)))
     message = fault(SMALL + text.format("é" * (64 << 10)))
     assert message.startswith(f"job.toml: {field}: has 1310")
-    assert message.endswith("put them into a file of run.workdir")
+    assert message.endswith("put them into a file in run.workdir")
 
 
 def test_a_dollar_sign_counts_twice_where_torchrun_reads_it(load, fault):
@@ -717,7 +717,7 @@ def test_a_script_in_place_of_a_job_file_is_told_how_to_get_one(tmp_path):
     with pytest.raises(SpecError) as error:
         load_job(script)
     assert str(error.value) == (
-        f"{script}: a Python script, no job file; to write one: cloudspot init --entrypoint {script}"
+        f"{script}: a Python script, not a job file; to write one: cloudspot init --entrypoint {script}"
     )
     (tmp_path / "job.yaml").write_text("name: digits\n")
     with pytest.raises(

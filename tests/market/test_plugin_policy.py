@@ -72,7 +72,7 @@ def test_a_simulation_plays_it_beside_the_others():
     [
         (np.array([2]), "it chose 2; there are 2 zones"),
         (np.array([-3]), "it chose -3; there are 2 zones"),
-        (np.array([1]), "it chose zone 1, which has no machine to give"),
+        (np.array([1]), "it chose zone 1, which has no capacity"),
         (np.array([0, 0]), "it returned int64 of shape (2,), not (1,) integers"),
         (np.array([0.0]), "it returned float64 of shape (1,), not (1,) integers"),
         (None, "PluginPolicy.choose() returned None, not ndarray"),

@@ -17,10 +17,10 @@ def test_nodes_of_which_nothing_was_heard_for_long_are_warned_of(records):
     assert warned(history, 300) == []
     [told] = warned(history, 380)
     assert told == (
-        "nothing was heard of nodes 1.0 and 1.2 for 5 minutes; each is billed until a driver (attach, reconcile) "
-        "finds out that it has ended"
+        "no heartbeat came from nodes 1.0 and 1.2 for 5 minutes; each is billed until a driver "
+        "(attach, reconcile) finds out that it has ended"
     )
-    assert warned(history, 90 + 9 * 3600)[0].startswith("nothing was heard of nodes 1.0-2 for 9 hours;")
+    assert warned(history, 90 + 9 * 3600)[0].startswith("no heartbeat came from nodes 1.0-2 for 9 hours;")
     # One that is gone is not waited for: the others go on without it.
     regrouped = (records.generation(1, ranks=(0, 1, 2)), records.generation(2, ranks=(1,)))
     assert warned(records.change(history, generations=regrouped), 380) == []
@@ -32,7 +32,7 @@ def test_of_many_silent_nodes_the_number_is_said_before_what_they_said_last(reco
     beats = {rank: records.heartbeat(instance_id=f"i-1-{rank}", warnings=("old",)) for rank in range(64)}
     launch = records.launch(intent=records.intent(num_nodes=64), heartbeats=beats)
     silent, said = show_json(records.history(launch), records.at(9999))["warnings"]
-    assert silent.startswith("nothing was heard of 64 nodes for 3 hours;")
+    assert silent.startswith("no heartbeat came from 64 nodes for 3 hours;")
     assert said == "old"
 
 
@@ -40,7 +40,7 @@ def test_newcomers_are_waited_for_and_those_that_were_left_out_are_not(records):
     one, two = records.launch(1, intent=records.intent(num_nodes=2)), records.launch(2)
     generations = (records.generation(1, ranks=(0, 1)), records.generation(2, ranks=(1,)))
     [told] = silence(records.history(one, two, generations=generations), records.at(999))
-    assert told.startswith("nothing was heard of nodes 1.1 and 2.0 for 16 minutes;")
+    assert told.startswith("no heartbeat came from nodes 1.1 and 2.0 for 16 minutes;")
 
 
 def test_nodes_that_idle_are_named_with_how_long_they_do_at_least(records):
@@ -76,13 +76,13 @@ def test_a_training_whose_saves_do_not_come_is_warned_of(records):
     assert warned(100.0 + 1.4 * hour) == ()
     [told] = warned(100.0 + 1.6 * hour)
     assert told == (
-        "no checkpoint was committed for 96 minutes, though the training goes on: what came after step 0 is on "
+        "no checkpoint was committed for 96 minutes, though the training goes on: all work after step 0 is on "
         "its machines only; the logs say why"
     )
     commits = (records.commit(1, 500, at=100.0 + hour),)
     assert warned(100.0 + 2.4 * hour, commits=commits) == ()
     assert (
-        "for 2 hours, though the training goes on: what came after step 500"
+        "for 2 hours, though the training goes on: all work after step 500"
         in warned(3.1 * hour, commits=commits)[0]
     )
     assert warned(1010.0, interval="1m")[0].startswith("no checkpoint was committed for 15 minutes")

@@ -52,7 +52,7 @@ def test_the_slowest_node_counts(trained):
 
 def test_saves_that_take_more_of_the_time_than_they_may_are_named(trained):
     often = trained({0: {"gpus": (0.9,)}}, stall=3.0, commits=(20, 50))
-    assert bottleneck(often).text.startswith("saves: 10% of the time goes to them; try a longer")
+    assert bottleneck(often).text.startswith("saves: 10% of the time goes to saving; try a longer")
     seldom = trained({0: {"gpus": (0.9,)}}, stall=3.0, commits=(20, 320))
     assert bottleneck(seldom).kind == "gpu"
 

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,8 +28,10 @@ sys.exit(pytest.main(sys.argv[1:]))
 _STANDARD_ERROR = 2
 
 
-def report_on(name: str, tests: Path) -> Mapping[str, Any]:
+def report_on(name: str, tests: Path, kits: Sequence[str] = ()) -> Mapping[str, Any]:
     """Run the kits that the tests wire to the plugin, and return the report as JSON values.
+
+    ``kits`` names those to run; if it is empty, all are.
 
     pytest's own output goes to standard error. A run that ends early, as by Ctrl-C or by a test that ends the
     process, is reported as far as it came.
@@ -46,6 +48,7 @@ def report_on(name: str, tests: Path) -> Mapping[str, Any]:
         path = Path(scratch) / "report.json"
         words = ["-q", "-p", "cloudspot.testing.promises", str(tests)]
         options = [f"--promises-of={name}", f"--promises-to={path}"]
+        options += [f"--promises-kit={kit}" for kit in kits]
         command = [sys.executable, "-c", _RUN, *words, *options]
         with subprocess.Popen(command, stdout=_STANDARD_ERROR) as process:
             try:
@@ -55,7 +58,8 @@ def report_on(name: str, tests: Path) -> Mapping[str, Any]:
         if not path.exists():
             raise CloudspotError(f"pytest ended with status {status} and no report; see its output above")
         told = decode(path.read_bytes(), dict[str, Any])
-    is_kept = bool(told["kits"]) and not told["errors"] and not any(one["failures"] for one in told["kits"])
+    is_broken = any(kit["failures"] or kit["not_run"] for kit in told["kits"])
+    is_kept = bool(told["kits"]) and not told["errors"] and not is_broken
     return {
         "plugin": name,
         "ok": is_kept,

@@ -54,6 +54,13 @@ def new(name: str, directory: Path | None) -> None:
     help="Where the plugin's tests are, in which its kits are wired.",
 )
 @click.option(
+    "--kit",
+    "kits",
+    metavar="KIT",
+    multiple=True,
+    help="Run this kit alone, such as ObjectStoreTests; repeatable.",
+)
+@click.option(
     "--json",
     "json_file",
     metavar="FILE",
@@ -61,7 +68,7 @@ def new(name: str, directory: Path | None) -> None:
     help="Write the report there as JSON.",
 )
 @click.pass_context
-def check(ctx: click.Context, name: str, tests: Path, json_file: Path | None) -> None:
+def check(ctx: click.Context, name: str, tests: Path, kits: tuple[str, ...], json_file: Path | None) -> None:
     """Show which promises the installed plugin NAME keeps.
 
     Runs the kits in its tests, and no other test, and names each promise that is broken, left out or declared
@@ -70,7 +77,7 @@ def check(ctx: click.Context, name: str, tests: Path, json_file: Path | None) ->
     """
     from cloudspot.cli.authoring.kitrun import report_on
 
-    report = report_on(name, tests)
+    report = report_on(name, tests, kits)
     if json_file is not None:
         try:
             json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
@@ -78,17 +85,22 @@ def check(ctx: click.Context, name: str, tests: Path, json_file: Path | None) ->
             raise CloudspotError(f"{json_file} cannot be written: {error.strerror}") from error
     output.echo(", ".join(f"{part} {version}" for part, version in report["versions"].items()))
     output.echo(f"declares: {', '.join(report['capabilities']) or 'nothing'}")
-    lists = ("deviations", "skipped", "failures")
+    lists = ("deviations", "skipped", "failures", "not_run")
     rows = [
         (one["kit"], one["class"], str(one["passed"]), *(str(len(one[each])) for each in lists))
         for one in report["kits"]
     ]
-    output.echo_table(("KIT", "CLASS", "PASSED", "DEVIATIONS", "SKIPPED", "FAILED"), rows)
+    output.echo_table(("KIT", "CLASS", "PASSED", "DEVIATIONS", "SKIPPED", "FAILED", "NOT RUN"), rows)
     for title, field in (("deviates", "deviations"), ("skipped", "skipped"), ("FAILED", "failures")):
         for kit_run in report["kits"]:
             for promise, reason in kit_run[field].items():
                 style = "red" if field == "failures" else None
                 output.echo(output.Styled(title, style), f": {kit_run['kit']}, {promise}: {reason}")
+    for kit_run in report["kits"]:
+        for promise in kit_run["not_run"]:
+            output.echo(
+                f"not run: {kit_run['kit']}, {promise}: it was deselected, or the run ended before it"
+            )
     for place, reason in report["errors"].items():
         output.echo(output.Styled("FAILED", "red"), f": {place}: {reason}")
     for kit in report["not_tested"]:

@@ -1,1 +1,1 @@
-"""What is known of a job: what a controller sees and remembers, and what that comes to."""
+"""The state of a job as a controller knows it: observations, memory, and the conclusions from both."""

@@ -1,4 +1,4 @@
-"""A job at one moment: its records and machines, and what follows from them, worked out once; pure."""
+"""A job at one moment: its records, its machines, and values computed once from them; pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cloudspot.story.ledger import Ledger, bill
 
 @dataclass(frozen=True)
 class Assessment:
-    """The job in one look of a driver; the decision, the acts, the summary and the messages share it."""
+    """The job in one look of a driver; the decision, actions, summary and messages share it."""
 
     spec: JobSpec
     history: History
     now: datetime
     instances: Sequence[Instance] | None = None
-    """The job's machines by the newest listing; None: it failed, or there was none yet."""
+    """The job's machines by the newest listing; None if that failed or was not made yet."""
 
     @cached_property
     def seats(self) -> Seats:
@@ -37,7 +37,7 @@ class Assessment:
 
     @cached_property
     def budget(self) -> Budget | None:
-        """Return what the job may still buy; None: it has no ``limits.max_cost``."""
+        """Return what the job may still buy, or None if it has no ``limits.max_cost``."""
         return budget_of(self.spec, self.history, self.ledger, self.now, instances=self.instances)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What a driver that only passes by leaves to the next one: silences, absences, and what has ended."""
+"""The silences, absences and endings that a single pass of a driver hands on to the next pass."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from cloudspot.jobstore.layout.records import Suspicions
 
 
 class BetweenPasses:
-    """One controller's part: it reads once, before its first look, and leaves what its first pass saw.
+    """Reads earlier passes' notes before a controller's first look, and leaves notes after its first pass.
 
-    After that its own memory is better. What it has left only grows old, and no reader counts more for that.
+    After that, the controller's own memory is better. Its notes may grow old without harm: no reader counts
+    more time for that.
     """
 
     def __init__(self, store: ObjectStore, job_id: str, *, memory: Memory, clock: Clock) -> None:
@@ -29,18 +30,18 @@ class BetweenPasses:
         self._memory = memory
         self._clock = clock
         self.is_wanted = True
-        """What earlier passes left has yet to be read."""
+        """Whether the notes of earlier passes have yet to be read."""
         self._has_left = False
         self._stands: Suspicions | None = None
         self._warned: frozenset[str] = frozenset()
 
     def take(self) -> str | None:
-        """Read what earlier passes have left; return what went wrong, if anything, to be tried again."""
+        """Read the notes of earlier passes; return the problem (the caller may try again) or None."""
         try:
             stored = read_suspicions(self._store, self._job_id)
             now = None
             if stored is not None and stored[0].endings:
-                # Only a write tells what the store's clock shows now.
+                # Only a write shows the store's present time.
                 write_suspicions(self._store, self._job_id, stored[0])
                 now = last_written(self._store, self._job_id)
         except TransientError as error:
@@ -53,9 +54,9 @@ class BetweenPasses:
         return None
 
     def leave(self, history: History) -> str | None:
-        """Leave what this pass has seen, or take back what is no longer true; return what went wrong.
+        """Write what this pass has seen, or delete notes that do not hold; return the problem or None.
 
-        A job in which all is well costs no request. What could not be read is not overwritten.
+        A job without suspicions costs no request. Notes that could not be read are not overwritten.
         """
         if self.is_wanted:
             return None
@@ -67,8 +68,9 @@ class BetweenPasses:
             elif suspicions is not None and not self._has_left:
                 write_suspicions(self._store, self._job_id, suspicions)
                 self._stands = suspicions
-                # In this order: a driver that settles the job meanwhile takes back its mark and then what was
-                # left. If this came later, another pass has to look.
+                # The mark comes second, because a driver that settles the job meanwhile removes first the
+                # mark and then the notes. If the notes came later than that, the mark makes another pass
+                # look.
                 mark_live(self._store, self._job_id, history.submission.writer)
         except TransientError as error:
             return str(error)
@@ -76,6 +78,6 @@ class BetweenPasses:
         return None
 
     def new_problems(self, problems: list[str]) -> list[str]:
-        """Return the problems of this pass that the one before did not have."""
+        """Return the problems of this pass that the previous pass did not have."""
         before, self._warned = self._warned, frozenset(problems)
         return [one for one in problems if one not in before]

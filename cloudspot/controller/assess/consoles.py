@@ -1,4 +1,4 @@
-"""Reads the consoles of machines that have not come up, or have ended without a word, one at a time."""
+"""Read the consoles of machines that have not come up or ended without an exit record, one at a time."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from cloudspot.model import EndReason, Instance, InstanceState
 from cloudspot.story.outcomes import own_exit
 
 FIRST_SECONDS = 30.0
-"""A machine that has not claimed its seat this long after its launch was decided on may have said why."""
+"""The age of a launch from which its unclaimed machines' consoles are read: they may show the reason."""
 REPEAT_SECONDS = 15.0
-"""Consoles are read no more often than this, apart from the last look at a machine that has ended."""
+"""The least time between two reads of consoles, except the last read of a machine that has ended."""
 MAX_CHARS = 300
 _CAUSE = re.compile(r"cloudspot: this machine cannot serve its job: (.+)")
-"""The last line of the boot script and of the agent; the console may put its own before them."""
+"""The last line of the boot script or the agent; the console may put a prefix before it."""
 _LINE = re.compile(r"cloudspot: (.+)")
 _UNEXPLAINED = frozenset({None, EndReason.UNKNOWN, EndReason.LOST})
 
 
 def tail_of(console: str) -> ConsoleTail:
-    """Return what the console's text ends with, in printable characters."""
+    """Return the end of the console's text, in printable characters."""
     causes, lines = _CAUSE.findall(console), _LINE.findall(console)
     line = lines[-1] if lines else console.strip().rpartition("\n")[2]
     return ConsoleTail(cause=_clean(causes[-1]) if causes else "", line=_clean(line))
@@ -38,26 +38,26 @@ def _clean(text: str) -> str:
 
 
 class Consoles:
-    """Reads the consoles of the machines that a job waits for. Losing it costs a few requests."""
+    """Reads the consoles of the machines that a job waits for. Losing this memory costs a few requests."""
 
     def __init__(self, provisioner: Provisioner, *, has_consoles: bool) -> None:
         self._provisioner = provisioner
         self._can_read = has_consoles
         self._read_at: dict[str, float] = {}
-        """When each was read last (monotonic)."""
+        """When each console was last read (monotonic)."""
         self._closed: set[str] = set()
-        """The machines that had ended when they were read, so that nothing more will come."""
+        """The machines that had ended when their console was read, so that nothing follows."""
         self.tails: dict[str, ConsoleTail] = {}
-        """By machine: what was read last."""
+        """The end of each machine's console, as last read."""
         self._reported: set[tuple[str, str]] = set()
 
     def next_due(
         self, history: History, instances: Sequence[Instance], *, now: datetime, monotonic: float
     ) -> Instance | None:
-        """Return the machine whose console had better be read now, or None.
+        """Return the machine whose console should be read now, or None.
 
-        One that has ended goes first, and is read once: its seat is made void next, or its end is certified.
-        A machine whose provider already says why it has not started is read at once.
+        A machine that has ended goes first and is read once, before its seat is made void or its end is
+        certified. A machine whose provider already gives a reason for not starting is read at once.
         """
         if not self._can_read or history.finished is not None:
             return None
@@ -83,9 +83,9 @@ class Consoles:
         return min(due, key=lambda one: self._read_at.get(one.id, -math.inf), default=None)
 
     def read(self, instance: Instance, *, monotonic: float) -> str | None:
-        """Read the machine's console; return what people should know of it, if that is new.
+        """Read the machine's console; return a line for people if it is new, else None.
 
-        A console that cannot be read explains nothing, and stops nothing.
+        A console that cannot be read is no error.
         """
         self._read_at[instance.id] = monotonic
         if instance.state is InstanceState.ENDED:
@@ -97,23 +97,23 @@ class Consoles:
             )
         except AuthError as error:
             self._can_read = False
-            return f"what {instance.id} says at its boot cannot be read: {error}"
+            return f"the console of {instance.id} cannot be read: {error}"
         except CloudspotError:
             return None
         if not tail.line or tail == self.tails.get(instance.id):
             return None
         self.tails[instance.id] = tail
         if instance.state is InstanceState.ENDED or tail.cause:
-            return None  # the record of its end says it
-        # A provider may say one thing and another by turns, as of an image that it tries to pull.
+            return None  # the record of its end includes it
+        # A provider may alternate between two lines, for example about an image that it tries to pull.
         if (instance.id, tail.line) in self._reported:
             return None
         self._reported.add((instance.id, tail.line))
-        return f"{instance.id} says at its boot: {tail.line}"
+        return f"the console of {instance.id} shows: {tail.line}"
 
 
 def _is_unexplained(instance: Instance, launch: LaunchHistory) -> bool:
-    """Return whether the machine, which owns a seat, has ended without a word and is not certified yet."""
+    """Return whether the machine, which owns a seat, has ended without an exit record or a certificate."""
     return (
         instance.state is InstanceState.ENDED
         and instance.end_reason in _UNEXPLAINED

@@ -1,8 +1,8 @@
 """Whether a job has reached a limit, and what it may still spend below ``limits.max_cost``; pure.
 
-A stop costs money too: the machines that live run until they have saved and ended. So the job stops when
-what is spent and what a stop costs from now reach the limit together, and a machine is bought only if it
-could start and stop again below it.
+A stop costs money too, because machines run until they have saved and ended. So the job stops when the money
+spent plus the cost of a stop reaches the limit, and a machine is bought only if its start and its stop fit
+below the limit.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from cloudspot.story.outcomes import last_sign, own_beat
 from cloudspot.story.stretches import OVER
 
 LOOK_SECONDS = 30.0
-"""From the moment that a stop is due to that at which the nodes know: the looks of a driver and of a node."""
+"""The time from when a stop is due until the nodes know of it: a look of a driver and a look of a node."""
 DEFAULT_BOUNDARY_SECONDS = 30.0
-"""Until all ranks are at a step where they save, before a step was measured; after that, two steps."""
+"""The time until all ranks reach a step where they save; once a step was measured, two steps."""
 DEFAULT_SAVE_SECONDS = 120.0
-"""The last save and its upload, before one was measured."""
+"""The time for the last save and its upload, until one was measured."""
 DEFAULT_END_SECONDS = 120.0
-"""From a node's last word to the end of its machine, before one was measured."""
+"""The time from a node's exit record to the end of its machine, until one was measured."""
 DEFAULT_STOP_SECONDS = LOOK_SECONDS + DEFAULT_BOUNDARY_SECONDS + DEFAULT_SAVE_SECONDS + DEFAULT_END_SECONDS
 
 
@@ -58,15 +58,15 @@ class Budget:
     currency: str
     spent: float
     stop_cost: float = 0.0
-    """What the machines that live, or may come, cost until a stop that is requested now has ended them."""
+    """The cost of the machines that live or may come, until a stop requested now has ended them."""
     stop_seconds: float = DEFAULT_STOP_SECONDS
     start_seconds: float = DEFAULT_START_SECONDS
     checkpoint_bytes: int = 0
-    """The newest one's; 0 before the first. To move it from or to another region may cost money."""
+    """The size of the newest checkpoint; 0 before the first. Moving it between regions may cost money."""
 
     @property
     def text(self) -> str:
-        """Tell how near the limit is."""
+        """Return how near the limit is, for people."""
         limit = money_text(self.limit, self.currency)
         if not self.stop_cost:
             return f"{money_text(self.spent, self.currency)} of {limit} spent"
@@ -77,7 +77,7 @@ class Budget:
         )
 
     def cost_of(self, offer: Offer, num_nodes: int) -> float:
-        """Return what so many machines cost at least: their start and their stop, or their least time.
+        """Return the least cost of ``num_nodes`` machines: start and stop, or the shortest time charged.
 
         Each restores the newest checkpoint, and together they save another one.
         """
@@ -86,15 +86,15 @@ class Budget:
         return num_nodes * seconds * offer.price_per_hour / 3600 + moved
 
     def affords(self, offer: Offer, num_nodes: int) -> bool:
-        """Return whether so many more machines keep below the limit."""
+        """Return whether ``num_nodes`` more machines stay below the limit."""
         return self.spent + self.stop_cost + self.cost_of(offer, num_nodes) < self.limit
 
     def why_not(self, offer: Offer, num_nodes: int) -> str:
-        """Say that so many are not bought."""
+        """Return the message that ``num_nodes`` machines of the offer are not bought."""
         cost = money_text(self.cost_of(offer, num_nodes), offer.currency)
         return (
             f"limits.max_cost of {money_text(self.limit, self.currency)} has no room for {num_nodes} x "
-            f"{offer.instance_type} ({offer.market.value}), of which the start and the stop alone cost {cost}"
+            f"{offer.instance_type} ({offer.market.value}), whose start and stop alone cost {cost}"
         )
 
 
@@ -106,9 +106,9 @@ def budget_of(
     *,
     instances: Sequence[Instance] | None = None,
 ) -> Budget | None:
-    """Return what the job may still buy at ``now``, when ``ledger`` is its bill.
+    """Return what the job may still buy at ``now``, or None if it has no ``limits.max_cost``.
 
-    None: it has no ``limits.max_cost``.
+    ``ledger`` is the job's bill.
     """
     limits = spec.limits
     if limits.max_cost is None:
@@ -146,7 +146,7 @@ def check_affordable(budget: Budget | None, offers: Sequence[Offer], num_nodes: 
 
 
 def new_budget(spec: JobSpec, currency: str) -> Budget | None:
-    """Return what a job may buy that was not submitted yet."""
+    """Return what a job may buy before it is submitted, or None if it has no ``limits.max_cost``."""
     limits = spec.limits
     if limits.max_cost is None:
         return None
@@ -154,10 +154,10 @@ def new_budget(spec: JobSpec, currency: str) -> Budget | None:
 
 
 def stop_seconds(history: History) -> float:
-    """Return how long a stop takes that is requested now, from the moment that it is due: the longest seen.
+    """Return how long a stop that is due now takes, by the longest times measured.
 
-    That is until all know of it and are at a boundary, the last save with its upload, and from the last
-    word of a node to the end of its machine. What was not measured yet counts as its default.
+    The stop has four parts: all nodes learn of it, all reach a boundary, they save and upload, and the
+    machines end after the nodes' exit records. A part that was not measured yet counts as its default.
     """
     beats = [
         beat
@@ -179,7 +179,7 @@ def stop_seconds(history: History) -> float:
 
 
 def _step_seconds(beat: Heartbeat) -> Iterator[float]:
-    """Yield how long a step took in the node's newest generation, if it has counted some."""
+    """Yield how long a step took in the node's newest generation, if it has made any."""
     phases = [one for one in beat.phases if one.generation == beat.generation]
     begun = next((one.at for one in phases if one.state == "training"), None)
     over = next((one.at for one in phases if one.state in OVER), beat.at)
@@ -189,27 +189,28 @@ def _step_seconds(beat: Heartbeat) -> Iterator[float]:
 
 
 def _end_seconds(launch: LaunchHistory) -> Iterator[float]:
-    """Yield how long each machine ran on after the last word of its node, as far as its provider told."""
+    """Yield how long each machine ran after its node's exit record, if the provider reported its end."""
     for rank, last in launch.own_exits.items():
         certificate = launch.certificate(rank)
-        # A clock of its own may be behind; its last heartbeat has the store's date, and comes just before.
+        # The node's clock may be slow. Its last heartbeat has the store's time, and comes just before the
+        # exit.
         left = max(last.at, last_sign(launch, rank))
-        # Without the provider's word for its end, a certificate repeats the node's.
+        # If the provider did not report an end, the certificate repeats the node's time.
         if certificate is not None and certificate.ended_at > left:
             yield (certificate.ended_at - left).total_seconds()
 
 
 def _transfer_cost(offer: Offer, num_bytes: int) -> float:
-    """Return what it costs to move so much between the offer's machines and the bucket."""
+    """Return the cost of moving ``num_bytes`` between the offer's machines and the bucket."""
     return num_bytes / GIB * offer.transfer_price_per_gib
 
 
 def _unseen_cost(
     launch: LaunchHistory, now: datetime, start: float, stop: float, instances: Sequence[Instance]
 ) -> float:
-    """Return what those machines cost until a stop has ended them that may run and that nobody has seen yet.
+    """Return the cost, until a stop has ended them, of machines that may run but were not seen yet.
 
-    At most their start is counted besides, as when they were bought: what is not seen for longer never came.
+    Their time so far counts up to the length of a start: a machine unseen for longer never came.
     """
     owners = {slot.instance_id for slot in launch.claimed.values()}
     seen = [

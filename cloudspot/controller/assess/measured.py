@@ -1,4 +1,4 @@
-"""What a job has shown of itself: its pace, and how long its machines take to start; pure."""
+"""Measurements of a job: its pace, and how long its machines take to start; pure."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from cloudspot.jobstore.layout.records import Generation, Seat
 from cloudspot.story.progress import steps_total
 
 DEFAULT_START_SECONDS = 300.0
-"""From the request of a machine until it could train, before one was measured."""
+"""The time from the request of a machine until it can train, until one was measured."""
 DEFAULT_RESTART_SECONDS = 60.0
-"""From the agreement on a generation until all of its nodes train, before one was measured."""
+"""The time from the agreement on a generation until all its nodes train, until one was measured."""
 MIN_INTERVALS, MAX_INTERVALS = 3, 100
-"""From how many times between two commits a pace is known beyond the newest heartbeat's, and from how many of
-the newest it is taken."""
+"""The least number of intervals between commits from which a pace is taken, and the most that are used (the
+newest ones). With fewer, the pace is that of the newest heartbeat."""
 UNKNOWN_LENGTH_SHARE = 0.75
-"""What a job is taken to need of its deadline if nobody tells its length."""
+"""The share of its deadline that a job of unknown length is assumed to need."""
 
 
 def seconds_to_go(spec: JobSpec, history: History) -> float | None:
-    """Return how long the job trains from its newest commit on, if it is known.
+    """Return how long the job trains from its newest commit on, or None if that is not known.
 
-    By the training's own steps and pace; before these are known, by ``spot.length``. While so few steps are
-    known that nobody can say how they vary, the longer of both counts.
+    The result follows from the training's own steps and pace, and before these are known from
+    ``spot.length``. While there are too few steps to measure their variance, the longer of both counts.
     """
     kept, pace, total = 0 if history.head is None else history.head.step, _pace(history), steps_total(history)
     if pace is None or total is None:
@@ -41,23 +41,23 @@ def seconds_to_go(spec: JobSpec, history: History) -> float | None:
 
 
 def seconds_to_end(history: History) -> float | None:
-    """Return how long the rest of the steps takes that nobody has begun, if that is known."""
+    """Return how long the steps that are not begun yet will take, or None if that is not known."""
     pace, total = _pace(history), steps_total(history)
     return None if pace is None or total is None else max(0, total - pace.newest_step) * pace.step_seconds
 
 
 def doubt_seconds(history: History) -> float:
-    """Return by how much ``seconds_to_go`` may be too little: two standard errors, as steps have varied."""
+    """Return two standard errors of ``seconds_to_go``, from the variance of the steps."""
     pace, total = _pace(history), steps_total(history)
     if pace is None or pace.variance is None or total is None:
         return 0.0
     left = max(0, total - (0 if history.head is None else history.head.step))
-    # The steps that are left vary, and so did those by which the pace is known.
+    # Both the remaining steps and the steps from which the pace was measured vary.
     return 2 * sqrt(pace.variance * left * (1 + left / pace.num_steps))
 
 
 def assumed_seconds_to_go(spec: JobSpec, history: History) -> float | None:
-    """Return ``seconds_to_go``, or a share of the deadline for a job that tells neither length nor pace."""
+    """Return ``seconds_to_go``, or a share of the deadline if neither length nor pace is known."""
     known = seconds_to_go(spec, history)
     if known is None and spec.spot.deadline is not None:
         return UNKNOWN_LENGTH_SHARE * spec.spot.deadline
@@ -65,7 +65,7 @@ def assumed_seconds_to_go(spec: JobSpec, history: History) -> float | None:
 
 
 def start_seconds(history: History) -> float:
-    """Return how long it takes from the request of a machine until it could train, as measured."""
+    """Return the median time from the request of a machine until it can train, or the default."""
     durations = []
     for launch in history.launches:
         first = next(iter(history.generations_by_launch.get(launch.number, ())), None)
@@ -78,7 +78,7 @@ def start_seconds(history: History) -> float:
 
 
 def restart_seconds(history: History) -> float:
-    """Return how long a generation takes from its record until all of its nodes train, as measured."""
+    """Return the median time from a generation's record until all its nodes train, or the default."""
     found = list(_restarts(history))
     return statistics.median(found) if found else DEFAULT_RESTART_SECONDS
 
@@ -90,20 +90,20 @@ class _Pace:
     step_seconds: float
     newest_step: int
     num_steps: int
-    """By how many steps that is known."""
+    """The number of steps from which the pace was measured."""
     variance: float | None = None
-    """Of the time of one step, in square seconds; None: too few are known to tell."""
+    """The variance of one step's time, in square seconds; None if too few steps are known."""
 
 
 def _pace(history: History) -> _Pace | None:
-    """Return how fast the job trains on the machines that it has now, if it tells."""
+    """Return how fast the job trains on its present machines, or None if that is not known."""
     now = _told_pace(history)
     intervals = _intervals(history)
     num_steps = sum(steps for steps, _ in intervals)
     if now is None or len(intervals) < MIN_INTERVALS:
         return now
     mean = sum(seconds for _, seconds in intervals) / num_steps
-    # The steps vary each on its own: an interval does so as much as all its steps together.
+    # Steps vary independently, so the variance of an interval is the sum of those of its steps.
     variance = sum((seconds - mean * steps) ** 2 for steps, seconds in intervals) / num_steps
     if num_steps > now.num_steps:
         now = dataclasses.replace(now, step_seconds=mean, num_steps=num_steps)
@@ -111,7 +111,7 @@ def _pace(history: History) -> _Pace | None:
 
 
 def _told_pace(history: History) -> _Pace | None:
-    """Return the pace of the newest training that tells it, by its newest heartbeat."""
+    """Return the pace by the newest heartbeat of the newest launch that has made steps."""
     for launch in reversed(history.launches):
         for rank, beat in sorted(launch.heartbeats.items()):
             done = beat.step - beat.restored_step
@@ -125,9 +125,9 @@ def _told_pace(history: History) -> _Pace | None:
 
 
 def _intervals(history: History) -> Sequence[tuple[int, float]]:
-    """Return the steps and the seconds between commits, the newest, on machines like those of the newest."""
+    """Return the steps and the seconds between the newest commits made on machines of the present types."""
     types = {one.number: _machine_types(history, one) for one in history.generations}
-    # What a fork began with was committed by no generation of its own.
+    # A fork begins with commits of the other job, which belong to no generation of its own.
     commits = [one for one in history.commits[-MAX_INTERVALS - 1 :] if one.generation in types]
     intervals = [
         (after.step - before.step, (after.at - before.at).total_seconds())

@@ -1,4 +1,4 @@
-"""What one controller remembers from look to look, or was left by others: absences, silences, endings."""
+"""A controller's memory from look to look, with the notes of earlier passes: absences, silences, endings."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
 from cloudspot.model import Instance, InstanceState, Offer
 
 MAX_GAP_SECONDS = 120.0
-"""The most that counts between two looks: a controller that slept for an hour has not watched for one."""
+"""The most time that counts between two looks: a controller that slept for an hour has not watched."""
 
 
 @dataclass
 class _Timer:
-    """Adds up the time between looks that succeeded one after the other."""
+    """Measures the time between consecutive looks that succeeded."""
 
     last: float | None = None
 
     def step(self, asked: float, answered: float | None) -> float:
-        """Return how much time this look adds at the least, and remember it.
+        """Return the least time that this look adds, and remember the look.
 
-        What it saw may be of any moment between ``asked`` and ``answered`` (None: the same): a process may be
-        suspended in between, and must not count that time twice.
+        The look may have seen any moment between ``asked`` and ``answered`` (None if they are the same). A
+        process may be suspended in between, and must not count that time twice.
         """
         gap = 0.0 if self.last is None else min(max(0.0, asked - self.last), MAX_GAP_SECONDS)
         self.last = asked if answered is None else answered
@@ -60,12 +60,12 @@ class Memory:
     _reading: _Timer = field(default_factory=_Timer)
     _instances: tuple[Instance, ...] | None = None
     _machines: dict[str, Instance] = field(default_factory=dict)
-    """As they were listed, or created, last."""
+    """Each machine as it was last listed or created."""
     _known_since: dict[str, float] = field(default_factory=dict)
     _absent: dict[str, float] = field(default_factory=dict)
     _beats: dict[Seat, tuple[int, float]] = field(default_factory=dict)
     _intents: dict[int, float] = field(default_factory=dict)
-    """Since when each live launch is known (monotonic)."""
+    """When this controller first knew of each live launch (monotonic)."""
     _created: dict[int, tuple[Instance, ...]] = field(default_factory=dict)
     _failures: dict[int, CreateFailure] = field(default_factory=dict)
     _left_absent: dict[str, ObservedDuration] = field(default_factory=dict)
@@ -75,13 +75,13 @@ class Memory:
 
     @property
     def instances(self) -> tuple[Instance, ...] | None:
-        """Return the newest listing, with the starts that earlier ones told; None: it failed."""
+        """Return the newest listing, with start times from earlier listings; None if it failed."""
         return self._instances
 
     def note_suspicions(self, left: Suspicions, moment: datetime, monotonic: float) -> None:
-        """Take in what earlier passes have seen, up to ``moment`` of the store's clock.
+        """Take in the suspicions of earlier passes, up to ``moment`` of the store's clock.
 
-        It counts only for what a look from now on sees as well.
+        A suspicion counts only if a later look of this controller sees the same.
         """
         for suspect in left.suspects:
             if suspect.absent is not None:
@@ -92,10 +92,10 @@ class Memory:
                 self._left_silent[suspect.seat] = (suspect.counter, seen)
 
     def note_endings(self, left: Suspicions, written: datetime, moment: datetime) -> None:
-        """Take in for how long earlier passes have known what has ended.
+        """Take in how long earlier passes have known each ending.
 
-        No ending is ever taken back, so it counts up to this pass: to ``moment`` of the store's clock, which
-        is past. ``written`` is the moment that ``note_suspicions`` takes.
+        An ending is final, so the time counts up to this pass: to ``moment`` of the store's clock, which is
+        past. ``written`` is the moment passed to ``note_suspicions``.
         """
         for one in left.endings:
             self._left_ended[one.ending] = lengthened(lengthened(one.known, written), moment)
@@ -103,7 +103,7 @@ class Memory:
     def note_listing(
         self, instances: Sequence[Instance] | None, monotonic: float, *, answered: float | None = None
     ) -> None:
-        """Take in a listing that was requested at ``monotonic`` and ``answered`` then; None: it failed."""
+        """Take in a listing requested at ``monotonic`` and received at ``answered``; None if it failed."""
         if instances is None:
             self._instances = None
             self._listing.fail()
@@ -125,7 +125,7 @@ class Memory:
                 self._absent[instance_id] = self._left_absent.get(instance_id, BEGUN).seconds
 
     def _with_its_start(self, instance: Instance) -> Instance:
-        """Return the machine with the start that an earlier listing told: some forget it at the end."""
+        """Return the machine with the start time of an earlier listing; some providers drop it at the end."""
         known = self._machines.get(instance.id)
         if known is None or instance.launched_at is not None:
             return instance
@@ -134,7 +134,7 @@ class Memory:
     def note_history(
         self, history: History | None, monotonic: float, *, answered: float | None = None
     ) -> None:
-        """Take in the records that were requested at ``monotonic`` and read by then; None: that failed."""
+        """Take in records requested at ``monotonic`` and read by ``answered``; None if that failed."""
         if history is None:
             self._reading.fail()
             return
@@ -161,7 +161,7 @@ class Memory:
         self._beats = beats
 
     def _endings(self, history: History) -> list[Ending]:
-        """Return what has ended, by the newest listing and these records, and may have machines left."""
+        """Return the endings, by the newest listing and these records, that may have machines left."""
         endings = [] if history.stop is None else [stop_of(history)]
         endings += [] if history.finished is None else [end_of(history)]
         excluded = seats_of(history.launches, history.generations).excluded
@@ -211,7 +211,7 @@ class Memory:
         console_tails: Mapping[str, ConsoleTail] = MappingProxyType({}),
         prices: Mapping[int, float] | None = None,
     ) -> Observed:
-        """Return what ``decide`` may know."""
+        """Return the input of ``decide``."""
         now = assessed.now
         intents = {launch.number: launch.intent.at for launch in assessed.history.live_launches}
         return Observed(
@@ -237,10 +237,10 @@ class Memory:
         )
 
     def suspicions(self, history: History, now: datetime) -> Suspicions | None:
-        """Return what to leave for the next pass; None: nothing.
+        """Return the notes for the next pass, or None if there are none.
 
-        What was left for this pass is left again as it was read. What this controller has added since is not
-        in it: the next pass counts it from the time of the write.
+        Notes left for this pass are left again as they were read. The time that this controller has added is
+        not in them, because the next pass counts it from the time of the write.
         """
         suspects = tuple(one for launch in history.live_launches for one in self._suspects(launch, now))
         endings = tuple(
@@ -269,7 +269,7 @@ class Memory:
             yield Suspect(seat=seat, instance_id=owner, counter=counter, silent=silent, absent=absent)
 
     def _is_paid_for(self, ending: Ending) -> bool:
-        """Return whether a machine of the ending may still cost money, as one that was shut down does."""
+        """Return whether a machine of the ending may still cost money, as some do after a shutdown."""
         if self._instances is None:
             return ending in self._left_ended
         return any(
@@ -284,12 +284,12 @@ class Memory:
     def _missing(self, instance_id: str) -> ObservedDuration | None:
         left = self._left_absent.get(instance_id)
         if self._instances is None:
-            # Nothing was listed, so nothing was seen: the time around this pass does not count.
+            # The listing failed, so the time around this pass does not count.
             return None if left is None else ObservedDuration(seconds=left.seconds, until=None)
         if any(one.id == instance_id for one in self._instances):
             return None
-        # The machine may have come between the listing and the reading of the records. No harm: nothing
-        # counts that was before the write, and by then it is known.
+        # The machine may have come between the listing and the reading of the records. That does no harm:
+        # time counts only from the write on, and by then the machine is known.
         return left or BEGUN
 
     def _still(self, launch: LaunchHistory, rank: int, now: datetime) -> ObservedDuration | None:

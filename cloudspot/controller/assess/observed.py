@@ -1,4 +1,4 @@
-"""What one controller sees at one moment, apart from the bucket: the input of ``decide``."""
+"""A controller's observations outside the bucket at one moment: an input of ``decide``."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from cloudspot.model import Instance, Offer
 
 
 def stop_of(history: History) -> Ending:
-    """Return the ending that a request to stop the job is."""
+    """Return the ending that stands for the request to stop the job."""
     return Ending("stop", resumption=history.submission.resumption)
 
 
 def end_of(history: History) -> Ending:
-    """Return the ending that the end of the job is."""
+    """Return the ending that stands for the end of the job."""
     return Ending("finished", resumption=history.submission.resumption)
 
 
 @dataclass(frozen=True)
 class CreateFailure:
-    """A definite refusal that this controller got when it tried to create a launch."""
+    """A definite refusal of this controller's request to create a launch."""
 
     launch: int
     outcome: VoidOutcome
@@ -36,69 +36,69 @@ class ConsoleTail:
     """The end of a machine's console."""
 
     cause: str = ""
-    """Why it will never run the agent; empty: it has not said so."""
+    """Why the machine will never run the agent, or empty if the console does not say so."""
     line: str = ""
-    """The last line that cloudspot has written to it, or else the very last."""
+    """The last line that cloudspot wrote to the console, or else the last line of all."""
     is_final: bool = False
-    """Whether the machine had ended when its console was read: nothing came after it."""
+    """Whether the machine had ended when its console was read, so that nothing follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """The provider's word, and what this controller's own clock and memory add to it.
+    """The provider's answers, with what this controller's own clock and memory add to them.
 
-    A controller that has just started knows less, and ``decide`` then waits longer; it must never conclude
-    more from less. One that makes a single pass goes on from what earlier passes have left in the store.
+    A controller that has just started knows less, so ``decide`` waits longer; it must never conclude more
+    from less. A controller that makes a single pass continues from the notes that earlier passes left.
     """
 
     instances: tuple[Instance, ...] | None
-    """The job's machines by the newest listing; None: the listing failed, and nothing is known."""
+    """The job's machines by the newest listing; None if the listing failed, so that nothing is known."""
     created: Mapping[int, tuple[Instance, ...]] = field(default_factory=dict)
-    """By launch: what ``create`` has returned to this controller; a listing may lag."""
+    """By launch: the machines that ``create`` returned to this controller; a listing may lag."""
     vanished: tuple[Instance, ...] = ()
-    """Machines that an earlier listing or an answer of ``create`` had and the newest listing lacks."""
+    """Machines from an earlier listing or an answer of ``create`` that the newest listing lacks."""
     absent_seconds: Mapping[str, float] = field(default_factory=dict)
-    """For each known machine that the newest listing lacks: for how long it has been missing.
+    """For each known machine that the newest listing lacks: how long it has been missing.
 
-    A machine is known once a seat, a listing or an answer of ``create`` has named it. Counted by the
-    monotonic clock, and only between listings that succeeded.
+    A machine is known once a seat, a listing or an answer of ``create`` has named it. The time counts by
+    the monotonic clock, and only between listings that succeeded.
     """
     known_seconds: Mapping[str, float] = field(default_factory=dict)
     """For each known machine: how long this controller has known it, by the monotonic clock."""
     silent_seconds: Mapping[Seat, float] = field(default_factory=dict)
     """For each live seat that is claimed: how long its node's heartbeat has not changed.
 
-    Counted by the monotonic clock, and only while this controller's own reads succeed.
+    The time counts by the monotonic clock, and only while this controller's own reads succeed.
     """
     ending_seconds: Mapping[Ending, float] = field(default_factory=dict)
-    """For each ending that this controller knows of: for how long it has known, counted like a silence."""
+    """For each known ending: how long this controller has known of it, counted like a silence."""
     intent_seconds: Mapping[int, float] = field(default_factory=dict)
-    """By launch: the age of its intent, at the most: by its own time or since first sight."""
+    """By launch: the greatest possible age of its intent, by the intent's own time or since first sight."""
     token_seconds: float
-    """The provisioner's figure."""
+    """The attribute of the provisioner."""
     absence_proves_after_seconds: float
-    """The provisioner's figure."""
+    """The attribute of the provisioner."""
     offers: tuple[Offer, ...] | None = None
-    """What can be bought; None: not asked for yet (``decide`` then returns FetchOffers)."""
+    """The offers that can be bought; None if not asked for yet (``decide`` then returns FetchOffers)."""
     offers_seconds: float = math.inf
-    """How long ago this controller last asked what can be bought."""
+    """How long ago this controller last asked for offers."""
     knowledge: Knowledge = NOTHING_KNOWN
-    """What is known of the spot market."""
+    """The knowledge of the spot market."""
     prices: Mapping[int, float] = field(default_factory=dict)
-    """By launch: what one of its nodes costs an hour now, where the provider was asked and has told."""
+    """By launch: the present price of one node per hour, where the provider has answered."""
     create_failures: Mapping[int, CreateFailure] = field(default_factory=dict)
-    """By launch: the refusals that this controller has seen."""
+    """By launch: the refusals that this controller has received."""
     console_tails: Mapping[str, ConsoleTail] = field(default_factory=dict)
-    """By machine: what its console said when this controller read it."""
+    """By machine: the end of its console when this controller last read it."""
 
     def why_ended(self, instance: Instance) -> str:
-        """Return why the machine ended, as far as its provider and its console tell; empty: they do not."""
+        """Return why the machine ended, by its provider and its console; empty if they do not say."""
         tail = self.console_tails.get(instance.id, ConsoleTail())
         said = tail.cause or (tail.line if tail.is_final else "")
         return "; ".join(filter(None, (instance.detail, said and f"its console ends with: {said}")))
 
     def machines_of(self, launch: LaunchHistory) -> tuple[Instance, ...]:
-        """Return the launch's machines that are listed, or that our own ``create`` has returned."""
+        """Return the launch's machines from the listing and from this controller's own ``create``."""
         listed = [one for one in self.instances or () if one.launch == launch.number]
         ids = {one.id for one in listed}
         return (*listed, *(one for one in self.created.get(launch.number, ()) if one.id not in ids))

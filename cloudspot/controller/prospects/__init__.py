@@ -1,1 +1,1 @@
-"""What is expected of a job before anything is bought; pure, but for reading earlier jobs."""
+"""Forecasts of a job before anything is bought; pure, except for reading earlier jobs."""

@@ -1,4 +1,4 @@
-"""What an earlier job of the same name tells of a new one: how long it trains, and how its machines start."""
+"""Estimate a new job's training time and its machines' start time from an earlier job of the same name."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from cloudspot.story.stretches import stretches
 from cloudspot.story.timeline import timeline
 
 MAX_SUMMARIES = 12
-"""Of so many jobs whose ids begin like the name, the newest, the summaries are read."""
+"""The most jobs, the newest whose ids begin with the name, of which the summaries are read."""
 MAX_HISTORIES = 2
-"""Of so many of these the records are read, until one tells its length."""
+"""The most of these jobs of which all records are read, until one gives a length."""
 MAX_UNKNOWN_SHARE = 0.1
-"""What a job may not know of its own time, as a share of its training, to tell its length."""
+"""The most unaccounted time, as a share of the training time, with which a job gives a length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,19 +35,19 @@ class EarlierJob:
 
     job_id: str
     length_seconds: float
-    """How long it trained, or would have, on machines that nobody takes."""
+    """How long it trained, or would have trained, on machines that are never reclaimed."""
     start_seconds: float
     commit_seconds: float | None
-    """From one checkpoint to the next, in the median; None: fewer than two came after one another."""
+    """The median time between consecutive checkpoints; None if no generation has two."""
     is_same_run: bool
-    """It ran the same command with the same arguments."""
+    """Whether it ran the same command with the same arguments."""
 
 
 def find_earlier(store: ObjectStore, spec: JobSpec, provider: str, now: datetime) -> EarlierJob | None:
-    """Return the newest job of that name that tells its length; one that has succeeded comes first.
+    """Return the newest job of that name that gives a length, preferring jobs that have succeeded.
 
     The id of such a job begins with the name. It ran on the same provider, with the same resources, nodes and
-    processes. None, too, if the store does not answer: whoever asks goes on without.
+    processes. The result is None if there is no such job or the store does not answer.
     """
     try:
         for job_id in jobs_of_name(store, spec.name):
@@ -60,7 +60,7 @@ def find_earlier(store: ObjectStore, spec: JobSpec, provider: str, now: datetime
 
 
 def jobs_of_name(store: ObjectStore, name: str) -> Iterator[str]:
-    """Yield the newest jobs of a name that may tell their length, those that have succeeded first."""
+    """Yield the ids of the newest jobs of a name that may give a length, succeeded jobs first."""
     ids = [one for one in list_recent(store)[0] if f"{one}-".startswith(f"{name}-")][:MAX_SUMMARIES]
 
     def read(job_id: str) -> Summary | None:
@@ -97,10 +97,10 @@ def _machines(spec: JobSpec) -> tuple[object, ...]:
 
 
 def length_seconds(history: History, now: datetime) -> float | None:
-    """Return how long the whole training takes, as far as the job's records tell; None: they do not.
+    """Return how long the whole training takes, or None if the job's records do not show it.
 
-    A job that has succeeded tells it by the time in which it made steps that counted; another one by the
-    steps that it planned, at the pace of those that it made.
+    For a job that has succeeded, this is the time in which it made steps that counted; for another job, the
+    time for its planned steps at the pace of the steps it made.
     """
     if history.finished is not None and history.finished.outcome == "succeeded":
         seconds = timeline(history, now).seconds
@@ -117,7 +117,7 @@ def length_seconds(history: History, now: datetime) -> float | None:
 
 
 def commit_seconds(history: History) -> float | None:
-    """Return how long it takes from one commit to the next while the training runs; None: it is not known."""
+    """Return the median time between commits while the training runs; None if it is not known."""
     gaps = [
         (after.sealed_at - before.sealed_at).total_seconds()
         for commits in history.commits_by_generation.values()

@@ -1,6 +1,6 @@
-"""What a new job is expected to cost and when it ends, by its own market policy and what was learned; pure.
+"""Forecast the cost and the end of a new job, by its market policy and the known hazards; pure.
 
-A range says how much of it is luck, if the hazards and the length are right.
+The ranges show the effect of chance, if the hazards and the length are right.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from cloudspot.market.knowledge import Knowledge, pool
 from cloudspot.model import Market, Offer
 
 MAX_POOLS: Final = 4
-"""Of so many pools, the cheapest with their losses, there is a market: more would change little."""
+"""The number of pools in the simulated market, the cheapest after losses; more would change little."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What is expected of a job that is submitted now; ranges go from the 10th to the 90th percentile."""
+    """The forecast of a job that is submitted now; ranges go from the 10th to the 90th percentile."""
 
     cost: tuple[float, float]
-    """Of all nodes; ``inf``: so many runs still waited for spot when they were given up."""
+    """The cost of all nodes; ``inf`` if the run at this percentile was given up while it waited for spot."""
     on_demand_cost: float
-    """The same on demand."""
+    """The cost of all nodes on demand."""
     currency: str
     end_hours: tuple[float, float]
-    """After the submission; ``inf`` as above."""
+    """Hours from the submission to the end; ``inf`` as above."""
     on_demand_hours: float
-    """For how long on demand, in the mean."""
+    """The mean number of hours on on-demand machines."""
     num_losses: float
-    """In the mean."""
+    """The mean number of losses."""
     late_share: float
-    """How likely it misses ``spot.deadline``."""
+    """The probability that the job misses ``spot.deadline``."""
 
 
 def forecast(
@@ -48,7 +48,7 @@ def forecast(
     length_seconds: float,
     start_seconds: float,
 ) -> Forecast:
-    """Return the forecast; ``offers`` are those that the job's policy allows, at least one."""
+    """Return the forecast; ``offers`` are those that the job's policy allows, and must not be empty."""
     length, start = length_seconds / 3600, start_seconds / 3600
     deadline = inf if spec.spot.deadline is None else spec.spot.deadline / 3600
     price = least_on_demand_price(offers)
@@ -87,7 +87,7 @@ def forecast(
 
 
 def least_on_demand_price(offers: Sequence[Offer]) -> float:
-    """Return what an hour of a node costs on demand at least, whether that is allowed or not."""
+    """Return the least on-demand price of a node per hour, even if the job's policy excludes on-demand."""
     found = [one.price_per_hour for one in offers if one.market is Market.ON_DEMAND]
     return min(found or [one.on_demand_price_per_hour for one in offers])
 

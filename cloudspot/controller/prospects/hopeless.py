@@ -1,4 +1,4 @@
-"""What shows before anything is bought: a deadline, a limit or work that a job cannot keep; pure."""
+"""Find, before anything is bought, a deadline, a limit or work that a job cannot keep; pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cloudspot.market.knowledge import Knowledge, pool
 from cloudspot.model import Market, Offer
 
 MAX_TRIES: Final = 20.0
-"""If so many machines have to be begun with until one lasts for as long as it takes, none is begun with."""
+"""A job is hopeless if more machines than this have to be started until one lasts long enough."""
 
 
 def past_deadline(spec: JobSpec, *, length_seconds: float, start_seconds: float) -> str | None:
-    """Return that the job is late even on machines that nobody takes, in figures; None: it need not be."""
+    """Return a message if the job misses its deadline even without any loss, else None."""
     deadline = spec.spot.deadline
     if deadline is None or length_seconds + start_seconds <= deadline:
         return None
@@ -31,7 +31,7 @@ def past_deadline(spec: JobSpec, *, length_seconds: float, start_seconds: float)
 def past_max_cost(
     spec: JobSpec, offers: Sequence[Offer], *, length_seconds: float, spent: float = 0.0
 ) -> str | None:
-    """Return that the job would cost more than it may, even if nothing is ever lost; None: it need not.
+    """Return a message if the job exceeds ``limits.max_cost`` even without any loss, else None.
 
     ``offers`` are those that its policy allows, in the currency of the limit.
     """
@@ -57,10 +57,10 @@ def never_saved(
     unsaved_seconds: float,
     start_seconds: float,
 ) -> str | None:
-    """Return that hardly any spot machine lasts until the work on it is saved; None: some do.
+    """Return a message if hardly any spot machine lasts until its work is saved, else None.
 
-    ``unsaved_seconds`` is how long the training goes on until something of it outlives its machine. A job
-    that may buy on demand comes through in any case.
+    ``unsaved_seconds`` is the training time until the first work is saved outside the machine. For a job
+    that may buy on-demand machines, the result is None.
     """
     expected = expected_offers(offers, knowledge, start_seconds)
     if spec.spot.policy != "spot" or not expected:

@@ -1,1 +1,1 @@
-"""What a job lacks, and which offer is bought for it, if any; pure, but for what other jobs have seen."""
+"""The machines that a job lacks, and the offer to buy; pure, except for reading other jobs' experience."""

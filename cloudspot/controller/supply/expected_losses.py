@@ -1,4 +1,4 @@
-"""What offers come to once the losses of their machines are counted, by what is known of the market; pure."""
+"""The effective prices of offers, with the expected losses of their machines; pure."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from cloudspot.model import Market, Offer
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedOffer:
-    """An offer, and what is expected of its machine."""
+    """An offer, with the expected lifetime and the effective price of its machine."""
 
     offer: Offer
     hours_until_loss: float
-    """How long the provider leaves a new machine to its job, in the mean; ``inf``: for good."""
+    """The mean time until the provider takes a new machine; ``inf`` if it never does."""
     effective_price: float
-    """Of an hour of training: with the start of another machine, which is paid, after each loss."""
+    """The price of an hour of training, which includes the paid start of another machine after each loss."""
     watched_hours: float
-    """For how long jobs have seen the pool, with or without capacity. 0: what is usual is expected."""
+    """How long jobs have observed the pool, with or without capacity; if 0, the usual losses are expected."""
     num_losses: float
-    """How many they have met there."""
+    """The number of losses that jobs have met in the pool."""
 
     @property
     def losses_per_day(self) -> float:
-        """Return how often the provider takes a machine, in a day in which there is always one."""
+        """Return the expected losses in a day in which a machine always runs."""
         return 24 / self.hours_until_loss
 
     @property
     def price_share(self) -> float | None:
-        """Return the price as a share of the same machine's on demand; None if that costs nothing."""
+        """Return the price as a share of the on-demand price; None if that is 0."""
         offer = self.offer
         price = offer.on_demand_price_per_hour
         return offer.price_per_hour / price if price > 0 else None
@@ -41,14 +41,14 @@ class ExpectedOffer:
 def expected_offers(
     offers: Sequence[Offer], knowledge: Knowledge, start_seconds: float
 ) -> tuple[ExpectedOffer, ...]:
-    """Return what is expected of each offer: spot first, and in each market the cheapest after losses."""
+    """Return the offers with their expectations, spot first, and by effective price in each market."""
     found = [_expected(offer, knowledge, start_seconds / 3600) for offer in offers]
     found.sort(key=lambda one: (one.offer.market is not Market.SPOT, one.effective_price, one.offer.key))
     return tuple(found)
 
 
 def hours_until_loss(offer: Offer, knowledge: Knowledge) -> float:
-    """Return how long the provider leaves a new machine to its job, in the mean; ``inf``: for good."""
+    """Return the mean time in hours until the provider takes a new machine; ``inf`` if it never does."""
     if offer.market is not Market.SPOT:
         return inf
     factor = knowledge.loss_factor(pool(offer.zone, offer.instance_type))

@@ -1,4 +1,4 @@
-"""What jobs learn of the spot market from one another, through the bucket: advice that nothing waits for."""
+"""Share jobs' experience of the spot market through the bucket; it is advice, and nothing waits for it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from cloudspot.story.market_seen import learned, market_seen, to_record
 
 @dataclass(frozen=True)
 class Experience:
-    """What the store's jobs have seen of a provider's spot market."""
+    """The experience of a store's jobs with a provider's spot market."""
 
     knowledge: Knowledge = field(default_factory=Knowledge)
     num_jobs: int = 0
-    """From how many jobs it comes."""
+    """The number of jobs that it comes from."""
     problem: str = ""
-    """What could not be read, in a line."""
+    """A line about records that could not be read, or empty."""
 
 
 def read_experience(store: ObjectStore, provider: str) -> Experience:
-    """Return what the newest jobs of the store have seen; a store that does not answer has seen nothing."""
+    """Return the experience of the store's newest jobs; it is empty if the store does not answer."""
     try:
         records = read_market_seen(store, provider)
     except CloudspotError as error:
@@ -33,12 +33,14 @@ def read_experience(store: ObjectStore, provider: str) -> Experience:
     problem = ""
     if records.unreadable:
         others = f" and {len(records.unreadable) - 1} more" if len(records.unreadable) > 1 else ""
-        problem = f"{records.unreadable[0]}{others}: malformed, and not counted; delete what no job wrote"
+        problem = (
+            f"{records.unreadable[0]}{others}: malformed, so not counted; delete objects that no job wrote"
+        )
     return Experience(learned(records.found), len(records.found), problem)
 
 
 def leave_experience(store: ObjectStore, history: History, provider: str, now: datetime) -> str | None:
-    """Keep what the job has seen of the provider's market, if anything; return what went wrong."""
+    """Keep the job's experience of the provider's market, if it has any; return the problem or None."""
     try:
         seen = market_seen(history, now, provider=provider)
         if seen.tallies:

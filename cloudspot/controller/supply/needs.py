@@ -1,4 +1,4 @@
-"""How many machines a job lacks, and whether it pays to buy them (protocol P2); pure."""
+"""Decide how many machines a job lacks, and whether buying them pays (protocol P2); pure."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from cloudspot.model import Market, Offer
 from cloudspot.story.outcomes import member_exits, own_beat, was_reclaimed
 
 MOST_AT_ONCE = 2
-"""At most so many times ``nodes.max`` machines live at once: each may overlap with its successor."""
+"""The most live machines, as a multiple of ``nodes.max``: each machine may overlap with its successor."""
 MARKET_MOVE_SECONDS = 900.0
-"""At least this long passes between two launches that move a job to another market."""
+"""The least time between two launches that move a job to another market."""
 DAY_SECONDS = 86400.0
-"""Until losses are seen, one is expected for each node and day."""
+"""Until losses are seen, one loss is expected for each node and day."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """Machines that are to be bought in one launch."""
+    """Machines to be bought in one launch."""
 
     num_nodes: int
     min_nodes: int
-    """Fewer are of no use."""
+    """The least number of machines that is of use."""
     why: str
-    """``lost``: say how the last ones ended. ``notice``, ``rebalance``, ``growth``: the job trains without
-    them for now."""
+    """``lost`` is replaced by the outcome of the loss. With ``notice``, ``rebalance`` or ``growth``, the job
+    trains without the machines for now."""
     detail: str = ""
     stands_in_for: tuple[Seat, ...] = ()
-    """The nodes that the provider may take soon, whose places they take; no offer of theirs will do."""
+    """The nodes to replace, which the provider may take soon; their own offers are excluded."""
 
 
 def room(spec: JobSpec, seats: Seats, *, stands_in_for: int = 0) -> int:
-    """Return how many nodes may be bought now, of which so many stand in for staying ones.
+    """Return how many nodes may be bought now, if ``stands_in_for`` staying nodes are replaced.
 
-    At most ``nodes.max`` machines are there to stay, and at most twice as many in all.
+    At most ``nodes.max`` machines are to stay, and at most twice that number live in all.
     """
     staying = len(seats.staying) - stands_in_for
     return max(0, min(spec.nodes.max - staying, MOST_AT_ONCE * spec.nodes.max - len(seats.live)))
 
 
 def need(spec: JobSpec, history: History, seats: Seats, now: datetime) -> Need | None:
-    """Return what the job lacks by now, or None.
+    """Return the machines that the job lacks now, or None.
 
-    Below ``nodes.min`` all that is missing is bought at once, and for a node with a notice its replacement.
-    Otherwise more nodes have to earn more until the next loss than all lose by the restart for their sake,
-    and a node that the provider may take soon gets a stand-in.
+    Below ``nodes.min``, all missing nodes are bought at once, and a node with a notice is replaced. Otherwise
+    nodes are added only if they train for longer until the next loss than the restart costs all others, and a
+    node that the provider may take soon gets a stand-in.
     """
     if _is_ending(history, seats):
         return None
@@ -87,10 +87,12 @@ def _stand_ins(spec: JobSpec, history: History, seats: Seats, now: datetime) -> 
 
 
 def movable(spec: JobSpec, history: History, seats: Seats, now: datetime) -> tuple[Seat, ...]:
-    """Return the nodes that may leave for another market now: those of one market, while all is quiet.
+    """Return the nodes that may move to another market now.
 
-    That is: nobody is coming, leaving or being replaced, the newest generation has a commit, there is room
-    for their successors, and the last such launch is ``MARKET_MOVE_SECONDS`` ago.
+    These are the members that run on demand, or if there are none, all members (not with the policy
+    ``spot-then-on-demand``). The result is empty unless no node is coming, leaving or being replaced, the
+    newest generation has a commit, there is room for the successors, and the last such launch is
+    ``MARKET_MOVE_SECONDS`` ago.
     """
     is_quiet = len(seats.members) == len(seats.staying) == len(seats.live) and not seats.named
     has_committed = bool(history.commits_by_generation.get(len(history.generations)))
@@ -110,8 +112,8 @@ def movable(spec: JobSpec, history: History, seats: Seats, now: datetime) -> tup
 def may_replace(spec: JobSpec, old: Offer, new: Offer) -> bool:
     """Return whether a stand-in of the new offer may take over from a node of the old one.
 
-    Each member goes when its own stand-in is ready, so those of several nodes train beside the others' for
-    a while. Only a job of a single node moves to a network that its machine does not reach.
+    Each member leaves when its own stand-in is ready, so old and new nodes train together for a while. Only a
+    job of a single node can move to a network that its machine does not reach.
     """
     return spec.nodes.max == 1 or new.reaches(old)
 
@@ -123,11 +125,11 @@ def _is_at_risk(history: History, seat: Seat) -> bool:
 
 
 def _is_ending(history: History, seats: Seats) -> bool:
-    """Return whether the training comes to an end by itself: a new machine would come too late."""
+    """Return whether the training is ending by itself, so that a new machine would come too late."""
     exits = [one for one in member_exits(history) if one is not None]
     if any(one.outcome == "succeeded" or (one.outcome == "failed" and one.permanent) for one in exits):
         return bool(seats.live.intersection(seats.members))
-    # The others of a generation that has failed leave one after the other.
+    # When a generation has failed, its other nodes leave one after the other.
     has_failed = any(one.outcome == "failed" and one.generation == len(history.generations) for one in exits)
     here = seats.live.intersection(seats.members)
     return has_failed and any(_is_leaving_by_itself(history, seat) for seat in here)
@@ -145,12 +147,12 @@ def _doomed(seats: Seats) -> list[Seat]:
 
 
 def growth(history: History, seats: Seats, num_nodes: int, now: datetime) -> str | None:
-    """Return why it pays to add nodes to a training that has enough, as a reckoning; None: it does not.
+    """Return the calculation by which adding nodes pays in a training that has enough, or None.
 
-    They train from their start until the next loss, or the end of the job, and all others stand still for a
-    restart.
+    New nodes train from their start until the next loss or the end of the job; for this, all others pause
+    during a restart.
     """
-    # The training takes nobody in before its generation has a commit, and then its pace is known.
+    # New nodes are admitted only once the generation has a commit, and then the pace is known.
     has_committed = bool(history.commits_by_generation.get(len(history.generations)))
     if not has_committed or seats.newcomers or _is_cooling(history, "growth", now):
         return None
@@ -183,7 +185,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _is_cooling(history: History, why: str, now: datetime) -> bool:
-    """Return whether the last launch for this reason was refused so short a time ago that none is due."""
+    """Return whether the last launch for this reason was refused too recently for another one."""
     count, newest = 0, None
     for launch in reversed(history.current_launches):
         found = refusal(history, launch)
@@ -197,9 +199,9 @@ def _is_cooling(history: History, why: str, now: datetime) -> bool:
 
 
 def expected_seconds_to_loss(history: History, num_nodes: int, now: datetime) -> float:
-    """Return how long so many nodes may train until one of them is expected to be lost.
+    """Return how long ``num_nodes`` nodes are expected to train until one of them is lost.
 
-    The rate is that of the job's own losses, and at first one for each node and day.
+    The rate is that of the job's own losses, and at first one loss for each node and day.
     """
     lost = sum(1 for launch in history.launches if was_reclaimed(launch))
     seconds = DAY_SECONDS

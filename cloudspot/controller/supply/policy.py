@@ -1,4 +1,4 @@
-"""Which offer to try next, and when running machines are left for others; pure."""
+"""Choose the offer to try next, and decide when to move running machines to another; pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cloudspot.model import Market, Offer
 from cloudspot.story.outcomes import end_so_far
 
 MAX_REFUSALS_IN_A_ROW = 5
-"""After this many offers refused one after the other the request is wrong, not the offer."""
+"""After this many refused offers in a row, the request is taken to be wrong, not the offers."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ class NoOffer:
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What an offer is wanted for."""
+    """The purpose of a launch for which an offer is chosen."""
 
     why: str = "first"
-    """As in the launch's intent."""
+    """The reason in the launch's intent."""
     beside: tuple[Offer, ...] = ()
-    """Those of the nodes that stay, with which the new ones train: only their machine types will do, and what
-    reaches them; their zones come first."""
+    """The offers of the nodes that stay. The new offer must be of their machine types and reach them; their
+    zones come first."""
     is_needed: bool = True
-    """Whether the job does not train without it: then it may fall back to on-demand, or be suspended."""
+    """Whether the job cannot train without it, so that it may fall back to on-demand or be suspended."""
 
     @property
     def zones(self) -> frozenset[str]:
@@ -72,9 +72,9 @@ def choose_offer(
     """Return the offer for the next launch, or how long to wait for one.
 
     The job's market policy chooses. The zones of the nodes that stay come first. An offer that was just
-    refused for capacity or quota cools down; one that can never work is not tried again. With ``spot``, the
-    wait suspends the job when ``spot.max_wait`` is over. Where there is no spot offer at all, on-demand is
-    taken at once, unless the policy is ``spot``.
+    refused for capacity or quota cools down; an offer that can never work is not tried again. With the policy
+    ``spot``, the job is suspended when it has waited for ``spot.max_wait``. With other policies, on-demand is
+    taken at once if there is no spot offer at all.
     """
     refused = refused_offers(history)
     last = [end_so_far(one) for one in history.current_launches[-MAX_REFUSALS_IN_A_ROW:]]
@@ -133,7 +133,7 @@ def offer_instead(
     now: datetime,
     knowledge: Knowledge = NOTHING_KNOWN,
 ) -> tuple[Offer, str] | None:
-    """Return the offer to which nodes that train had better move, and why; None: they stay where they are."""
+    """Return the offer to which training nodes should move, and why; None if they should stay."""
     refused = refused_offers(history)
     hourly = _hourly(history, knowledge)
     usable = [one for one in in_order(spec, offers, hourly) if one.key not in refused]
@@ -173,7 +173,7 @@ def in_order(
 ) -> tuple[Offer, ...]:
     """Return the offers that the job's policy allows, in the order in which a new job tries them.
 
-    ``hourly`` is what an hour of a node costs, by default the price alone.
+    ``hourly`` returns the cost of an hour of a node, by default the price alone.
     """
     markets = {"spot": [Market.SPOT], "on-demand": [Market.ON_DEMAND]}
     allowed = markets.get(spec.spot.policy, [Market.SPOT, Market.ON_DEMAND])
@@ -183,7 +183,7 @@ def in_order(
 
 
 def _wait_left(spec: JobSpec, stall: _Stall) -> float | None:
-    """Return how many seconds are left of the wait for spot; None: it has no end."""
+    """Return how many seconds are left of the wait for spot, or None if it has no end."""
     max_wait = spec.spot.max_wait
     if max_wait is None and spec.spot.policy == "spot-then-on-demand":
         max_wait = DEFAULT_MAX_WAIT_SECONDS
@@ -193,20 +193,20 @@ def _wait_left(spec: JobSpec, stall: _Stall) -> float | None:
 
 
 def _hourly(history: History, knowledge: Knowledge) -> Callable[[Offer], float]:
-    """Return by what offers are compared: an hour of a node, with what it moves to the bucket and back."""
+    """Return the function that gives an offer's cost of a node-hour, including its transfer."""
     traffic = traffic_of(history)
     return lambda offer: price_with_transfer(offer, traffic, knowledge)
 
 
 def _on_demand_price(offers: Sequence[Offer], hourly: Callable[[Offer], float]) -> float:
-    """Return the price that others are a share of: the least on demand."""
+    """Return the least on-demand cost, which other prices are expressed as a share of."""
     found = [hourly(one) for one in offers if one.market is Market.ON_DEMAND]
     return min(found or [one.on_demand_price_per_hour for one in offers], default=0.0) or 1.0
 
 
 @dataclass(frozen=True)
 class _Stall:
-    """The offers as they stand now, for one wish."""
+    """Whether and when offers may be tried, for one wish."""
 
     history: History
     now: datetime

@@ -1,4 +1,4 @@
-"""Which offers were refused, and for how long they are left alone; pure."""
+"""Find refused offers, and how long they are left alone; pure."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from cloudspot.model import Offer
 from cloudspot.story.outcomes import end_so_far, void_outcome
 
 CAPACITY_COOL_SECONDS = 60.0
-"""An offer without capacity is left alone for this long; doubled for each further refusal in a row."""
+"""How long an offer without capacity is left alone; the time doubles with each further refusal in a row."""
 MAX_CAPACITY_COOL_SECONDS = 900.0
 """An offer without capacity is retried after this long at most."""
 QUOTA_COOL_SECONDS = 600.0
-"""The same for one refused for quota, since somebody has to raise that."""
+"""How long an offer refused for quota is left alone: longer, because somebody has to raise the quota."""
 MAX_QUOTA_COOL_SECONDS = 3600.0
 """An offer refused for quota is retried after this long at most."""
 OVERLAPPING = frozenset({"notice", "moved", "rebalance", "market"})
-"""Why a launch is intended that runs beside the machines that it takes the place of."""
+"""The reasons of launches whose machines run beside those that they replace."""
 BEFOREHAND = OVERLAPPING | {"growth"}
-"""Why one is intended although the job trains without it."""
+"""The reasons of launches that the job trains without."""
 
 
 def waiting_since(history: History) -> datetime:
-    """Return when the job last ran, or when it was submitted, or resumed, if it has not run since."""
+    """Return when the job last ran; if it has not run yet, when it was submitted or resumed."""
     ends = (launch.over_at(rank) for launch in history.current_launches for rank in launch.claimed)
     return max((end for end in ends if end is not None), default=history.asked_at)
 
 
 def cool_until(offer: Offer, history: History, why: str = "first") -> datetime | None:
-    """Return until when the offer is left alone by a launch for this reason; None: it may be tried now."""
+    """Return the time until which launches for this reason leave the offer alone; None if there is none."""
     found = cooling(offer, history, why)
     return None if found is None else found[1]
 
 
 def cooling(offer: Offer, history: History, why: str = "first") -> tuple[VoidOutcome, datetime] | None:
-    """Return how the offer was refused last, and until when a launch for this reason leaves it alone.
+    """Return how the offer was last refused, and until when launches for this reason leave it alone.
 
-    A machine that was lost before it trained counts as a refusal if others went on without it meanwhile. A
-    quota that has no room for old and new machines at once says nothing of the time after the old ones' end.
+    A machine that was lost before it trained counts as a refusal if others trained on without it. If a quota
+    had no room for old and new machines at once, this does not count once the old machines have ended.
     """
     refusals = 0
     newest: tuple[VoidOutcome, datetime] | None = None
@@ -67,7 +67,7 @@ def cooling(offer: Offer, history: History, why: str = "first") -> tuple[VoidOut
 
 
 def refusal(history: History, launch: LaunchHistory) -> tuple[VoidOutcome, datetime] | None:
-    """Return that the launch got less than it asked for, in quota or capacity, and when; or None."""
+    """Return whether quota or capacity denied the launch some of its machines, and when; else None."""
     for rank, slot in sorted(launch.slots.items()):
         if slot.instance_id is None:
             outcome, _ = void_outcome(launch)
@@ -86,6 +86,6 @@ def refused_offers(history: History) -> set[str]:
 
 
 def newest_refusal(history: History) -> str:
-    """Return what the provider said when it last refused an offer for good."""
+    """Return the provider's newest message that refused an offer for good, or an empty string."""
     ends = (end_so_far(launch) for launch in reversed(history.current_launches))
     return next((end.detail for end in ends if end is not None and end.outcome == "refused"), "")

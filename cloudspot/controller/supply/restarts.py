@@ -1,4 +1,4 @@
-"""Whether and when a job that has lost nodes, or has none yet, buys again; pure."""
+"""Decide whether and when a job that lacks nodes buys again; pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.story.outcomes import JobEnd, LaunchEnd, end_so_far, own_exits, void_outcome, was_reclaimed
 
 FIRST_DELAY_SECONDS = 10.0
-"""The wait after a first failure; doubled for each further one in a row."""
+"""The wait after a first failure; it doubles with each further failure in a row."""
 MAX_DELAY_SECONDS = 600.0
 """The longest wait after a failure."""
 FREE_RECLAIMS = 3
-"""After this many reclaims in a row without a new checkpoint, further ones are followed ever later."""
+"""After this many reclaims in a row without a new checkpoint, each further purchase waits longer."""
 _WITH_DIGIT = re.compile(r"\S*\d\S*")
-"""A word that may differ between two failures of the same cause: a process id, an address, a time."""
+"""A word that may differ between two failures of the same cause, such as a process id, address or time."""
 
 
 @dataclass(frozen=True)
@@ -32,26 +32,26 @@ class Buy:
 
 @dataclass(frozen=True)
 class _Loss:
-    """A launch that has lost nodes, all or some."""
+    """A launch that has lost some or all of its nodes."""
 
     launch: LaunchHistory
     end: LaunchEnd
 
 
 def after_losses(spec: JobSpec, history: History, now: datetime) -> Buy | Postpone | JobEnd:
-    """Return what follows the newest loss of a job that lacks nodes.
+    """Return the consequence of the newest loss of a job that lacks nodes.
 
-    A reclaim is followed by a purchase at once, as often as it takes. After a failure, a lost machine or one
-    that never claimed its seat, the wait grows, and the job ends after more than ``limits.max_restarts`` of
-    these without a new checkpoint in between. It ends sooner when two in a row failed before the training
-    began, for the same cause: an error of the node, a network that is cut, or what a machine said that could
-    not run the agent; or when the script failed twice in the same way at the same step. (A machine lost after
-    a new checkpoint is not the script's fault, and is replaced at once.) A refusal for lack of capacity or
-    quota is neither: the policy turns to other offers.
+    After a reclaim, the job buys again at once, any number of times. A failure is an error of a node, a lost
+    machine, or a machine that never claimed its seat. After each failure the wait grows, and the job ends
+    after more than ``limits.max_restarts`` failures without a new checkpoint in between. It ends sooner in
+    two cases: two failures in a row before the training began had the same cause (an error of the node, a
+    network that is cut, or a machine that could not run the agent), or the script failed twice in the same
+    way at the same step. A machine lost after a new checkpoint is replaced at once, because that is not the
+    script's fault. A refusal for capacity or quota is no failure: the policy turns to other offers.
     """
     losses = _losses(history)
     if not losses and history.current_launches:
-        # A launch got some of its machines.
+        # The newest launch got only some of its machines.
         return Buy(void_outcome(history.current_launches[-1])[0])
     if not losses:
         return Buy("resumed" if history.launches else "first")
@@ -105,7 +105,7 @@ def _grown(count: int) -> float:
 def _in_a_row(history: History, losses: list[_Loss], kind: Callable[[_Loss], bool]) -> list[_Loss]:
     """Return the losses of that kind since the newest commit, the newest first.
 
-    Launches whose nodes failed in the same generation have failed once.
+    Launches whose nodes failed in the same generation count as one loss.
     """
     newest = history.commits[-1] if history.commits else None
     counted: dict[tuple[str, int], _Loss] = {}
@@ -130,10 +130,10 @@ def made_progress(history: History, launch: LaunchHistory) -> bool:
 
 
 def _early_error(history: History, launch: LaunchHistory) -> str:
-    """Return why a node failed before it trained, such as in ``run.setup`` or at its boot, or "".
+    """Return why a node failed before it trained, for example in ``run.setup`` or at its boot, or "".
 
-    Nodes that cannot reach one another count too, while the job has made no step and has no checkpoint: a new
-    machine would be behind the same rule of a firewall.
+    Nodes that cannot reach one another count too while the job has made no step and has no checkpoint,
+    because a firewall would block new machines in the same way.
     """
     exits = [
         one.detail
@@ -148,7 +148,7 @@ def _early_error(history: History, launch: LaunchHistory) -> str:
 
 
 def _own_failure(launch: LaunchHistory) -> tuple[int, str] | None:
-    """Return the step and the kind of a failure of the script that no restart on its node followed."""
+    """Return the step and the kind of the script's failure that ended a node of the launch, or None."""
     found = ((one.step, one.fingerprint) for one in own_exits(launch) if one.outcome == "failed")
     return next(((step, kind) for step, kind in found if kind is not None), None)
 

@@ -1,4 +1,4 @@
-"""A job's situation in the spot market, as its driver knows it: what its market policy is asked; pure."""
+"""A job's situation in the spot market as its driver knows it, which is the input of its policy; pure."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from cloudspot.story.outcomes import launch_end, was_reclaimed
 DEFAULT_MAX_WAIT_SECONDS = 600.0
 """How long ``spot-then-on-demand`` waits for spot if the job sets no ``spot.max_wait``."""
 UNKNOWN_AGE_HOURS = 1.0
-"""How long a pool is taken to have had capacity if the job has not met anything else there."""
+"""How long a pool is assumed to have had capacity if the job knows nothing of it."""
 UNKNOWN_WORK_HOURS = 1e6
-"""What is left to train of a job that tells no length and has no deadline: all the time there is."""
+"""The remaining training of a job without a known length and without a deadline; it means no limit."""
 RESERVE_SECONDS = 120.0
-"""What is kept back for the driver's looks, the provider's answers and a decision that comes late."""
+"""The reserve for the driver's looks, the provider's answers and a decision that comes late."""
 RESERVE_SHARE = 0.25
-"""By what share a start may take longer than those that were measured."""
+"""The share by which a start may take longer than the measured starts."""
 
 
 def policy_of(spot: SpotSpec, knowledge: Knowledge) -> MarketPolicy:
     """Return the policy of a job file.
 
     Raises:
-        PluginError: it is a plugin's, which is missing or broken.
-        SpecError: its options are wrong.
+        PluginError: the policy's plugin is missing or broken.
+        SpecError: the policy's options are wrong.
     """
     if spot.policy == "on-demand":
         return OnDemand()
@@ -70,9 +70,9 @@ def situation(
 ) -> Situation:
     """Return the situation, with the spot ``offers`` as zones; ``held`` is an index, or as in ``Situation``.
 
-    ``hourly`` is what an hour of a node of an offer costs, as ``on_demand_price`` is of the others.
-    An offer that cools down counts as one without capacity. Whether another has any shows when it is asked
-    for, which costs nothing.
+    ``hourly`` returns the cost of an hour of a node of an offer; ``on_demand_price`` is that cost on demand.
+    An offer that cools down counts as without capacity. Any other offer counts as available, because a
+    request that finds no capacity costs nothing.
     """
     start = start_seconds(history) / 3600
     seconds_left = assumed_seconds_to_go(spec, history)
@@ -80,7 +80,7 @@ def situation(
         seconds_left += doubt_seconds(history)
     deadline = math.inf if spec.spot.deadline is None else spec.spot.deadline / 3600
     hours = (now - history.asked_at).total_seconds() / 3600
-    # What is held has capacity, whatever was refused beside it.
+    # The pool that is held has capacity, even if a request for more was refused.
     ready = [
         index == held or (until := cool_until(one, history, why)) is None or until <= now
         for index, one in enumerate(offers)
@@ -111,9 +111,9 @@ def situation(
 
 
 def _age_hours(offer: Offer, history: History, now: datetime) -> float:
-    """Return for how long the pool has been as it is, as far as the job has met it.
+    """Return how long the pool has had capacity, as far as the job knows.
 
-    A pool without capacity is not watched: if it has some when it is tried again, nobody knows since when.
+    A pool without capacity is not watched, so the time when its capacity came back is not known.
     """
     for launch in reversed(history.launches):
         other = launch.intent.offer

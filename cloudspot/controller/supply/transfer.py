@@ -1,4 +1,4 @@
-"""What a job's checkpoints cost on their way between an offer's machines and the bucket; pure."""
+"""The cost of moving a job's checkpoints between an offer's machines and the bucket; pure."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from cloudspot.model import GIB, Offer
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What one node of a job moves. Code, logs and records are too small to count."""
+    """The checkpoint bytes that one node moves. Code, logs and records are too small to count."""
 
     bytes_per_hour: float = 0.0
-    """Uploaded in an hour of training: its share of the checkpoints."""
+    """The bytes uploaded in an hour of training: the node's share of the checkpoints."""
     restored_bytes: float = 0.0
-    """Downloaded at each start: the newest checkpoint, as if each node read all of it."""
+    """The bytes downloaded at each start: the newest checkpoint, as if each node read all of it."""
 
 
 NO_TRAFFIC = Traffic()
-"""Of a job that has committed nothing: what it will move is not known."""
+"""The traffic of a job without a commit, which is not known yet."""
 
 
 def traffic_of(history: History) -> Traffic:
-    """Return what a node moves, as the newest hundred commits show it; ``NO_TRAFFIC`` before the first.
+    """Return a node's traffic, measured from the newest commits; ``NO_TRAFFIC`` before the first.
 
-    The size of a checkpoint counts in full, even where a part of it was in the bucket before.
+    The size of a checkpoint counts in full, even if a part of it was in the bucket before.
     """
     generations = {one.number: one for one in history.generations}
-    # What a fork began with was committed by no generation of its own.
+    # A fork begins with commits of the other job, which belong to no generation of its own.
     commits = [one for one in history.commits if one.generation in generations][-MAX_INTERVALS:]
     num_bytes = seconds = 0.0
     for before, commit in pairwise([None, *commits]):
@@ -48,9 +48,9 @@ def traffic_of(history: History) -> Traffic:
 
 
 def price_with_transfer(offer: Offer, traffic: Traffic, knowledge: Knowledge) -> float:
-    """Return what an hour of training on a node of the offer costs: its price, and what the node moves.
+    """Return the cost of an hour of training on a node of the offer: its price and its transfer.
 
-    That is an hour of checkpoints, and a restore as often as such a machine is expected to be lost.
+    The transfer is an hour's checkpoints, and one restore for each expected loss of such a machine.
     """
     if not offer.transfer_price_per_gib:
         return offer.price_per_hour

@@ -1,4 +1,4 @@
-"""How much of a needed launch is bought below ``limits.max_cost``; pure."""
+"""Decide how much of a needed launch fits below ``limits.max_cost``; pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudspot.model import Offer
 
 @dataclass(frozen=True)
 class TooDear:
-    """Nothing is bought, since it would pass ``limits.max_cost``."""
+    """Nothing is bought, because it would exceed ``limits.max_cost``."""
 
     why: str
     detail: str
@@ -25,9 +25,9 @@ class TooDear:
 
 
 def already_too_dear(budget: Budget | None, needed: Need, history: History) -> TooDear | None:
-    """Return that no node is bought for those that live, at the price of the cheapest of them; None: perhaps.
+    """Return TooDear if the budget has no room even at the price of the cheapest live launch, else None.
 
-    So nobody asks for offers at each look, for as long as the job trains on.
+    This saves a request for offers at each look while the job trains on.
     """
     known = [
         msgspec.structs.replace(launch.intent.offer, price_per_hour=launch.price_per_hour)
@@ -48,7 +48,7 @@ def choose_within(
     offers: Sequence[Offer],
     choose: Callable[[Sequence[Offer]], Offer | Postpone | NoOffer],
 ) -> Offer | Postpone | NoOffer | TooDear:
-    """Return what ``choose`` finds among the offers, or else among those that the budget affords."""
+    """Return the choice of ``choose`` among all offers, or among the affordable ones if that is too dear."""
     choice = choose(offers)
     if budget is None or not isinstance(choice, Offer) or budget.affords(choice, needed.min_nodes):
         return choice
@@ -59,7 +59,7 @@ def choose_within(
 
 
 def count_within(budget: Budget | None, needed: Need, offer: Offer) -> int:
-    """Return how many nodes of the needed launch may be bought, if its least number is affordable."""
+    """Return how many nodes of the needed launch the budget affords; at least ``needed.min_nodes``."""
     counts = range(needed.num_nodes, needed.min_nodes, -1)
     return next(
         (count for count in counts if budget is None or budget.affords(offer, count)), needed.min_nodes

@@ -1,4 +1,4 @@
-"""``cloudspot setup aliyun``: what an Alibaba Cloud account needs before its first job, in one region."""
+"""``cloudspot setup aliyun``: the parts that an account needs in one region before its first job."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ POLICIES: Final = {
     "deploy": "makes and removes drivers in the cloud (`cloudspot driver`)",
     "reap": "finds and ends what jobs have left behind (`cloudspot reap`)",
 }
-"""The policies that a submitter is given, by the name of their file."""
+"""The policies for submitters and their purposes, by file name."""
 _PRINCIPAL: Final = re.compile(r"(?:acs:ram::(?P<account>\d+):)?(?P<kind>user|group|role)/(?P<name>[^/]+)")
 
 
 class _Principal(NamedTuple):
     kind: str
-    """``User``, ``Group`` or ``Role``, as RAM's calls have it."""
+    """``User``, ``Group`` or ``Role``, as in the names of RAM's calls."""
     name: str
 
 
 class AliyunAccountSetup(AccountSetup):
-    """The parts of one account and region; asks for them when it is asked."""
+    """The setup of one account and region."""
 
     def __init__(self, options: AliyunOptions, clients: AliyunClients) -> None:
         """Do no I/O."""
@@ -59,11 +59,11 @@ class AliyunAccountSetup(AccountSetup):
         return f"{self._account} {region}"
 
     def parts(self, request: SetupRequest) -> Sequence[SetupPart]:
-        """Return bucket, role, network and policies, and whom they are given to; see AccountSetup."""
+        """Return the bucket, role, network, policies and grants; see AccountSetup."""
         self.account()
         if request.monthly_limit is not None:
             raise SpecError(
-                "--budget: cloudspot makes none on Alibaba Cloud; make an alarm in the console, under "
+                "--budget: cloudspot makes no budget on Alibaba Cloud; make an alarm in the console, under "
                 "Expenses, Budgets"
             )
         clients, bucket = self._clients, self._bucket(request)
@@ -73,7 +73,7 @@ class AliyunAccountSetup(AccountSetup):
             document = permissions.policy("node", bucket=bucket)
             parts += [
                 Policy(clients, node, "lets machines use the bucket, and end themselves", document=document),
-                Role(clients, node, "is whom machines are", trust=permissions.trust("node")),
+                Role(clients, node, "is the role of the machines", trust=permissions.trust("node")),
                 Grant(clients, "Role", node, policy=node, purpose="gives machines their rights"),
             ]
         if not self._options.vswitches and not self._options.security_groups:
@@ -109,12 +109,12 @@ class AliyunAccountSetup(AccountSetup):
         scheme, _, rest = request.store_url.partition("://")
         if scheme != "oss":
             raise SpecError(
-                f"--store {request.store_url}: a setup of aliyun makes a bucket; write oss://BUCKET"
+                f"--store {request.store_url}: setup aliyun makes a bucket in OSS; write oss://BUCKET"
             )
         return rest.partition("/")[0]
 
     def _principal(self, whom: str) -> _Principal:
-        """Return who is meant, if that is somebody who can be given a policy."""
+        """Return the principal that ``whom`` names; raise SpecError unless it can be given a policy."""
         if whom == "root" or whom.endswith(":root"):
             raise SpecError(
                 f"--grant-to {whom}: a root account is never given rights; name a user, group or role"
@@ -123,7 +123,7 @@ class AliyunAccountSetup(AccountSetup):
         if match is None:
             raise SpecError(f"--grant-to {whom}: write user/NAME, group/NAME or role/NAME")
         if match["account"] not in {None, self._account}:
-            raise SpecError(f"--grant-to {whom}: this is account {self._account}")
+            raise SpecError(f"--grant-to {whom}: it is not in account {self._account}")
         kind, name = match["kind"].capitalize(), match["name"]
         with ERRORS.translated(f"looking for {whom}"):
             call = AliyunCall("Ram", f"Get{kind}", {f"{kind}Name": name}, "EntityNotExist")

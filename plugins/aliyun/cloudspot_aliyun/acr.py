@@ -1,4 +1,4 @@
-"""Log-ins for Container Registry, Alibaba Cloud's registry of container images, in its Enterprise Edition.
+"""Log-ins for the Enterprise Edition of Container Registry, Alibaba Cloud's registry of container images.
 
 Sources: Container Registry's API of 2018-12-01, ListInstance and GetAuthorizationToken, and its terms,
 "Addresses of container images" (checked 2026-11). A password lasts an hour, or as long as a role's key.
@@ -19,16 +19,16 @@ _HOST: Final = re.compile(r"([a-z0-9][a-z0-9-]*)-registry(?:-vpc)?\.([a-z0-9-]+)
 
 
 def registry_login(clients: AliyunClients, registry: str) -> RegistryLogin | None:
-    """Return a new log-in for an instance of the account's, in the Enterprise Edition; see Provider."""
+    """Return a new log-in for one of the account's instances of the Enterprise Edition; see Provider."""
     match = _HOST.fullmatch(registry)
     if match is None:
         return None
     name, region = match.groups()
-    what = f"logging in to {registry}, which takes cr:ListInstance and cr:GetAuthorizationToken"
+    what = f"logging in to {registry} (cr:ListInstance, cr:GetAuthorizationToken)"
     listed = _ask(clients, what, "ListInstance", {"InstanceName": name}, region)
     ids = [one["InstanceId"] for one in items(listed, "Instances") if one["InstanceName"] == name]
     if not ids:
-        return None  # another account's: its images may be public
+        return None  # another account's instance, whose images may be public
     answer = _ask(clients, what, "GetAuthorizationToken", {"InstanceId": ids[0]}, region)
     origin = "the Alibaba Cloud credentials, which need cr:PullRepository"
     return RegistryLogin(user=answer["TempUsername"], password=answer["AuthorizationToken"], origin=origin)

@@ -1,7 +1,7 @@
 """Calls of Alibaba Cloud's control plane: a product's action with its parameters, answered as JSON values.
 
-The parameters go into the request's body, since a boot script would make a URL of 40 KB; the RPC style signs
-both alike (ECS developer reference, "RPC mechanism", checked 2026-11).
+The parameters are sent in the body, because a boot script would make the URL 40 KB long; the RPC style signs
+both in the same way (ECS developer reference, "RPC mechanism", checked 2026-11).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NUM_TRIES: Final = 3
 PAGE: Final = 100
 NUMBERED_PAGE: Final = 50
 MAX_PAGES: Final = 1000
-"""No account has so much of anything that is listed in numbered pages."""
+"""No listing with numbered pages is longer in any account."""
 _VERSIONS: Final = {
     "cr": "2018-12-01",
     "Ram": "2015-05-01",
@@ -44,9 +44,9 @@ def ask(
     product: str = "Ecs",
     region: str | None = None,
 ) -> dict[str, Any]:
-    """Make a call once and return its answer; after an expired key it is made again with a new one.
+    """Make a call once and return its answer; if the key has expired, repeat it with a new one.
 
-    The SDK's errors come as they are: see :mod:`cloudspot_aliyun.errors`.
+    The SDK's errors are not translated: see :mod:`cloudspot_aliyun.errors`.
 
     Raises:
         TransientError: the answer is not Alibaba Cloud's.
@@ -70,7 +70,7 @@ def read(
     region: str | None = None,
     codes: Codes = NO_CODES,
 ) -> dict[str, Any]:
-    """Make a call that may be repeated; if the service fails, up to three times.
+    """Make a call that is safe to repeat, up to three times if the service fails.
 
     Raises:
         CloudspotError: the class says what to do; the message begins with ``what``.
@@ -84,7 +84,7 @@ def read(
 
 
 def caller(clients: AliyunClients) -> Caller:
-    """Return whom the credentials belong to; needs no right."""
+    """Return the account and the ARN that the credentials belong to. This needs no right."""
     what = "asking Alibaba Cloud whose credentials these are"
     answer = read(clients, what, "GetCallerIdentity", product="Sts")
     return Caller(account=str(answer["AccountId"]), arn=str(answer["Arn"]))
@@ -101,7 +101,7 @@ def read_pages(
     """Yield the items of a listing that is paged by ``NextToken``, at ``path`` in each answer.
 
     Raises:
-        TransientError: the listing leads back to a page that was read, so nobody knows what is in it.
+        TransientError: the listing repeats a page, so its contents are not known.
     """
     token, seen = "", set[str]()
     while True:
@@ -139,10 +139,10 @@ def read_numbered_pages(
 
 
 def items(answer: Mapping[str, Any], *path: str) -> list[dict[str, Any]]:
-    """Return the list at the path, such as ``Instances``, ``Instance``; empty if it is missing.
+    """Return the list at the path, such as ``Instances``, ``Instance``; it is empty if it is missing.
 
     Raises:
-        TransientError: something else is there.
+        TransientError: the value there is not a list of objects.
     """
     node: Any = answer
     for name in path:
@@ -156,7 +156,7 @@ def items(answer: Mapping[str, Any], *path: str) -> list[dict[str, Any]]:
 
 
 def flatten(parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Return parameters as the RPC style writes them: ``Tag.1.Key``, ``SystemDisk.Size``, ``true``."""
+    """Return parameters in the RPC style: ``Tag.1.Key``, ``SystemDisk.Size``, ``true``."""
     return dict(_flat("", parameters))
 
 

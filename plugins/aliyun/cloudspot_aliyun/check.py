@@ -1,4 +1,4 @@
-"""``cloudspot providers check aliyun``: tries what a job needs, and says for each thing how to mend it."""
+"""``cloudspot providers check aliyun``: tries each thing that a job needs; reports how to fix a failure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SETUP: Final = "an administrator runs: cloudspot setup aliyun"
 
 
 def check(options: AliyunOptions, clients: AliyunClients, resources: Resources) -> Sequence[CheckResult]:
-    """Try in order what a submission would need; skip what depends on something that failed."""
+    """Try in order each thing that a submission needs; skip those that depend on a failed one."""
     lines = Checklist(remedy=_SETUP)
     attempt = lines.attempt
 
@@ -44,14 +44,14 @@ def check(options: AliyunOptions, clients: AliyunClients, resources: Resources) 
 
 
 def principal_of(arn: str) -> str:
-    """Return the caller as ``cloudspot setup --grant-to`` takes it: the role itself, not its session."""
+    """Return the caller in the form of ``cloudspot setup --grant-to``: the role itself, not its session."""
     who = arn.rpartition(":")[2]
     return f"role/{who.split('/')[1]}" if who.startswith("assumed-role/") else who
 
 
 def _taken(offer: Offer) -> str:
     rate = offer.details.get("release_rate")
-    return f"; {rate} of those were reclaimed in the last 30 days" if rate else ""
+    return f"; {rate} of such machines were reclaimed in the last 30 days" if rate else ""
 
 
 def _role(clients: AliyunClients, options: AliyunOptions) -> str:
@@ -60,18 +60,18 @@ def _role(clients: AliyunClients, options: AliyunOptions) -> str:
 
 
 def _console(provisioner: EcsProvisioner) -> str:
-    """Try a right that the policy limits to cloudspot's own machines: this takes such a machine."""
+    """Try a right on a machine of cloudspot's, because the policy limits the right to those."""
     right = "ecs:GetInstanceConsoleOutput"
     listed = provisioner.instances(InstancesRequest()).instances
     machines = [one for one in listed if one.state is not InstanceState.ENDED]
     if not machines:
-        raise NotKnown(f"not tried: there is no machine of cloudspot's to try {right} on")
+        raise NotKnown(f"not tried: cloudspot has no machine now to try {right} on")
     provisioner.console(machines[0])
     return f"{right} is granted"
 
 
 def _launch(provisioner: EcsProvisioner, clients: AliyunClients, offer: Offer) -> str:
-    """Send the request that a job would send; ECS should refuse it only because it is a dry run."""
+    """Send a job's request as a dry run, which ECS should refuse for that reason alone."""
     body = decode_request(provisioner.render(trial_launch(offer)), EcsRequest)
     try:
         asked = {**parameters_of(body, uuid.uuid4().hex), "DryRun": True}
@@ -80,4 +80,4 @@ def _launch(provisioner: EcsProvisioner, clients: AliyunClients, offer: Offer) -
         if ERRORS.code_of(error) == "DryRunOperation":
             return f"{offer.instance_type} in {offer.zone} may be launched, and is in stock"
         raise refusal(error, body) from error
-    raise CloudspotError("RunInstances: a dry run was carried out")
+    raise CloudspotError("RunInstances: ECS accepted a dry run without the code DryRunOperation")

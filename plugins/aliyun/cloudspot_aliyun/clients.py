@@ -1,6 +1,6 @@
 """Clients of Alibaba Cloud: region, endpoints, credentials and timeouts for all services.
 
-Sources: "Regions and endpoints" of OSS and of ECS (checked 2026-11). The variables that move an endpoint,
+Sources: "Regions and endpoints" of OSS and of ECS (checked 2026-11). The variables that override an endpoint,
 ``OSS_ENDPOINT`` and ``ECS_ENDPOINT``, are those of ossutil and of the Terraform provider.
 """
 
@@ -36,15 +36,15 @@ REGION: Final = "ALIBABA_CLOUD_REGION_ID"
 OSS_ENDPOINT: Final = "OSS_ENDPOINT"
 ECS_ENDPOINT: Final = "ECS_ENDPOINT"
 OSS_DOMAINS: Final = "CLOUDSPOT_OSS_DOMAINS"
-"""Names domains of buckets' own. Only the environment does: whoever may write to a bucket's records could
-otherwise send the keys' signatures elsewhere."""
+"""The environment variable with buckets' own domains. A record must not name them, because a writer of
+records could then send the keys' signatures elsewhere."""
 FUNCTION_REGION: Final = "FC_REGION"
-"""Where Function Compute tells a function its region ("Environment variables", checked 2026-11)."""
+"""The environment variable with a function's region ("Environment variables", checked 2026-11)."""
 CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 60.0
 """How long a connection may be silent. The control plane answers within seconds."""
 METADATA_SECONDS: Final = 1.0
-"""How long the metadata service may take to answer: there is none outside ECS."""
+"""How long to wait for the metadata service, which exists only on ECS."""
 USER_AGENT: Final = f"cloudspot/{cloudspot.__version__}"
 _CENTRAL_VPC: Final = frozenset(
     {
@@ -59,18 +59,18 @@ _CENTRAL_VPC: Final = frozenset(
         "us-west-1",
     }
 )
-"""The regions that share one VPC endpoint, by the SDK's own table."""
+"""The regions that share one VPC endpoint, according to the SDK's table."""
 
 
 class AliyunClients:
-    """Asks one account's services. Thread-safe; construction does no I/O.
+    """Makes the requests to one account's services. Thread-safe; construction does no I/O.
 
     The region comes from the options, else from ``ALIBABA_CLOUD_REGION_ID``, the profile, or the ECS instance
     that this runs on.
     """
 
     def __init__(self, *, region: str | None = None, credentials: CredentialsSource | None = None) -> None:
-        """Keep what the user chose; None: the environment decides."""
+        """Use ``region`` and ``credentials``, or the environment's if they are None."""
         self._wanted_region = region
         self._credentials = credentials
         self._lock = threading.RLock()
@@ -82,7 +82,7 @@ class AliyunClients:
         """Return the region that requests go to.
 
         Raises:
-            SpecError: none is configured and this is not an ECS instance.
+            SpecError: no region is configured and this is not an ECS instance.
         """
         region = self.region_or_none()
         if region is None:
@@ -110,7 +110,7 @@ class AliyunClients:
 
     @property
     def credentials(self) -> CredentialsSource:
-        """Return where keys come from; raise SpecError if the profile cannot be used."""
+        """Return the source of keys; raise SpecError if the profile cannot be used."""
         with self._lock:
             if self._credentials is None:
                 self._credentials = find_credentials()
@@ -120,17 +120,17 @@ class AliyunClients:
         """Make a request of the control plane once, in ``region`` or the session's, and return its answer.
 
         The products are ECS, VPC, STS, RAM and Container Registry. A request is signed with the key that is
-        valid now. The SDK's errors come as they are: see :mod:`cloudspot_aliyun.errors`.
+        valid now. The SDK's errors are not translated: see :mod:`cloudspot_aliyun.errors`.
 
         Raises:
             AuthError: there is no key.
-            SpecError: no region, or a malformed endpoint.
+            SpecError: there is no region, or an endpoint is malformed.
         """
         from aliyunsdkcore.http import protocol_type
 
         region = region or self.region
         is_secure = ecs_endpoint(region).scheme == "https"
-        # The SDK compares by identity: another string of the same letters would go out unencrypted.
+        # The SDK compares by identity: an equal string would make an unencrypted request.
         request.set_protocol_type(protocol_type.HTTPS if is_secure else protocol_type.HTTP)
         request.set_accept_format("json")
         client = self._acs_client(region)
@@ -159,7 +159,7 @@ class AliyunClients:
                     if key.security_token
                     else AccessKeyCredential(key.access_key_id, key.access_key_secret)
                 ),
-                auto_retry=False,  # The caller knows whether a request may be repeated.
+                auto_retry=False,  # Only the caller knows whether a request may be repeated.
                 connect_timeout=CONNECT_SECONDS,
                 timeout=READ_SECONDS,
                 port=endpoint.port or (443 if endpoint.scheme == "https" else 80),
@@ -177,7 +177,7 @@ def ecs_endpoint(region: str) -> SplitResult:
 
 
 def fc_endpoint(region: str) -> SplitResult:
-    """Return the URL of a region's Function Compute: with ECS, if that has been moved.
+    """Return the URL of a region's Function Compute, or ECS_ENDPOINT's if that is set.
 
     Source: the endpoints in Function Compute's own SDK (checked 2026-11).
     """
@@ -185,7 +185,7 @@ def fc_endpoint(region: str) -> SplitResult:
 
 
 def _other_endpoints(region: str) -> dict[str, str | None]:
-    """Return where the control plane's other products are: with ECS, if that has been moved."""
+    """Return the hosts of the control plane's other products, or ECS_ENDPOINT's if that is set."""
     products = {
         "Ram": "ram.aliyuncs.com",
         "Sts": "sts.aliyuncs.com",
@@ -197,7 +197,7 @@ def _other_endpoints(region: str) -> dict[str, str | None]:
 
 
 def oss_endpoint(region: str, *, is_internal: bool = False) -> str:
-    """Return the URL of a region's OSS; the internal one is free of charge, and for ECS only.
+    """Return the URL of a region's OSS; the internal one is free, and works only within the region.
 
     Raises:
         SpecError: OSS_ENDPOINT is malformed.
@@ -209,10 +209,10 @@ def oss_endpoint(region: str, *, is_internal: bool = False) -> str:
 
 
 def oss_domain(bucket: str) -> str | None:
-    """Return the URL of the bucket's own domain (CNAME), by ``CLOUDSPOT_OSS_DOMAINS``; None: it is not there.
+    """Return the URL of the bucket's domain (CNAME) in ``CLOUDSPOT_OSS_DOMAINS``, or None if it has none.
 
-    Source: OSS user guide, "Access buckets via custom domain names"; since 2025-03-20 it is the only way to
-    the objects of new accounts' buckets in mainland China over the internet (checked 2026-11).
+    Source: OSS user guide, "Access buckets via custom domain names": since 2025-03-20 it is the only way to
+    reach new accounts' buckets in mainland China over the internet (checked 2026-11).
 
     Raises:
         SpecError: the variable is malformed.
@@ -230,13 +230,13 @@ def oss_domain(bucket: str) -> str | None:
 def is_inside(region: str) -> bool:
     """Return whether this runs on an ECS machine or in a function of the region.
 
-    Within the region, OSS's internal endpoint costs nothing, and needs no way to the internet.
+    Within the region, OSS's internal endpoint is free, and needs no internet access.
     """
     return os.environ.get(FUNCTION_REGION) == region or (is_on_ecs() and region_of_this_machine() == region)
 
 
 def region_of_this_machine() -> str | None:
-    """Return the region of the ECS instance that this runs on; None: it is not one, or does not answer."""
+    """Return the region of the ECS instance that this runs on, or None elsewhere or without an answer."""
     try:
         return _region_by_metadata()
     except TransientError:
@@ -249,7 +249,7 @@ def _region_by_metadata() -> str | None:
         return EcsMetadata(timeout_seconds=METADATA_SECONDS).get("meta-data/region-id")
     except TransientError:
         if is_on_ecs():
-            raise  # Not to be cached: it will answer later.
+            raise  # An error is not cached: the service will answer later.
         return None
     except CloudspotError:
         return None
@@ -263,20 +263,20 @@ def _region_of_profile() -> str | None:
 
 
 def _chosen_endpoint(variable: str) -> SplitResult | None:
-    """Return the URL that the environment's variable holds, with its scheme; None: it is not set."""
+    """Return the URL in an environment variable, with its scheme, or None if it is not set."""
     chosen = os.environ.get(variable)
     if not chosen:
         return None
     parts = _endpoint_of(chosen)
     if parts is None:
         raise SpecError(
-            f"{variable} must be a URL such as https://oss-cn-hangzhou.aliyuncs.com; what it holds is not one"
+            f"{variable} must be a URL such as https://oss-cn-hangzhou.aliyuncs.com, without a path"
         )
     return parts
 
 
 def _endpoint_of(text: str) -> SplitResult | None:
-    """Return the URL of a service, with its scheme; None: it is not one."""
+    """Return the URL of a service, with its scheme, or None if the text is not a URL."""
     url = text if "://" in text else f"https://{text}"
     parts = urlsplit(url.strip().rstrip("/"))
     try:

@@ -1,7 +1,7 @@
-"""Finds the keys that requests are signed with: the environment's, a profile's, or the machine's RAM role's.
+"""Finds the keys that sign requests: the environment's, a profile's, or those of the machine's RAM role.
 
-It uses only the standard library: every agent carries it. Both SDKs have their own providers for the role,
-which send no session token and so get 403 on a machine in hardened metadata mode.
+It uses only the standard library, because every agent carries it. Both SDKs have their own providers for the
+role, which send no session token and so get 403 on a machine in hardened metadata mode.
 Sources: "Manage access credentials" of Alibaba Cloud's SDKs (the environment's names), "Configure
 profiles" of its command line (``~/.aliyun/config.json``), ECS user guide, "Instance RAM roles" (checked
 2026-11).
@@ -28,13 +28,13 @@ KEY_SECRET: Final = "ALIBABA_CLOUD_ACCESS_KEY_SECRET"  # noqa: S105 # the name o
 SECURITY_TOKEN: Final = "ALIBABA_CLOUD_SECURITY_TOKEN"  # noqa: S105 # the name of a variable
 PROFILE: Final = "ALIBABA_CLOUD_PROFILE"
 ROLE: Final = "ALIBABA_CLOUD_ECS_METADATA"
-"""The environment variable that names the machine's role; without it the metadata service does."""
+"""The environment variable that names the machine's role; by default, the metadata service names it."""
 CONFIG_FILE: Final = Path("~/.aliyun/config.json")
 LONGEST_LEAD: Final = timedelta(minutes=15)
-"""How long before its end a role's key is renewed; a short-lived one, in the last quarter of its life. The
-service offers the next one half an hour before (from memory of the docs)."""
+"""How long before its end a role's key is renewed; a short-lived key is renewed in the last quarter of its
+life. The service offers the next key half an hour before the end (from memory of the docs)."""
 RETRY_SECONDS: Final = 30.0
-"""How soon the metadata service is asked again if it has nothing newer."""
+"""When the metadata service is asked again if it has no newer key."""
 _PRODUCT_NAME: Final = Path("/sys/class/dmi/id/product_name")
 
 
@@ -45,27 +45,27 @@ class Credentials:
     access_key_id: str
     access_key_secret: str = field(repr=False)
     security_token: str = field(default="", repr=False)
-    """Belongs to a temporary key; empty: a permanent one."""
+    """The token of a temporary key; empty for a permanent one."""
     expires_at: datetime | None = None
-    """None: unknown, or never."""
+    """None if the key never expires or its end is not known."""
 
 
 class CredentialsSource(ABC):
-    """Where keys come from. Thread-safe."""
+    """A source of keys. Thread-safe."""
 
     @abstractmethod
     def get(self) -> Credentials:
         """Return the key to sign with now.
 
         Raises:
-            AuthError: there is none.
+            AuthError: there is no key.
             TransientError: the machine's metadata service does not answer.
         """
 
     def renew(self, refused: str) -> bool:
-        """Look for another key than the one with this id, which has expired; return whether there is one.
+        """Replace the key with the id ``refused``, which has expired; return whether there is another one.
 
-        The service may call a key expired before we do, if our clock is wrong or the machine slept.
+        A service may find a key expired before we do, if our clock is wrong or the machine slept.
         """
         try:
             return self.get().access_key_id != refused
@@ -74,21 +74,21 @@ class CredentialsSource(ABC):
 
 
 class EnvironmentCredentials(CredentialsSource):
-    """The environment's key."""
+    """The key in the environment."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
 
     def get(self) -> Credentials:
-        """Return what the environment holds now."""
+        """Return the environment's current key."""
         key_id, secret = self._environ.get(KEY_ID, ""), self._environ.get(KEY_SECRET, "")
         if not key_id or not secret:
-            raise AuthError(f"{KEY_ID} and {KEY_SECRET} must both be set: got one of them")
+            raise AuthError(f"{KEY_ID} and {KEY_SECRET} must both be set: only one of them is")
         return Credentials(key_id.strip(), secret.strip(), self._environ.get(SECURITY_TOKEN, "").strip())
 
 
 class ProfileCredentials(CredentialsSource):
-    """The key of a profile in the file of Alibaba Cloud's command line; read anew when the file changes."""
+    """The key of a profile of Alibaba Cloud's command line; the file is read again when it changes."""
 
     def __init__(self, path: Path, name: str | None) -> None:
         self._path = path
@@ -98,10 +98,10 @@ class ProfileCredentials(CredentialsSource):
         self._held: Credentials | None = None
 
     def get(self) -> Credentials:
-        """Return what the profile holds now.
+        """Return the profile's current key.
 
         Raises:
-            AuthError: it holds no key.
+            AuthError: the profile has no key.
             SpecError: the file cannot be read.
         """
         with self._lock:
@@ -116,7 +116,7 @@ class ProfileCredentials(CredentialsSource):
 
 
 class RoleCredentials(CredentialsSource):
-    """The keys of the RAM role that the machine has, from its metadata; renewed before they end."""
+    """The keys of the machine's RAM role, from its metadata; they are renewed before they expire."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class RoleCredentials(CredentialsSource):
         is_last_resort: bool = False,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
-        """Do no I/O; ``role`` None: whichever the machine has.
+        """Do no I/O. The default ``role`` is the machine's.
 
         If this is the last resort, a metadata service that never answered means that there are no keys.
         """
@@ -139,7 +139,7 @@ class RoleCredentials(CredentialsSource):
         self._renew_at: datetime | None = None
 
     def get(self) -> Credentials:
-        """Return the role's key; the newer of two valid ones.
+        """Return the role's key; of two valid ones, the newer.
 
         Raises:
             AuthError: the machine has no role.
@@ -152,7 +152,7 @@ class RoleCredentials(CredentialsSource):
             return self._fetch(now)
 
     def renew(self, refused: str) -> bool:
-        """Ask the metadata service for another key than the one with this id; return whether there is one."""
+        """Ask the metadata service for a key other than ``refused``; return whether there is one."""
         with self._lock:
             if self._held is not None and self._held.access_key_id != refused:
                 return True
@@ -201,12 +201,12 @@ class RoleCredentials(CredentialsSource):
                 )
             expires_at = moment(key["Expiration"])
             if expires_at is None:
-                raise ValueError("it does not say when the key expires")
+                raise ValueError("the key's end is missing")
             return Credentials(
                 str(key["AccessKeyId"]), str(key["AccessKeySecret"]), str(key["SecurityToken"]), expires_at
             )
         except UNREADABLE as error:
-            # The message may hold a part of the answer, and so of the key.
+            # The error's message may contain part of the answer, and so of the key.
             raise TransientError("the metadata service's answer about the role cannot be read") from error
 
 
@@ -216,12 +216,12 @@ def find_credentials(
     config_file: Path = CONFIG_FILE,
     metadata: EcsMetadata | None = None,
 ) -> CredentialsSource:
-    """Return the first source that exists: environment, profile, the machine's role.
+    """Return the first source that exists: the environment, a profile, the machine's role.
 
-    The role is not tried here; if the machine has none, its first use says so.
+    The role is not tried here; if the machine has none, the first use raises an error.
 
     Raises:
-        SpecError: the named profile does not exist, or is of a kind that we cannot use.
+        SpecError: the named profile does not exist, or has an unsupported mode.
     """
     if environ.get(KEY_ID) or environ.get(KEY_SECRET):
         return EnvironmentCredentials(environ)
@@ -236,8 +236,8 @@ def find_credentials(
                 return ProfileCredentials(path, name)
         elif name or not environ.get(ROLE):
             raise SpecError(
-                f"profile {profile.get('name')!r} of {path} is of mode {mode!r}, and must be AK, StsToken or "
-                f"EcsRamRole; choose another by {PROFILE}, or set {KEY_ID} and {KEY_SECRET}"
+                f"profile {profile.get('name')!r} of {path} has mode {mode!r}; expected AK, StsToken or "
+                f"EcsRamRole: choose another with {PROFILE}, or set {KEY_ID} and {KEY_SECRET}"
             )
     role = environ.get(ROLE) or None
     return RoleCredentials(metadata, role=role, is_last_resort=role is None and not is_on_ecs())
@@ -252,7 +252,9 @@ def is_on_ecs() -> bool:
 
 
 def read_profile(path: Path, name: str | None) -> Mapping[str, Any]:
-    """Return a profile from the command line's file (``name`` None: the current one); empty: there is none.
+    """Return a profile from the command line's file; it is empty if the file has no current profile.
+
+    The default ``name`` is the current profile's.
 
     Raises:
         SpecError: the file cannot be read, or has no such profile.
@@ -264,7 +266,7 @@ def read_profile(path: Path, name: str | None) -> Mapping[str, Any]:
     except OSError as error:
         raise SpecError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SpecError(f"{path} is not what `aliyun configure` writes; mend or remove it") from error
+        raise SpecError(f"{path} was not written by `aliyun configure`; correct or remove it") from error
     if wanted in profiles:
         found: Mapping[str, Any] = profiles[wanted]
         return found
@@ -276,5 +278,5 @@ def read_profile(path: Path, name: str | None) -> Mapping[str, Any]:
 def _keys_of(profile: Mapping[str, Any], path: Path) -> Credentials:
     key_id, secret = profile.get("access_key_id"), profile.get("access_key_secret")
     if not key_id or not secret:
-        raise AuthError(f"profile {profile.get('name')!r} of {path} holds no key; run `aliyun configure`")
+        raise AuthError(f"profile {profile.get('name')!r} of {path} has no key; run `aliyun configure`")
     return Credentials(str(key_id), str(secret), str(profile.get("sts_token") or ""))

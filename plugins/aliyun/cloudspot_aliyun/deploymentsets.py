@@ -1,8 +1,8 @@
 """Deployment sets that put the nodes of a job on separate hosts (strategy ``Availability``).
 
-A set is found by its name, which a launch's stored request holds; ECS chooses its id.
-Source: API reference, CreateDeploymentSet, DeleteDeploymentSet (checked 2026-11); all codes but that of a set
-that is not empty are from memory.
+A set is found by its name, which a launch's stored request contains; ECS chooses its id. Source: API
+reference, CreateDeploymentSet, DeleteDeploymentSet (checked 2026-11); all codes except the one of a set that
+is not empty are from memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cloudspot_aliyun.request import deployment_set_name
 
 
 class _GoneError(CloudspotError):
-    """There is no such set."""
+    """The set does not exist."""
 
 
 _DELETE_CODES: Final[dict[str, type[CloudspotError]]] = {
@@ -32,7 +32,7 @@ _DELETE_CODES: Final[dict[str, type[CloudspotError]]] = {
 
 
 def make(clients: AliyunClients, name: str, *, region: str) -> str:
-    """Return the id of the set of that name, which is made if necessary.
+    """Make the set of that name unless it exists; return its id.
 
     Raises:
         QuotaError: there are too many sets.
@@ -45,7 +45,7 @@ def make(clients: AliyunClients, name: str, *, region: str) -> str:
         "DeploymentSetName": name,
         "Strategy": "Availability",
         "OnUnableToRedeployFailedInstance": "CancelMembershipAndStart",
-        # Two concurrent controllers make one set.
+        # With the token, two concurrent controllers make only one set.
         "ClientToken": hashlib.sha256(f"{region} {name}".encode()).hexdigest()[:48],
     }
     codes = {"QuotaExceed.DeploymentSet": QuotaError}

@@ -1,4 +1,4 @@
-"""The RAM role that a driver's function has, with a policy of its own.
+"""The RAM role of a driver's function, with a policy of its own.
 
 Source: RAM API reference, version 2015-05-01: CreateRole, CreatePolicy, CreatePolicyVersion, DeletePolicy
 (checked 2026-11).
@@ -17,7 +17,7 @@ from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.errors import unless
 from cloudspot_aliyun.permissions import DIRECTORY
 
-DESCRIPTION: Final = "cloudspot: what drives jobs while nobody is awake"
+DESCRIPTION: Final = "cloudspot: drives jobs on a schedule"
 _TRUST: Final = json.dumps(
     {
         "Version": "1",
@@ -29,16 +29,16 @@ _TRUST: Final = json.dumps(
 
 
 def driver_policy(bucket: str, *, reaps: bool = False) -> str:
-    """Return what a driver of the jobs in a bucket needs, as RAM has it; with ``reaps``, also a reaper."""
+    """Return the RAM policy for a driver of the jobs in a bucket; with ``reaps``, for a reaper as well."""
     files = ("policy-driver.json", "policy-reap.json")[: 2 if reaps else 1]
     texts = [(DIRECTORY / name).read_text(encoding="utf-8") for name in files]
     statements = [one for text in texts for one in json.loads(text.replace("BUCKET", bucket))["Statement"]]
-    # RAM takes at most 6,144 characters.
+    # RAM accepts at most 6,144 characters.
     return json.dumps({"Version": "1", "Statement": statements}, separators=(",", ":"))
 
 
 class DriverRole:
-    """A role and its policy, both of one name. Each method may be cut off anywhere and repeated."""
+    """A role and its policy of the same name. Each method may be interrupted anywhere and repeated."""
 
     def __init__(self, clients: AliyunClients, name: str) -> None:
         """Do no I/O."""
@@ -46,7 +46,7 @@ class DriverRole:
         self._name = name
 
     def make(self, document: str) -> str:
-        """Make the role with this policy, or bring them up to date; return the role's ARN."""
+        """Make or update the role with this policy; return the role's ARN."""
         name = self._name
         self._ask(
             "CreateRole",
@@ -67,14 +67,14 @@ class DriverRole:
         return str((self._ask("GetRole", {"RoleName": name}) or {})["Role"]["Arn"])
 
     def made_at(self) -> datetime | None:
-        """Return when the role was made; None: there is none, or it is not cloudspot's."""
+        """Return when the role was made, or None if there is none or it is not cloudspot's."""
         found = self._ask("GetRole", {"RoleName": self._name}, ignoring="EntityNotExist")
         role = {} if found is None else found["Role"]
         is_ours = role.get("Description") == DESCRIPTION
         return moment(role["CreateDate"]) if is_ours else None
 
     def remove(self) -> Sequence[str]:
-        """Remove both; return what was there."""
+        """Remove the policy and the role; return the names of those that existed."""
         name = self._name
         self._ask("DetachPolicyFromRole", self._attachment, ignoring="EntityNotExist")
         calls = (

@@ -1,4 +1,4 @@
-"""Creates, lists and ends ECS instances: one RunInstances call per launch, safe to repeat by its token."""
+"""Creates, lists and ends ECS instances. A launch is one RunInstances call; its token makes it repeatable."""
 
 from __future__ import annotations
 
@@ -56,22 +56,22 @@ _NOT_YET: Final = {
     "InvalidResourceId.NotFound": TransientError,
     "OperationConflict": TransientError,
 }
-"""A young machine is not known everywhere yet, or cannot be changed yet."""
+"""The codes for a new machine that is not known everywhere yet, or cannot be changed yet."""
 ENDED_SHOWN_SECONDS: Final = 3600.0
-"""How long we report a machine that ECS has forgotten."""
+"""How long a released machine, which ECS no longer lists, is reported as ended."""
 
 
 class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
-    """The machines of one account and region. Thread-safe; asks nothing before it is asked."""
+    """The machines of one account and region. Thread-safe; construction does no I/O."""
 
     provider = "aliyun"
     finder_type = AliyunOfferFinder
 
-    # ECS does not say how long it honours a token ("How to ensure idempotence", checked 2026-11); we assume
-    # ten minutes. Too short a time costs only a launch whose answer was lost.
+    # ECS does not state how long it honours a token ("How to ensure idempotence", checked 2026-11); we assume
+    # ten minutes. If that is too short, only a launch whose answer was lost is given up.
     token_seconds = 600.0
-    # ECS forgets a released instance at once, and a listing may lag: an instance that was seen and is not
-    # found by its tags or its id for this long is gone.
+    # ECS forgets a released instance at once, and a listing may lag. An instance that was seen and cannot be
+    # found by its tags or its id for this long has ended.
     absence_proves_after_seconds = 300.0
 
     def __init__(
@@ -84,13 +84,13 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         super().__init__(options, clients, monotonic=monotonic)
         self._lock = threading.Lock()
         self._checked_key: str | None = None
-        """The key that was found to belong to the job's account."""
+        """The key that is known to belong to the job's account."""
         self._seen: dict[str, Instance] = {}
-        """As they were last listed."""
+        """The machines as they were last listed."""
         self._going: dict[str, EndReason] = {}
-        """Those that ECS is reclaiming, or releasing for us."""
+        """The machines that ECS is reclaiming, or releasing for us."""
         self._gone: dict[str, tuple[Instance, float]] = {}
-        """With the monotonic time at which they were missed."""
+        """The ended machines, with the monotonic time at which they were found missing."""
         self._missed_since: dict[str, float] = {}
         self._shows_tags: set[str] = set()
 
@@ -119,7 +119,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
         """Tag the machines with the facts, and let their metadata show tags; safe to repeat.
 
-        ECS accepts the latter only for a machine that exists, not with RunInstances.
+        ECS accepts that setting only for a machine that exists, not with RunInstances.
         """
         alive = [one for one in instances if one.state is not InstanceState.ENDED]
         for start in range(0, len(alive), MAX_IDS):
@@ -137,11 +137,11 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
     def instances(self, request: InstancesRequest) -> InstancesResult:
         """Return the machines with cloudspot's tags.
 
-        ECS lists no released machine. One that this object has seen, that ECS was reclaiming or releasing,
-        and that can no longer be found by its id is reported as ended for about an hour.
+        ECS lists no released machines. A machine that this object has seen while ECS was reclaiming or
+        releasing it, and that can no longer be found by its id, is reported as ended for about an hour.
 
         Raises:
-            AuthError: the credentials belong to another account than the job's.
+            AuthError: the credentials belong to an account other than the job's.
         """
         self._check_account()
         job_id = request.job_id
@@ -154,7 +154,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
             path=("Instances", "Instance"),
         )
         listed = list(pages)
-        # Somebody may have changed the profile while the pages came.
+        # The profile may have changed while the pages were read.
         self._check_account()
         with readable("listing the machines"):
             by_id = {one.id: one for one in map(to_instance, listed) if one is not None}
@@ -174,7 +174,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         return end_all(request.instance_ids, self._release, at_once=MAX_IDS)
 
     def console(self, instance: Instance) -> str:
-        """Return what the machine has printed since its start, until it is released; see Provisioner.
+        """Return the machine's output since its start, until it is released; see Provisioner.
 
         "The last time an instance was started, restarted, or shut down", in Base64 (ECS API reference,
         GetInstanceConsoleOutput, checked 2026-11).
@@ -193,7 +193,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         """Let the machine's metadata show its tags, if the account has that feature yet."""
         wanted: dict[str, Any] = {
             "InstanceId": instance_id,
-            # Without these the default would return: a service that requires no token.
+            # Without these two, the service would return to its default of requiring no token.
             "HttpEndpoint": "enabled",
             "HttpTokens": "required",
             "InstanceMetadataTags": "enabled",
@@ -203,7 +203,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
         self._tell("letting the machines read their tags", "ModifyInstanceMetadataOptions", wanted)
 
     def _tell(self, what: str, action: str, wanted: Mapping[str, Any]) -> None:
-        """Make a call that only informs the machines; its refusal does not end the job."""
+        """Make a call that only informs the machines; a refusal does not end the job."""
         try:
             read(self.clients, what, action, wanted, codes=_NOT_YET)
         except TransientError:
@@ -212,7 +212,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
             _log.info("the nodes find each other by their records in the bucket: %s", error)
 
     def _look_for(self, missed: Sequence[Instance]) -> dict[str, Instance]:
-        """Look up by their ids machines that the listing lacks: a tag may be lost, or lag."""
+        """Look up machines that the listing lacks by their ids, because a tag may be lost or lag."""
         by_id: dict[str, Instance] = {}
         for start in range(0, len(missed), MAX_IDS):
             batch = missed[start : start + MAX_IDS]
@@ -223,7 +223,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
                 described = {str(one["InstanceId"]): one for one in items(answer, "Instances", "Instance")}
             for instance in batch:
                 if instance.id in described:
-                    # It stays the same job's machine, whatever has become of its tags.
+                    # It is still the same job's machine, even if its tags have changed.
                     own = {"Tag": [{"TagKey": machinetags.JOB, "TagValue": instance.job_id}]}
                     now = to_instance({**described[instance.id], "Tags": own})
                     assert now is not None
@@ -248,14 +248,14 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
                 self._going[instance.id] = EndReason.RECLAIMED
 
     def _miss(self, instance: Instance) -> None:
-        """Note that ECS does not know a machine's id: the end of one that was on its way out."""
+        """Note that ECS does not know a machine's id; if it was being ended, it has ended."""
         now = self.monotonic()
         with self._lock:
             reason = self._going.get(instance.id)
             if reason is not None:
                 ended = msgspec.structs.replace(instance, state=InstanceState.ENDED, end_reason=reason)
                 self._gone.setdefault(instance.id, (ended, now))
-            # Otherwise only time proves anything, and we do not ask forever.
+            # Otherwise only time proves its end, and it is not looked up forever.
             elif now - self._missed_since.setdefault(instance.id, now) >= ENDED_SHOWN_SECONDS:
                 self._seen.pop(instance.id, None)
 
@@ -285,7 +285,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
                 self._going.setdefault(one, EndReason.TERMINATED)
 
     def _check_account(self) -> None:
-        # The environment or a profile may hold another account's key by now; a role has a new one each hour.
+        # The environment or a profile may have another account's key now; a role has a new key each hour.
         key = self.clients.credentials.get().access_key_id
         if self.options.account is None or key == self._checked_key:
             return
@@ -294,7 +294,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
 
 
 def _promised(instance_id: str, body: EcsRequest, *, is_alone: bool) -> Instance:
-    """Return a machine of which ECS has only told the id; a listing tells its rank."""
+    """Return a machine of which only the id is known yet; a listing shows its rank."""
     parameters = body.run_instances
     own_tags = {str(one["Key"]): str(one["Value"]) for one in parameters["Tag"]}
     return Instance(

@@ -1,4 +1,4 @@
-"""The SDKs' errors as cloudspot's: the class says what to do next; the message is one line.
+"""Translates the SDKs' errors: the class says what to do next, and the message is one line.
 
 Sources: "Common error codes" of ECS's API reference, "Error responses" of OSS (checked 2026-11); OSS's own
 throttling codes are from memory of the docs.
@@ -25,7 +25,7 @@ _NETWORK = frozenset({"SDK.HttpError", "SDK.ServerUnreachable"})
 
 
 class _AliyunErrors(SdkErrors):
-    """The code is the service's, such as ``OperationDenied.NoStock``."""
+    """The SDKs' errors. Codes are the services', such as ``OperationDenied.NoStock``."""
 
     cloud = "Alibaba Cloud"
     raised = (
@@ -117,7 +117,7 @@ class _AliyunErrors(SdkErrors):
         return max(0, int(error.status)) if isinstance(error, oss.OssError) else 0
 
     def is_denied(self, code: str, status: int) -> bool:
-        # ECS answers 403 for much else: its code decides, if it has one.
+        # ECS answers 403 for many other reasons, so the code decides if there is one.
         if not code:
             return status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
         return code in self.denied or code.startswith(("Forbidden.", "NoPermission."))
@@ -126,7 +126,7 @@ class _AliyunErrors(SdkErrors):
         return super().is_throttled(error) or self.code_of(error).startswith("Throttling")
 
     def _failure(self, error: BaseException, what: str) -> CloudspotError:
-        """Return the error for what happened on this side or on the way."""
+        """Return the error for a failure on this machine or on the network."""
         if isinstance(error, ClientException):
             said = str(error.get_error_msg())
             if error.get_error_code() in _NETWORK:
@@ -137,14 +137,14 @@ class _AliyunErrors(SdkErrors):
         if isinstance(error, (requests.RequestException, urllib3.exceptions.HTTPError)):
             return TransientError(f"{what}: the connection broke: {self.innermost(error)}")
         if isinstance(error, oss.InconsistentError):
-            return TransientError(f"{what}: the bytes arrived changed: {self.one_line(str(error.body))}")
+            return TransientError(f"{what}: the bytes changed on the way: {self.one_line(str(error.body))}")
         if isinstance(error, ParseError):
             return TransientError(f"{what}: the answer cannot be read")
         said = str(getattr(error, "body", error))
         return CloudspotError(f"{what}: {self.one_line(without_urls(said))}")
 
     def _unreached(self, said: str) -> str:
-        """Return host and reason from what the SDK says of a broken connection: errors in errors."""
+        """Return the host and the reason in the SDK's message about a broken connection."""
         host = re.search(r"host='([^']+)'", said)
         reason = said.rpartition("Caused by")[2].rpartition(": ")[2] if "Caused by" in said else said
         reason = reason.rpartition("): ")[2].strip("'\")")
@@ -155,7 +155,7 @@ ERRORS = _AliyunErrors()
 
 
 def unless(what: str, call: Callable[[], Result], refused: str) -> Result | None:
-    """Return what ``call`` returns; None: it was refused with this code, or one that goes on with a dot.
+    """Make the call and return its result, or None if the code is ``refused``, or that and a dot and more.
 
     Raises:
         CloudspotError: the class says what to do; the message begins with ``what``.

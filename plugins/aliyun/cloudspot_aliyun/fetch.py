@@ -1,4 +1,4 @@
-"""Part of the boot script: fetches an object of OSS by the machine's own role. Standard library only."""
+"""Part of the boot script: fetches an object from OSS with the machine's role. Standard library only."""
 
 import hashlib
 import hmac
@@ -39,7 +39,7 @@ def fetch(store_url: str, key: str, path: Path) -> None:
         endpoint = f"https://{endpoint}"
     region = here
     while True:
-        # In the machine's own region the internal endpoint is free, and needs no internet access.
+        # In the machine's own region, the internal endpoint is free and needs no internet access.
         inside = "-internal" if region == here else ""
         parts = urlsplit(endpoint or f"https://oss-{region}{inside}.aliyuncs.com")
         resource = f"/{bucket}/{quote(name, safe='/-_.~')}"
@@ -54,7 +54,7 @@ def fetch(store_url: str, key: str, path: Path) -> None:
             return
         except HTTPError as error:
             said = error.read(2000).decode("utf-8", "replace")
-            # The bucket may be in another region than the machine: OSS says in which.
+            # The bucket may be in another region, which OSS names.
             named = re.search(r"<Endpoint>oss-([a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com</Endpoint>", said)
             if named is None or named[1] == region or endpoint:
                 code = re.search("<Code>(.*?)</Code>", said)
@@ -63,7 +63,7 @@ def fetch(store_url: str, key: str, path: Path) -> None:
 
 
 def sign(resource: str, region: str, keys: dict[str, str]) -> dict[str, str]:
-    """Return the headers of a GET, signed by version 4."""
+    """Return the headers of a GET, signed with version 4."""
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     headers = {
         "x-oss-content-sha256": "UNSIGNED-PAYLOAD",
@@ -91,14 +91,14 @@ def read(url: str, headers: dict[str, str], method: str = "GET") -> str:
 
 
 class NoRedirects(HTTPRedirectHandler):
-    """A redirect is an error: it would get the machine's credentials."""
+    """Refuses redirects, whose target would receive the machine's credentials."""
 
     def redirect_request(self, *_: object) -> None:
         """Return no request."""
 
 
 def ask(url: str, headers: dict[str, str], method: str = "GET") -> HTTPResponse:
-    """Return the open answer; never by way of a proxy that the environment names."""
+    """Return the open answer. The environment's proxies are not used."""
     request = Request(url, headers=headers, method=method)  # noqa: S310
     answer: HTTPResponse = build_opener(ProxyHandler({}), NoRedirects).open(request, timeout=60)
     return answer

@@ -1,8 +1,8 @@
-"""Calls of Function Compute 3.0: paths and JSON (the ROA style), signed by version 3 (ACS3-HMAC-SHA256).
+"""Calls of Function Compute 3.0: paths and JSON (the ROA style), signed with version 3 (ACS3-HMAC-SHA256).
 
-Its SDK, alibabacloud_fc20230330, brings 20 packages and 68 MB, and every machine would carry them; this needs
-`requests`, which oss2 brings. Sources: Function Compute API reference, version 2023-03-30, and the SDK's own
-paths; "Request syntax and signature method V3" (checked 2026-11).
+Its SDK, alibabacloud_fc20230330, needs 20 packages and 68 MB on every machine; this module needs only
+`requests`, which oss2 depends on. Sources: Function Compute API reference, version 2023-03-30, and the SDK's
+own paths; "Request syntax and signature method V3" (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALGORITHM: Final = "ACS3-HMAC-SHA256"
 
 
 class Invocation(NamedTuple):
-    """What came of one run of a function."""
+    """The result of one run of a function."""
 
     has_failed: bool
     payload: bytes
@@ -45,7 +45,7 @@ class FunctionCompute:
     ) -> dict[str, Any] | None:
         """Make a call such as ``"POST CreateFunction"``, and return its answer.
 
-        None: it was refused with the code ``ignoring``, for what was asked for is already so.
+        Return None if it was refused with the code ``ignoring``, which means that nothing is left to do.
 
         Raises:
             CloudspotError: the class says what to do; the message begins with ``what`` and names the right.
@@ -124,7 +124,7 @@ def signed_headers(
 ) -> dict[str, str]:
     """Return the headers with those that sign the request.
 
-    The path must need no escaping; there are no parameters behind it.
+    The path must need no escaping, and the request must have no query parameters.
     """
     digest = hashlib.sha256(data).hexdigest()
     known = {

@@ -1,12 +1,12 @@
-"""Function Compute as the host of a driver: a timer runs it, and EventBridge when ECS takes a machine.
+"""Function Compute as the host of a driver: a timer runs it, and so does EventBridge at ECS's notices.
 
 It runs on Debian 12, in a custom runtime: Function Compute's own Python 3.10 and 3.12 are on Debian 10 and
-11, whose C libraries are too old for today's `cryptography`, which Alibaba Cloud's SDK needs. The code
-travels within the request, so that no object in a bucket can be left behind.
+11, whose C libraries are too old for today's `cryptography`, which Alibaba Cloud's SDK needs. The code is
+sent within the request, so that no object can be left behind in a bucket.
 
 Source: Function Compute 3.0, "Limits" (code, memory, time), "Custom runtimes" (Pythons), "Timer triggers" and
 "Configure event triggers for Alibaba Cloud services", and the API reference of version 2023-03-30; ECS,
-"Instance event notifications" (checked 2026-11). From memory: that a role may be unknown to it for a while.
+"Instance event notifications" (checked 2026-11). That it may not know a new role for a while is from memory.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ LIMITS: Final = FunctionLimits(
     host="Function Compute",
     runtime=f"Function Compute's {RUNTIME}",
     machines={"x86_64": "x86-64"},
-    # What the runtime has in /usr/bin and in /opt/python3.12/bin.
+    # The runtime's Pythons in /usr/bin and in /opt/python3.12/bin.
     glibc={(3, 11): (2, 36), (3, 12): (2, 36)},
-    max_packed_bytes=75_000_000,  # 100 MB in base64, which is what a request may have
-    max_unpacked_bytes=512_000_000,  # the disk that costs nothing
+    max_packed_bytes=75_000_000,  # 100 MB in base64, the limit of a request
+    max_unpacked_bytes=512_000_000,  # the size of the free disk
 )
 CNY_A_CU: Final = 0.00012
 CU_A_VCPU_SECOND: Final = 1.0
@@ -60,7 +60,7 @@ CU_A_GB_SECOND: Final = 0.15
 CU_A_CALL: Final = 0.0075
 """Function Compute's prices in mainland China, from memory; each account has a free allowance at first."""
 ROLE_SECONDS: Final = 60.0
-"""How long a new role, and its rights, may be unknown. Nobody promises a bound."""
+"""How long a new role and its rights may be unknown. Alibaba Cloud promises no bound."""
 SCHEDULE: Final = "schedule"
 NOTICES: Final = "notices"
 REAP: Final = "reap"
@@ -74,16 +74,16 @@ Result = TypeVar("Result")
 
 
 class FunctionComputeHost(FunctionHost):
-    """Functions in one account and region. What belongs to one has its name, or begins with it."""
+    """Functions in one account and region. The name of each resource begins with its function's name."""
 
     def __init__(self, clients: AliyunClients, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Do no I/O; ``sleep`` waits for what takes effect a little later."""
+        """Do no I/O; ``sleep`` is used to wait until changes take effect."""
         self._clients = clients
         self._functions = FunctionCompute(clients)
         self._sleep = sleep
 
     def plan(self, function: DriverFunction) -> Sequence[str]:
-        """Return what is made and what it costs; see FunctionHost."""
+        """Return the resources to make and their cost; see FunctionHost."""
         minutes = whole_minutes(function, scheduler="Function Compute's timer")
         bucket = _checked_bucket(function)
         cu = CU_A_CALL + PASS_SECONDS * (VCPUS * CU_A_VCPU_SECOND + MEMORY_MIB / 1024 * CU_A_GB_SECOND)
@@ -101,7 +101,7 @@ class FunctionComputeHost(FunctionHost):
         )
 
     def deploy(self, function: DriverFunction) -> None:
-        """Make it, or bring it up to date, and run it once; see FunctionHost."""
+        """Make or update the driver, and run it once; see FunctionHost."""
         minutes = whole_minutes(function, scheduler="Function Compute's timer")
         bucket = _checked_bucket(function)
         role = self.role(function.name).make(driver_policy(bucket, reaps=function.reaps))
@@ -122,7 +122,7 @@ class FunctionComputeHost(FunctionHost):
         self._try(function.name)
 
     def status(self, name: str) -> FunctionStatus | None:
-        """Return what Function Compute tells; see FunctionHost."""
+        """Return the state that Function Compute reports; see FunctionHost."""
         described = self._ask(_ASKING, "GET GetFunction", f"/functions/{name}", ignoring="FunctionNotFound")
         if described is None:
             return None
@@ -160,7 +160,7 @@ class FunctionComputeHost(FunctionHost):
         return self._functions.ask
 
     def _role_name(self, name: str) -> str:
-        """Return its role's name: roles are the account's, while all the rest is the region's."""
+        """Return the role's name, with the region: roles belong to the whole account."""
         return f"{name}-{self._clients.region}"
 
     def _make_function(self, function: DriverFunction, role: str) -> None:
@@ -183,7 +183,7 @@ class FunctionComputeHost(FunctionHost):
                 **function.environment,
                 _VERSION: cloudspot.__version__,
                 REGION: self._clients.region,
-                # It is no ECS instance, and has no metadata service that tells a role.
+                # A function is no ECS instance, and has no metadata service with a role.
                 DISABLED: "true",
                 "PATH": "/opt/python3.12/bin:/usr/local/bin:/usr/bin:/bin",
             },
@@ -200,16 +200,16 @@ class FunctionComputeHost(FunctionHost):
                 changed |= code
             if changed:
                 self._ask(_DEPLOYING, "PUT UpdateFunction", path, changed)
-        # A pass that fails is made up for by the next one.
+        # The next pass makes up for a failed one.
         once = {"maxAsyncRetryAttempts": 0}
         self._ask(_DEPLOYING, "PUT PutAsyncInvokeConfig", f"{path}/async-invoke-config", once)
         self._settle(path)
 
     def _settle(self, path: str) -> None:
-        """Wait until the function is what was asked for.
+        """Wait until the changes of the function have taken effect.
 
         Raises:
-            CloudspotError: Function Compute cannot make it so, or needs more than a minute.
+            CloudspotError: they have failed, or take more than a minute.
         """
         end = time.monotonic() + ROLE_SECONDS
         while True:
@@ -223,7 +223,7 @@ class FunctionComputeHost(FunctionHost):
             self._sleep(1.0)
 
     def _once_known(self, call: Callable[[], Result]) -> Result:
-        """Return what ``call`` returns, as soon as Function Compute knows the new role."""
+        """Repeat ``call`` until Function Compute knows the new role; return its result."""
         return self._once_effective(call, is_new=lambda error: "assume" in str(error))
 
     def _once_effective(self, call: Callable[[], Result], **waits: Any) -> Result:
@@ -232,7 +232,7 @@ class FunctionComputeHost(FunctionHost):
         )
 
     def _schedule(self, function: str, name: str, rate: str, event: Mapping[str, Any]) -> None:
-        """Run the function at a rate such as ``@every 2m``, each time with this event."""
+        """Let the function run at a rate such as ``@every 2m``, each time with this event."""
         timer = {"enable": True, "cronExpression": rate, "payload": json.dumps(event)}
         self._make_trigger(function, name, "timer", timer)
 
@@ -261,12 +261,12 @@ class FunctionComputeHost(FunctionHost):
 
 
 def _said(payload: bytes) -> str:
-    """Return why a function has failed, and the end of what it has printed, in one line."""
+    """Return a function's error and the end of its log, in one line."""
     text = payload.decode("utf-8", "replace")
     try:
         said = json.loads(text)
         text = f"{said['errorMessage']} {said.get('log', '')}"
-    except UNREADABLE:  # It is Function Compute that speaks: the server did not start.
+    except UNREADABLE:  # Function Compute's own text, because the server did not start.
         pass
     return " ".join(text.split())
 

@@ -1,8 +1,9 @@
-"""What cloudspot makes in an account of Alibaba Cloud, found again by its tags, for ``cloudspot reap``.
+"""Finds the resources that cloudspot has made in an Alibaba Cloud account, for ``cloudspot reap``.
 
-Public addresses and network interfaces are the machine's own and go with it; cloudspot makes no launch
-template and no schedule: ECS itself releases machines when their time is up. A deployment set has no tags, so
-it counts as cloudspot's only if its name holds the digest of a known store.
+Resources are recognised by their tags. A deployment set has no tags, so it counts as cloudspot's only if its
+name holds the digest of a known store. Public addresses and network interfaces are released with their
+machine. cloudspot makes no launch template and no schedule, because ECS itself releases machines when their
+time is up.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ def account_regions(clients: AliyunClients) -> tuple[str, ...]:
 
 
 def inventories(options: AliyunOptions, clients: AliyunClients) -> tuple[Inventory, ...]:
-    """Return the inventories of the clients' region, in the order in which to end things."""
+    """Return the inventories of the clients' region, in the order in which to end their assets."""
     return (*(kind(options, clients) for kind in (_Machines, _Disks, _DeploymentSets)), _Drivers(clients))
 
 
 class _AliyunInventory(Inventory):
-    """Things of one kind in the clients' region."""
+    """Resources of one kind in the clients' region."""
 
     plural: str
 
@@ -57,7 +58,7 @@ class _AliyunInventory(Inventory):
 
 
 class _Machines(_AliyunInventory):
-    """The instances, stopped ones among them: ECS lists none that has ended."""
+    """The instances, including stopped ones; ECS does not list ended ones."""
 
     plural = "machines"
 
@@ -74,7 +75,7 @@ class _Machines(_AliyunInventory):
     def _asset(self, described: Mapping[str, Any]) -> Asset:
         own_tags, market = tags.from_answer(described), market_of(described)
         is_stopped = described["Status"] == "Stopped"
-        # Of one that is stopped, the disk is billed, and more unless it was stopped economically.
+        # A stopped machine's disk is billed; so is the machine, unless it was stopped in economical mode.
         price, currency = (None, "CNY") if is_stopped else self._price(described, market)
         return Asset(
             kind="stopped machine" if is_stopped else "machine",
@@ -89,7 +90,7 @@ class _Machines(_AliyunInventory):
         )
 
     def _price(self, described: Mapping[str, Any], market: Market) -> tuple[float | None, str]:
-        """Return what the machine costs a day, without its disk, and the currency."""
+        """Return the machine's price per day, without its disk, and the currency."""
         instance_type = str(described["InstanceType"])
         with suppress(CloudspotError):
             if market is Market.SPOT:
@@ -103,7 +104,7 @@ class _Machines(_AliyunInventory):
 
 
 class _Disks(_AliyunInventory):
-    """The disks that no machine has; a machine's system disk has its tags (from memory of RunInstances)."""
+    """The detached disks. A machine's system disk has the machine's tags (from memory of RunInstances)."""
 
     plural = "disks"
 
@@ -133,7 +134,7 @@ class _Disks(_AliyunInventory):
 
 
 class _DeploymentSets(_AliyunInventory):
-    """The sets that kept a job's nodes apart. They cost nothing, but their number is limited."""
+    """The deployment sets of jobs. They cost nothing, but their number is limited."""
 
     plural = "deployment sets"
 
@@ -167,7 +168,7 @@ class _DeploymentSets(_AliyunInventory):
 
 
 class _Drivers(DriverInventory):
-    """The functions of ``cloudspot driver``; what outlives one is its role."""
+    """The functions of ``cloudspot driver``, and roles that outlived theirs."""
 
     def __init__(self, clients: AliyunClients) -> None:
         self.title = f"drivers in {clients.region}"
@@ -182,4 +183,4 @@ class _Drivers(DriverInventory):
 
 
 class _GoneError(CloudspotError):
-    """There is no such disk."""
+    """The disk does not exist."""

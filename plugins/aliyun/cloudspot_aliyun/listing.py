@@ -1,4 +1,4 @@
-"""Turns ECS's description of an instance into ours: its job, its state, and why it ends."""
+"""Turns ECS's description of an instance into cloudspot's: its job, its state, and why it ends."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _STATES: Final = {
     "Starting": InstanceState.PENDING,
     "Running": InstanceState.RUNNING,
     "Stopping": InstanceState.SHUTTING_DOWN,
-    # It exists, may be billed, and may be started again, so it is not dead. Somebody stopped it by hand, or
-    # it shut down because it could not release itself.
+    # It exists, may be billed, and may be started again, so it has not ended. It was stopped by hand, or it
+    # shut down because it could not release itself.
     "Stopped": InstanceState.SHUTTING_DOWN,
 }
 _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d)(:\d\d)?Z", re.ASCII)
@@ -30,11 +30,11 @@ _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d)(:\d\d)?Z", re.ASCII)
 def to_instance(described: Mapping[str, Any]) -> Instance | None:
     """Return the instance that DescribeInstances describes, or None if it carries no tag of cloudspot's.
 
-    ECS forgets an instance as soon as it is released, so none is ever ENDED here. One that is being reclaimed
-    counts as shutting down, whatever its status says.
+    ECS forgets an instance as soon as it is released, so none is ever ENDED here. An instance that is being
+    reclaimed counts as shutting down, whatever its status is.
     """
     own_tags = tags.from_answer(described)
-    if not own_tags.get(machinetags.JOB):  # an empty tag is nobody's, and spoils no list
+    if not own_tags.get(machinetags.JOB):  # an empty tag names no job, and must not fail the listing
         return None
     state = _STATES.get(str(described.get("Status")), InstanceState.SHUTTING_DOWN)
     reason = None
@@ -69,7 +69,7 @@ def market_of(described: Mapping[str, Any]) -> Market:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Return a time as ECS writes it, ``2026-11-20T08:30Z`` or with seconds; None: it is not one."""
+    """Parse a time of ECS's, ``2026-11-20T08:30Z`` or with seconds; return None if it is not a time."""
     return moment(text) if _TIME.fullmatch(str(text or "")) else None
 
 

@@ -1,7 +1,7 @@
-"""Looks up what a launch needs and only Alibaba Cloud knows; says which option names something missing.
+"""Looks up in Alibaba Cloud the image, the network, the groups and the role that a launch needs.
 
-Each function asks once; :mod:`cloudspot_aliyun.offers` keeps the answers. All of them raise SpecError with
-the option's name, AuthError with the missing right, and TransientError when nobody answered.
+:mod:`cloudspot_aliyun.offers` caches the answers. Each function raises SpecError if an option names something
+that does not exist, AuthError if a right is missing, and TransientError if there is no answer.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
-    """Where machines may run: one VPC."""
+    """The VPC in which machines may run."""
 
     vpc: str
     vswitches: dict[str, str]
-    """By zone."""
+    """The vSwitches' ids, by zone."""
 
 
 class NotThere(CloudspotError):
-    """Nothing has the id that was asked for."""
+    """The looked up resource does not exist."""
 
 
 def check_region(clients: AliyunClients) -> str:
-    """Return the region; refuse one that Alibaba Cloud does not have.
+    """Return the region; raise SpecError if Alibaba Cloud has no such region.
 
-    A missing region has no address that could say so, so this asks the region that has every service.
+    This asks the central region, because a region that does not exist has no address.
     """
     region = clients.region
     try:
@@ -59,7 +59,7 @@ def check_region(clients: AliyunClients) -> str:
     except TransientError:
         if region == CENTRAL_REGION:
             raise
-        return region  # It is far away; the region itself may answer.
+        return region  # The central region may be far away; the region itself may answer.
     known = [str(one["RegionId"]) for one in items(answer, "Regions", "Region")]
     if region not in known:
         raise unknown_region("region", region, known)
@@ -67,7 +67,7 @@ def check_region(clients: AliyunClients) -> str:
 
 
 def find_image(clients: AliyunClients, options: AliyunOptions) -> Image:
-    """Return the image that the options name, by its id or by its family."""
+    """Return the image that the options name, by its id or its family."""
     if options.image is not None:
         field, named = "image", options.image
         answer = read(clients, "looking up the image", "DescribeImages", {"ImageId": named})
@@ -84,7 +84,9 @@ def find_image(clients: AliyunClients, options: AliyunOptions) -> Image:
     if image.get("Status", "Available") != "Available":
         raise field_error(field, f'"{named}" is {image["Status"]}, not Available')
     if image.get("IsSupportCloudinit") is False:
-        raise field_error(field, f'"{named}" does not run cloud-init, which starts the machines\' work')
+        raise field_error(
+            field, f'"{named}" does not run cloud-init, which runs the boot script; use another'
+        )
     return Image(
         id=str(image["ImageId"]),
         architecture=str(image.get("Architecture") or "x86_64"),
@@ -97,7 +99,7 @@ def find_network(clients: AliyunClients, options: AliyunOptions) -> Network:
     listed = _named_vswitches(clients, options) if options.vswitches else _default_vswitches(clients)
     vpcs = sorted({str(one["VpcId"]) for one in listed})
     if len(vpcs) > 1:
-        what = "those named" if options.vswitches else "those found"
+        what = "the vSwitches named" if options.vswitches else "the vSwitches found"
         raise field_error("vswitches", f"{what} are in {len(vpcs)} VPCs ({', '.join(vpcs)}); {_HOW}")
     pairs = [(str(one["ZoneId"]), str(one["VSwitchId"])) for one in listed]
     is_named = bool(options.vswitches)
@@ -119,7 +121,7 @@ def _named_vswitches(clients: AliyunClients, options: AliyunOptions) -> list[dic
 
 
 def _default_vswitches(clients: AliyunClients) -> list[dict[str, Any]]:
-    """Return the tagged vSwitches, else those of the default VPC, else all there are."""
+    """Return the tagged vSwitches, else the default VPC's, else all."""
     for wanted in ({"Tag": [{"Key": tags.FOUND_BY}]}, {"IsDefault": True}, {}):
         vswitches = [
             one
@@ -135,7 +137,7 @@ def _default_vswitches(clients: AliyunClients) -> list[dict[str, Any]]:
         ]
         if vswitches:
             return vswitches
-    raise field_error("vswitches", f"missing; {clients.region} has none: make a VPC with one a zone first")
+    raise field_error("vswitches", f"missing; {clients.region} has none: make a VPC with one in each zone")
 
 
 def find_groups(clients: AliyunClients, options: AliyunOptions, vpc: str) -> tuple[str, ...]:
@@ -161,21 +163,21 @@ def find_groups(clients: AliyunClients, options: AliyunOptions, vpc: str) -> tup
             for one in read_numbered_pages(
                 clients, what, "DescribeSecurityGroups", {"VpcId": vpc, **tagged}, path=path
             )
-            # Groups that one of Alibaba Cloud's services manages accept no other machines.
+            # A group that is managed by one of Alibaba Cloud's services accepts no other machines.
             if not one.get("ServiceManaged")
         ]
         if len(groups) == 1:
             return tuple(groups)
         if groups and tagged:
             raise field_error(
-                "security_groups", f'{len(groups)} carry the tag "{tags.FOUND_BY}" in {vpc}; {_HOW}'
+                "security_groups", f'{len(groups)} have the tag "{tags.FOUND_BY}" in {vpc}; {_HOW}'
             )
     count = f"{len(groups)} are" if groups else "none is"
     raise field_error("security_groups", f"missing; {count} in {vpc}; {_HOW}")
 
 
 def check_names(clients: AliyunClients, options: AliyunOptions) -> None:
-    """Look up what the options name and a request would pass on unchecked."""
+    """Check that the key pair, the deployment set and the role that the options name exist."""
     if options.key_pair is not None:
         answer = read(
             clients, "looking up the key pair", "DescribeKeyPairs", {"KeyPairName": options.key_pair}
@@ -191,7 +193,7 @@ def check_names(clients: AliyunClients, options: AliyunOptions) -> None:
 
 
 def check_role(clients: AliyunClients, options: AliyunOptions) -> bool:
-    """Look up the RAM role; return False if the credentials may not."""
+    """Check that the RAM role exists; return False if the credentials may not look."""
     try:
         answer = read(
             clients,
@@ -202,11 +204,9 @@ def check_role(clients: AliyunClients, options: AliyunOptions) -> bool:
             codes={"EntityNotExist.Role": NotThere},
         )
     except AuthError:
-        return False  # RunInstances itself will tell
+        return False  # RunInstances itself will report it
     except NotThere as error:
-        raise field_error(
-            "role", f'there is no "{options.role}"; docs/aliyun.md tells how to make it'
-        ) from error
+        raise field_error("role", f'there is no "{options.role}"; cloudspot setup aliyun makes it') from error
     trust = str((answer.get("Role") or {}).get("AssumeRolePolicyDocument") or "")
     if "ecs.aliyuncs.com" not in trust:
         raise field_error(

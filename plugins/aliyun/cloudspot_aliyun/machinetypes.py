@@ -1,4 +1,4 @@
-"""The instance types of a region: what they have, and where they are in stock."""
+"""The instance types of a region, and the zones where they are in stock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudspot_aliyun.clients import AliyunClients
 from cloudspot_aliyun.options import unknown_type
 
 MAX_NAMED: Final = 10
-"""Types in one DescribeInstanceTypes call (API reference; checked 2026-11)."""
+"""The most types in one DescribeInstanceTypes call (API reference; checked 2026-11)."""
 GIB: Final = 2**30
 _ARCHITECTURES: Final = {"X86": "x86_64", "ARM": "arm64"}
 _MAKERS: Final = re.compile(r"\b(?:nvidia|tesla|amd|geforce)\b")
@@ -22,15 +22,15 @@ _UNFIT: Final = frozenset({"CreditEntryLevel", "EntryLevel"})
 
 
 class InstanceType(MachineType, frozen=True, kw_only=True):
-    """An instance type; its accelerator is named as ECS does, such as ``NVIDIA A10``."""
+    """An instance type; its accelerator has ECS's name, such as ``NVIDIA A10``."""
 
     architecture: str
-    """As images have it: ``x86_64`` or ``arm64``."""
+    """``x86_64`` or ``arm64``, as for images."""
     is_plain: bool
-    """Neither bare metal nor of a family that is throttled, so it may be chosen unasked."""
+    """Whether it may be chosen without being named: it is neither bare metal nor throttled."""
 
     def is_called(self, accelerator: str) -> bool:
-        """Return whether people mean this accelerator: ``v100`` is ``NVIDIA Tesla V100``."""
+        """Return whether ``accelerator`` is a name of this one: ``v100`` is ``NVIDIA Tesla V100``."""
         return _plain(accelerator) == _plain(self.accelerator or "")
 
 
@@ -64,7 +64,7 @@ def all_types(clients: AliyunClients) -> list[InstanceType]:
 
 
 def stock(clients: AliyunClients, market: Market, *, spot_hours: int) -> dict[tuple[str, str], bool]:
-    """Return whether each (type, zone) is in stock now; a missing pair is never sold.
+    """Return whether each (type, zone) is in stock now; missing pairs are not sold.
 
     Raises:
         AuthError: the right ``ecs:DescribeAvailableResource`` is missing.

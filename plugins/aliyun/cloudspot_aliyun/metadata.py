@@ -1,8 +1,8 @@
-"""ECS's metadata service as a node reads it: who it is, and whether it will be reclaimed.
+"""Reads a node's identity and its notices from ECS's metadata service.
 
-It uses only the standard library: every agent carries it, and it must work on a machine where nothing else
-does. Sources: ECS user guide, "Instance metadata" (items; security hardening mode),
-"Preemptible instances", API reference of ModifyInstanceMetadataOptions (checked 2026-11).
+It uses only the standard library, because every agent carries it and it must work where nothing is installed.
+Sources: ECS user guide, "Instance metadata" (items; security hardening mode), "Preemptible instances", API
+reference of ModifyInstanceMetadataOptions (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from cloudspot.plugin.metadataclient import MetadataClient, parse_time
 from cloudspot_aliyun.names import rank_of
 
 ENDPOINT: Final = "CLOUDSPOT_ALIYUN_METADATA"
-"""The environment variable that moves the service elsewhere; the SDKs have none."""
+"""The environment variable that overrides the service's address; the SDKs have none."""
 DISABLED: Final = "ALIBABA_CLOUD_ECS_METADATA_DISABLED"
-"""The variable that tells Alibaba Cloud's SDKs that there is no such service."""
+"""The environment variable that turns the service off in Alibaba Cloud's SDKs."""
 SPOT_NOTICE_SECONDS: Final = 300.0
-"""A spot machine hears of its reclaim five minutes ahead."""
+"""The notice before the reclaim of a spot machine."""
 TERMINATION: Final = "meta-data/instance/spot/termination-time"
 
-# Below the logger whose lines an agent delivers with its job's log.
+# A child of the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.aliyun.metadata")
 
 
@@ -45,7 +45,7 @@ class EcsMetadata(MetadataClient):
 
 
 class AliyunNoticeSource(PreemptionSource):
-    """Reads ``instance/spot/termination-time``, which is missing or empty until the machine is to go."""
+    """Reads ``instance/spot/termination-time``, which is missing or empty until a reclaim is announced."""
 
     notice_seconds: float = SPOT_NOTICE_SECONDS
     # There is no long poll, frequent requests are throttled, and the notice is five minutes long.
@@ -63,8 +63,9 @@ class AliyunNoticeSource(PreemptionSource):
             at = parse_time(text)
         except ValueError:
             said = f"{TERMINATION.partition('/')[2]} is {text[:200]!r}, which is not a time"
-            # What looks like a time says that this machine goes; the time is then the least that is promised.
-            # A page of words is not a notice: a service that served one to all would end every machine.
+            # A value that looks like a time is a notice; without a time, the shortest promised notice
+            # applies. Any other text is not: a service that served an error page to all would end every
+            # machine.
             if not re.match(r"[0-9]{4}-", text):
                 raise TransientError(said) from None
             if text != self._unread:
@@ -75,19 +76,19 @@ class AliyunNoticeSource(PreemptionSource):
 
 
 def node_identity(metadata: EcsMetadata | None = None) -> NodeIdentity:
-    """Return who this machine is; its rank is the number at the end of its host name.
+    """Return this machine's identity; its rank is the number at the end of its host name.
 
-    The metadata have no other index (see ``names``), and do not give the market.
+    The metadata have no other index (see ``names``), and do not contain the market.
 
     Raises:
-        TransientError: the metadata service is not up yet, or answers nonsense.
+        TransientError: the metadata service is not up yet, or its answer is invalid.
     """
     metadata = metadata or EcsMetadata()
     host_name = metadata.require("meta-data/hostname").strip()
     rank = rank_of(host_name)
     if rank is None:
         raise TransientError(
-            f"the metadata service says hostname {host_name[:80]!r}, which does not end in a number"
+            f"the metadata service's hostname is {host_name[:80]!r}, which does not end in a number"
         )
     return NodeIdentity(
         instance_id=metadata.require("meta-data/instance-id"),

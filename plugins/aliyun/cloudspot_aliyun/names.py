@@ -1,8 +1,8 @@
-"""The names of a launch's machines: ECS numbers them, and a node's own name tells it its rank.
+"""The names of a launch's machines, which ECS numbers: the number in a node's name is its rank.
 
 RunInstances gives each instance the next number if a name contains ``[begin,bits]`` (API reference,
 RunInstances, HostName and InstanceName; checked 2026-11). A machine reads its host name from its metadata,
-and DescribeInstances shows it: both sides know the rank without telling each other.
+and DescribeInstances shows it, so node and driver know the same rank.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final
 
 MAX_HOST_NAME: Final = 64
 _ROOM: Final = 18
-"""Characters of a host name for the launch, the rank and the separators."""
+"""The characters of a host name for the launch, the rank and the separators."""
 _RANK: Final = re.compile(r"(?<![0-9])[0-9]{1,4}$")
 
 
 def instance_name(job_id: str, launch: int, num_nodes: int) -> str:
-    """Return the InstanceName of a launch: ``digits-1-2-[0,1]``, by which people find the machines.
+    """Return the InstanceName of a launch, ``digits-1-2-[0,1]``, by which people find the machines.
 
     It begins with a letter, as ECS requires.
     """
@@ -26,17 +26,17 @@ def instance_name(job_id: str, launch: int, num_nodes: int) -> str:
 
 
 def host_name(job_id: str, launch: int, num_nodes: int) -> str:
-    """Return the HostName of a launch; it ends in the rank, has no two hyphens in a row and fits."""
+    """Return the HostName of a launch; it ends in the rank, and keeps ECS's rules and maximum length."""
     start = re.sub(r"-+", "-", job_id)[: MAX_HOST_NAME - _ROOM].strip("-")
     return f"{start}-{launch}-{_numbers(num_nodes)}"
 
 
 def rank_of(name: str) -> int | None:
-    """Return the number at the end of a host name; None: there is none, so ECS or somebody else chose it."""
+    """Return the number at the end of a host name, or None if it has none and so is not cloudspot's."""
     found = _RANK.search(name)
     return None if found is None else int(found[0])
 
 
 def _numbers(num_nodes: int) -> str:
-    """Return the pattern; a single machine is 0, since patterns are for several."""
+    """Return the pattern for several machines, or 0 for a single one."""
     return "0" if num_nodes == 1 else f"[0,{len(str(num_nodes - 1))}]"

@@ -1,4 +1,4 @@
-"""What can be bought: instance types by zone and market, with today's prices and what is in stock."""
+"""Finds offers: instance types by zone and market, with their current prices and stock."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from cloudspot_aliyun.request import system_disk
 from cloudspot_aliyun.setup_images import AliyunImageHost
 
 STOCK_SECONDS: Final = 60.0
-"""How long stock and spot prices are kept: a controller that waits for capacity asks every few seconds."""
+"""How long stock and spot prices are cached; a controller that waits for capacity asks every few seconds."""
 MAX_CANDIDATES: Final = 8
-"""How many of the smallest types that fit and are sold are compared by price, at a call each."""
+"""How many of the smallest types that fit and are sold are compared by price, with a call for each."""
 MAX_TYPES: Final = 4
-"""How many of the cheapest are offered: more would cost more calls than they bring chances."""
+"""How many of the cheapest are offered. More would cost calls and improve the chances little."""
 
 Stock = dict[tuple[str, str], bool]
 
 
 class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
-    """Asks Alibaba Cloud for offers, and keeps for a while what does not change. Thread-safe."""
+    """Asks Alibaba Cloud for offers, and caches the answers that rarely change. Thread-safe."""
 
     def offers(self, resources: Resources) -> tuple[Offer, ...]:
-        """Return the offers: each zone that has the type and a vSwitch, on each market of the type.
+        """Return an offer for each type, zone and market; a zone must have the type and a vSwitch.
 
-        An offer that ECS calls sold out is left out while its market has another in stock: its launch would
-        only be refused. If everything is sold out, everything is offered, so that whoever waits for capacity
-        tries again.
+        An offer that is sold out is left out while its market has another one in stock, because its launch
+        would be refused. If everything is sold out, everything is offered, so that a controller that waits
+        for capacity tries again.
         """
         options, clients = self.options, self.clients
         region = self.cache.get("region", lambda: check_region(clients))
@@ -84,7 +84,7 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
                     except SpecError:
                         if options.instance_types:
                             raise
-                        continue  # Nobody asked for this type, so one without a price is left out.
+                        continue  # A type that was not named and has no price is left out.
                     rate = rates.get((type_.name, zone), "") if market is Market.SPOT else ""
                     offer = Offer(
                         instance_type=type_.name,
@@ -105,10 +105,10 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         return tuple(offer for offer, has_some in candidates if has_some or offer.market not in live)
 
     def spot_price(self, offer: Offer) -> float | None:
-        """Return the newest price of the type in the zone, at most ``max_price``; None: there is none.
+        """Return the newest price of the type in the zone, at most ``max_price``, or None if there is none.
 
-        ECS releases a machine whose market price exceeds its limit, so none is billed above it (ECS user
-        guide, "Preemptible instances"; checked 2026-11).
+        ECS releases a machine when the market's price exceeds its limit, so no machine is billed above that
+        (ECS user guide, "Preemptible instances"; checked 2026-11).
         """
         name, zone = offer.instance_type, offer.zone
         found = self._spot_prices(name).get(zone) or self._asked_spot_price(name, zone)
@@ -117,7 +117,7 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         return min(found.price, self.options.max_price or found.price)
 
     def _start(self, image: Image, resources: Resources) -> dict[str, Any]:
-        """Return the fields of offers that tell from which image machines start, and how large it counts."""
+        """Return the offers' fields for the image that machines start from, and for its size."""
         found = self.setup_image(AliyunImageHost(self.options, self.clients), self.options.setup_key)
         if found is None:
             return {"image": image.id, "image_gib": image.size_gib}
@@ -147,7 +147,7 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
             for (name, zone), has in table.items()
             if has and zone in zones
         }
-        # Types in stock come first; the others are better than nothing.
+        # Types in stock come first; sold out types are better than none.
         candidates = sorted(
             (one for one in fitting if one.name in on_sale), key=lambda one: one.name not in live
         )
@@ -183,15 +183,15 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         )
 
     def _disk(self, resources: Resources, image_gib: int, names: Sequence[str]) -> float | None:
-        """Return what the system disk costs an hour; None: ECS does not tell.
+        """Return the system disk's price per hour, or None if ECS gives none.
 
-        A public address costs nothing by itself: it is billed by its traffic (API reference, RunInstances,
+        A public address is free by itself: its traffic is billed (API reference, RunInstances,
         InternetChargeType; checked 2026-11).
         """
         options, clients = self.options, self.clients
         name = next((one for one in names if one not in options.on_demand_prices), None)
         if name is None:
-            return None  # Whoever gives prices by hand may not ask for any.
+            return None  # A user who states prices may lack the right to ask for any.
 
         def ask() -> float | None:
             disk = system_disk(options, image_gib=image_gib, resources=resources)
@@ -200,7 +200,7 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         return self.if_known(("disk", image_gib, resources.disk_bytes), ask)
 
     def _on_demand(self, name: str, spot: SpotPrice | None) -> tuple[float, str]:
-        """Return the price of an hour by pay-as-you-go, and its currency."""
+        """Return the pay-as-you-go price of an hour, and its currency."""
         chosen = self.options.currency
         given = self.options.on_demand_prices.get(name)
         if given is not None:

@@ -15,7 +15,7 @@ DEFAULT_ROLE: Final = "cloudspot-node"
 MAX_GROUPS: Final = 5
 """The most security groups of a machine ("Security group limits"; from memory)."""
 MAX_OWN_TAGS: Final = 8
-"""How many of an instance's 20 tags are kept for cloudspot's own."""
+"""How many of an instance's 20 tags are reserved for cloudspot's own."""
 
 Price = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -61,94 +61,97 @@ class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """``[providers.aliyun]``: ECS machines. Every field may be left out."""
 
     region: str | None = None
-    """Such as ``"cn-hangzhou"``; left out: ``ALIBABA_CLOUD_REGION_ID``, the profile's, or the one this
-    machine is in. The bucket should be there."""
+    """The region, such as ``"cn-hangzhou"``. The default is ``ALIBABA_CLOUD_REGION_ID``, else the profile's
+    region, else the region of this machine. The bucket should be there."""
     regions: tuple[str, ...] = ()
-    """Where machines may be, such as ``["cn-hangzhou", "cn-beijing"]``; left out: in ``region`` only. The
-    nodes of a job are in one of them at a time."""
+    """The regions where machines may be, such as ``["cn-hangzhou", "cn-beijing"]``. The default is ``region``
+    only. The nodes of a job are in one region at a time."""
     account: str | None = None
-    """The account's number; left out: that of whoever submits. A controller with credentials of another
-    account would see none of the job's machines and must not judge by that."""
+    """The account's number. The default is the submitter's account. A driver with credentials of another
+    account cannot see the job's machines, and is refused."""
     zones: tuple[str, ...] = ()
-    """Only in these, such as ``["cn-hangzhou-i"]``; left out: every zone that has the type and a vSwitch."""
+    """The only zones to use, such as ``["cn-hangzhou-i"]``. The default is every zone that has the type and a
+    vSwitch."""
     instance_types: tuple[str, ...] = ()
-    """Only these, such as ``["ecs.gn7i-c8g1.2xlarge"]``; left out: the cheapest that have ``resources``."""
+    """The only types to use, such as ``["ecs.gn7i-c8g1.2xlarge"]``. The default is the cheapest types that
+    have ``resources``."""
     image: str | None = None
-    """An image's id, your own (``"m-..."``) or a public one; left out: the newest of ``image_family``. With
-    ``regions``, name a family, which each of them has."""
+    """An image's id, of your own (``"m-..."``) or a public one. The default is the newest image of
+    ``image_family``. With ``regions``, name a family that each of them has instead."""
     image_family: str | None = None
-    """Left out: Alibaba Cloud's Ubuntu 24.04 (``"acs:ubuntu_24_04_x64"``), which has neither PyTorch nor a
-    driver: the job's setup installs them, or an image of your own brings them along."""
+    """An image family. The default is Alibaba Cloud's Ubuntu 24.04 (``"acs:ubuntu_24_04_x64"``), which has
+    neither PyTorch nor a driver: install them in the job's setup, or use an image of your own."""
     setup_key: str | None = None
-    """Set by cloudspot on submission: which image of ``cloudspot image bake`` machines start from, if it is
-    there."""
+    """Set by cloudspot on submission: the key of the image from ``cloudspot image bake`` that machines start
+    from, if it exists."""
     image_has_cloudspot: bool = False
-    """The image carries this very version of cloudspot, with this plugin: nothing is installed at boot."""
+    """Whether the image contains this exact version of cloudspot and this plugin, so that nothing is
+    installed at boot."""
     agent_python: str = "python3"
     """The image's Python, 3.10 or newer, that runs the agent or makes the agent's environment."""
     train_python: str = "python3"
-    """The image's Python for setup and training where the job names none."""
+    """The image's Python for setup and training if the job names none."""
     data_cache: str | None = None
-    """An absolute path: the directory in which machines keep the files of ``[data]``, such as a fast local
-    disk that the image mounts. If left out: below the agent's own directory, on the boot disk."""
+    """The absolute path of the directory in which machines keep the files of ``[data]``, such as a fast local
+    disk that the image mounts. The default is in the agent's own directory on the boot disk."""
     role: str = DEFAULT_ROLE
-    """Name of the RAM role that the machines have: it gives them the bucket, and the right to end
-    themselves."""
+    """The name of the machines' RAM role, which lets them use the bucket and release themselves."""
     vswitches: tuple[str, ...] = ()
-    """At most one a zone, all of a region in one VPC; left out: those that carry the tag ``cloudspot``, else
-    those of the region's default VPC. They must lead to OSS, and the images' packages. With ``regions``, each
-    as ``"cn-beijing/vsw-..."``."""
+    """At most one vSwitch a zone, all of a region in one VPC. The default is the vSwitches with the tag
+    ``cloudspot``, else those of the region's default VPC. They need a route to OSS and to the packages that
+    are installed. With ``regions``, write ``"cn-beijing/vsw-..."``."""
     security_groups: tuple[str, ...] = ()
-    """Must let the nodes of a job reach each other on every TCP port; left out: the one of the VPC that
-    carries the tag ``cloudspot``, else the only one there is. With ``regions``, each as
-    ``"cn-beijing/sg-..."``, at most five in each."""
+    """Security groups that let the nodes of a job reach each other on every TCP port. The default is the
+    VPC's group with the tag ``cloudspot``, else its only group. With ``regions``, write
+    ``"cn-beijing/sg-..."``, at most five for each."""
     public_bandwidth: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
-    """Mbit/s out of a public address; 0: the machines get none."""
+    """The outgoing Mbit/s of a public address; with 0, the machines get no public address."""
     key_pair: str | None = None
     """An ECS key pair, to log in by SSH; cloudspot needs none."""
     resource_group: str | None = None
-    """Put machines into this resource group."""
+    """The resource group of the machines."""
     disk: Size = 0
-    """The system disk; left out: the image's own size and 50 GiB, or what ``resources.disk`` asks on top."""
+    """The size of the system disk. The default is the image's own size plus ``resources.disk``, or plus 50
+    GiB if that is not set."""
     disk_type: Literal["cloud_essd", "cloud_essd_entry", "cloud_auto", "cloud_ssd", "cloud_efficiency"] = (
         "cloud_essd"
     )
     """The kind of the system disk; the newest instance types have ``cloud_essd`` and ``cloud_auto`` only."""
     disk_performance: Literal["PL0", "PL1", "PL2", "PL3"] | None = None
-    """Of a ``cloud_essd`` disk; left out: PL1, as ECS does it."""
+    """The performance level of a ``cloud_essd`` disk. The default is ECS's: PL1."""
     max_price: Price | None = None
-    """In the account's currency an hour, what a spot machine may cost at most; three decimals. Left out:
-    the market's price goes, which is never above the pay-as-you-go price."""
+    """The most that a spot machine may cost an hour, in the account's currency with up to three decimals. The
+    default is the market's price, which is never above the pay-as-you-go price."""
     protected_hour: bool = False
-    """A spot machine is not taken in its first hour. It costs more in some zones; left out: the price is the
-    market's, and the machine may be taken at any time."""
+    """Whether spot machines are protected from a reclaim in their first hour, which costs more in some zones.
+    By default, a machine may be reclaimed at any time."""
     on_demand_prices: dict[str, float] = msgspec.field(default_factory=dict)
-    """An hour by instance type, such as ``{"ecs.gn7i-c8g1.2xlarge" = 10.5}``, for accounts that may not ask
-    ECS for prices; what stands here is not asked for there, and no disk is added to it. With ``regions``,
-    also for one of them, as ``"cn-beijing/ecs.gn7i-c8g1.2xlarge"``."""
+    """Prices of an hour by instance type, such as ``{"ecs.gn7i-c8g1.2xlarge" = 10.5}``, for accounts that may
+    not ask ECS for prices. A price given here is not looked up, and no disk is added to it. With ``regions``,
+    a key may be for one of them: ``"cn-beijing/ecs.gn7i-c8g1.2xlarge"``."""
     currency: Literal["CNY", "USD", "EUR", "JPY"] | None = None
-    """Of the prices; left out: what ECS answers, which is CNY for accounts of mainland China."""
+    """The currency of the prices. The default is ECS's, which is CNY for accounts of mainland China."""
     deployment_set: str | None = None
     """``"auto"`` makes a deployment set for a job of several nodes, which spreads them over hosts, and
-    removes it with the job; a ``ds-...`` is one of yours, not with ``regions``. A set holds at most 20
+    removes it with the job; a ``ds-...`` is a set of yours, and excludes ``regions``. A set holds at most 20
     machines in a zone, old and new ones together."""
     logs: Literal["oss", "bucket"] = "oss"
-    """Where the nodes' logs go: into appendable objects below ``logs/`` as people of Alibaba Cloud know them,
-    or beside the checkpoints as on every provider."""
+    """Where the nodes' logs go: to appendable objects below ``logs/``, as is usual on Alibaba Cloud, or
+    beside the checkpoints in the bucket."""
     metadata_hops: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    """How far answers of the metadata service travel: 2 lets containers on the machine ask it. Not every
-    account has more than 1."""
+    """How many network hops the metadata service's answers travel; 2 lets containers on the machine use it.
+    Not every account may set more than 1."""
     tags: dict[str, str] = msgspec.field(default_factory=dict)
-    """Put on every instance and disk, beside cloudspot's own; for your bills."""
+    """Tags for every instance and disk, such as for your bills, in addition to cloudspot's own."""
 
 
 def base_image(options: AliyunOptions) -> str:
-    """Return what names the image of machines without a setup of their own: an id or a family."""
+    """Return the id or the family of the image for machines that do not start from a setup's image."""
     return options.image or options.image_family or DEFAULT_IMAGE_FAMILY
 
 
 def check_options(options: AliyunOptions) -> None:
-    """Raise SpecError, which names the field, for what is wrong without asking Alibaba Cloud."""
+    """Raise SpecError, naming the field, for errors that can be found without asking Alibaba Cloud."""
     _CHECKS.require_valid_names(options)
     _CHECKS.require_zones_in(options.regions or tuple(filter(None, [options.region])), options.zones)
     _CHECKS.require_ids_in(
@@ -157,12 +160,12 @@ def check_options(options: AliyunOptions) -> None:
         security_groups=options.security_groups,
     )
     if options.regions and options.image is not None:
-        raise field_error("image", "an image is of one region; with regions, name an image_family")
+        raise field_error("image", "an image is in one region only; with regions, name an image_family")
     if options.regions and options.deployment_set not in {None, "auto"}:
-        raise field_error("deployment_set", 'a set is of one region; with regions, only "auto" will do')
+        raise field_error("deployment_set", 'a set is in one region only; with regions, use "auto"')
     _CHECKS.require_prices_in(options.regions, "on_demand_prices", options.on_demand_prices)
     if options.image is not None and options.image_family is not None:
-        raise field_error("image_family", "has no effect beside image; leave one of them out")
+        raise field_error("image_family", "has no effect with image; leave one of them out")
     if options.max_price is not None and round(options.max_price, 3) != options.max_price:
         raise field_error("max_price", f"expected at most three decimals, got {options.max_price:g}")
     given = max((len(ids_in(one, options.security_groups)) for one in options.regions), default=0)
@@ -185,7 +188,7 @@ def check_options(options: AliyunOptions) -> None:
             if "http://" in text or "https://" in text:
                 raise field_error("tags", f'"{name}": ECS allows neither http:// nor https:// in a tag')
             if text.startswith(("aliyun", "acs:")):
-                raise field_error("tags", f'"{name}": ECS reserves what begins with aliyun or acs:')
+                raise field_error("tags", f'"{name}": ECS reserves tags that begin with aliyun or acs:')
         if not name:
             raise field_error("tags", "the name of a tag is empty")
     reserved = {"MASTER_ADDR", "MASTER_PORT", "NUM_NODES"}
@@ -193,7 +196,7 @@ def check_options(options: AliyunOptions) -> None:
 
 
 def options_in(region: str, options: AliyunOptions) -> AliyunOptions:
-    """Return what the options with ``regions`` mean in one of these."""
+    """Return the options for one of their ``regions``."""
     return msgspec.structs.replace(
         options,
         region=region,

@@ -1,6 +1,6 @@
-"""An object store in OSS: what ``oss://bucket/prefix`` opens.
+"""The object store in OSS that ``oss://bucket/prefix`` opens.
 
-Create-only puts are made by OSS's ``x-oss-forbid-overwrite``, which a bucket with versioning ignores: such a
+Create-only puts use OSS's ``x-oss-forbid-overwrite``, which a bucket with versioning ignores, so such a
 bucket is refused.
 """
 

@@ -46,23 +46,23 @@ from cloudspot_aliyun.errors import ERRORS
 from cloudspot_aliyun.osspayload import compare
 
 FALLBACK_REGION: Final = "cn-hangzhou"
-"""Where a bucket is looked for when no region is configured: the refusal names the right one."""
+"""The region that is asked for a bucket when none is configured; the refusal names the right one."""
 MAX_CONNECTIONS: Final = 32
 WRITER: Final = "x-oss-meta-cloudspot-writer"
 """The header that names an object's writer."""
 
 _ENDPOINT = re.compile(r"oss-([a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com")
-# Without it a range past the end, or one that begins there, gets the whole object.
+# Without this header, a range past the end, or one that begins there, gets the whole object.
 _STANDARD = {"x-oss-range-behavior": "standard"}
 _OTHERS_BUCKET = ", and the bucket policy's consent if another account owns it"
 
 
 class PositionTaken(CloudspotError):
-    """An append found the object longer than it knew; nothing was appended."""
+    """The object is longer than the append expected; nothing was appended."""
 
 
 class NotAppendable(CloudspotError):
-    """The object under this key was put in one piece."""
+    """The object was put in one piece, and so cannot be appended to."""
 
 
 class OssBucket(Bucket):
@@ -95,12 +95,12 @@ class OssBucket(Bucket):
     def __init__(self, url: str, clients: AliyunClients | None, sleep: Callable[[float], None]) -> None:
         super().__init__(url, sleep)
         if self.prefix.startswith("\\"):
-            raise SpecError(f"store {url}: OSS takes no key that begins with a backslash")
+            raise SpecError(f"store {url}: OSS accepts no key that begins with a backslash")
         self._clients = clients or AliyunClients()
         self._keys: _Keys | None = None
 
     def connect(self) -> oss2.Bucket:
-        """Return a client of the endpoint where the bucket is, which OSS is asked for.
+        """Return a client of the endpoint of the bucket's region, for which OSS is asked.
 
         Raises:
             StoreMissing: there is no such bucket.
@@ -123,7 +123,7 @@ class OssBucket(Bucket):
                 if ERRORS.code_of(error) not in ERRORS.denied:
                     raise self.translated(error, "list", "") from error
                 # A caller who may read and write objects need not see the bucket's settings: the answers to
-                # writes will tell whether it has versions.
+                # writes show whether it has versions.
                 return client
             if info.versioning_status:
                 raise self._versioned(f"versioning {info.versioning_status}")
@@ -143,8 +143,8 @@ class OssBucket(Bucket):
     def translation(self, error: Exception, what: str) -> CloudspotError:
         if ERRORS.code_of(error) == "PublicEndpointForbidden":
             return StoreRefused(
-                f"{what}: OSS refuses this account the bucket's public endpoint, as it does to accounts that "
-                "opened OSS since 2025-03-20: bind a domain of yours to the bucket and set "
+                f"{what}: OSS does not let this account use the bucket's public endpoint, like all accounts "
+                "that opened OSS since 2025-03-20: bind a domain of yours to the bucket and set "
                 f"{OSS_DOMAINS}={self.name}=https://..., or work on an ECS machine in the bucket's region; "
                 "see docs/aliyun.md"
             )
@@ -161,7 +161,7 @@ class OssBucket(Bucket):
         answer = client.get_object(name, byte_range=span, headers={} if span is None else _STANDARD)
 
         def verify(data: memoryview) -> None:
-            if span is None:  # OSS tells the sum of the whole object only.
+            if span is None:  # OSS gives only the checksum of the whole object.
                 compare(answer.headers, data, f"{self.url}: {name}")
 
         is_partial = answer.status == HTTPStatus.PARTIAL_CONTENT
@@ -194,13 +194,13 @@ class OssBucket(Bucket):
         """Return a URL that a browser shows; see Bucket.
 
         Raises:
-            CloudspotError: the bucket has its default domain alone, at which browsers download HTML.
+            CloudspotError: the bucket has only its default domain, from which browsers download HTML.
         Source: OSS user guide, "How to ensure an object is previewed when you access the object", and "Map a
         custom domain name to the default domain name of a bucket" (checked 2026-11).
         """
         if oss_domain(self.name) is None:
             raise CloudspotError(
-                f"{self.url}: at OSS's default domain a browser downloads a page and does not show it; bind "
+                f"{self.url}: browsers download pages from OSS's default domain and do not show them; bind "
                 "a domain of your own to the bucket and set CLOUDSPOT_OSS_DOMAINS, or send the file that "
                 "`cloudspot report` writes"
             )
@@ -228,7 +228,7 @@ class OssBucket(Bucket):
         )
 
     def check_create(self, headers: Mapping[str, str]) -> None:
-        """Raise StoreRefused if a write's answer shows versions: it then ignored what was there."""
+        """Raise StoreRefused if a write's answer shows versions, because it may then have overwritten."""
         if "x-oss-version-id" in headers:
             raise self._versioned("versions")
 
@@ -239,8 +239,8 @@ class OssBucket(Bucket):
 
     def _versioned(self, state: str) -> StoreRefused:
         return StoreRefused(
-            f"store {self.url}: bucket {self.name!r} has {state}: OSS then ignores that a write must only "
-            "create, and two writers could both win; use a bucket that never had versioning"
+            f"store {self.url}: bucket {self.name!r} has {state}: OSS then ignores the condition of a "
+            "create-only write, and two writers could both win; use a bucket that never had versioning"
         )
 
 
@@ -260,19 +260,19 @@ def _client(keys: _Keys, name: str, region: str) -> oss2.Bucket:
         session=_Session(pool_size=MAX_CONNECTIONS),
         connect_timeout=(CONNECT_SECONDS, READ_SECONDS),
         app_name=USER_AGENT,
-        enable_crc=False,  # We compute it ourselves, about forty times as fast.
+        enable_crc=False,  # osspayload computes it about forty times as fast.
         region=region,
     )
 
 
 class _Session(oss2.Session):  # type: ignore[misc]
-    """Takes for a success only what OSS has answered."""
+    """Accepts a success only from OSS itself."""
 
     def do_request(self, req: Any, timeout: Any) -> Any:
         """Make a request; see oss2.
 
         Raises:
-            NotTold: the answer lacks the request id, which all of OSS's have ("Common response headers",
+            NotTold: the answer has no request id, as all of OSS's answers have ("Common response headers",
                 checked 2026-11).
         """
         answer = super().do_request(req, timeout)
@@ -290,18 +290,18 @@ class _Keys(oss2.credentials.CredentialsProvider):  # type: ignore[misc]
         self._used = threading.local()
 
     def get_credentials(self) -> oss2.credentials.Credentials:
-        """Return the key; oss2 asks for it with each request."""
+        """Return the key; oss2 calls this for each request."""
         key = self._source.get()
         self._used.key_id = key.access_key_id
         return oss2.credentials.Credentials(key.access_key_id, key.access_key_secret, key.security_token)
 
     def renew(self) -> bool:
-        """Return whether there is another key than the one that signed this thread's last request."""
+        """Return whether there is a key other than the one that signed this thread's last request."""
         return self._source.renew(getattr(self._used, "key_id", ""))
 
 
 def _right_region(error: Exception) -> str | None:
-    """Return the region that a refusal names when a bucket was looked for in another."""
+    """Return the bucket's region from the refusal of another region."""
     details = getattr(error, "details", None) or {}
     match = _ENDPOINT.fullmatch(str(details.get("Endpoint") or ""))
     return match[1] if match else None
@@ -309,7 +309,7 @@ def _right_region(error: Exception) -> str | None:
 
 def _versioning(client: Any) -> str:
     client.get_bucket_info()
-    return "off"  # Otherwise the bucket would have been refused.
+    return "off"  # A bucket with versioning would have been refused.
 
 
 def _lifecycle(client: Any) -> str:

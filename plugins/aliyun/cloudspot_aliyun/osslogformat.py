@@ -1,11 +1,11 @@
-"""The format of log lines in a file that people read too: time, number, source and text.
+"""The format of log lines in a file that people read as well: time, number, source and text.
 
 ::
 
     2026-11-20T06:25:01.123456Z 41 train: step 100, loss 0.12
 
-A line break within a text is followed by a tab. Lines of any other form are skipped: others may have written
-them.
+A line break within a text is followed by a tab. Lines of any other form are skipped, because cloudspot may
+not have written them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LINE = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6})Z (\d+) (\S+): (.*)
 
 
 def encode(records: Sequence[LogRecord]) -> bytes:
-    """Return the lines as they are in a file; each ends with a newline."""
+    """Return the lines in the file's format; each ends with a newline."""
     return b"".join(map(_encode_one, records))
 
 
@@ -41,12 +41,12 @@ def decode(data: bytes, stream: str) -> Iterator[LogRecord]:
 
 
 def first_start(data: bytes) -> int:
-    """Return where the first record begins in a piece of a file; the piece's length if none does."""
+    """Return the offset of the first record in a piece of a file, or the piece's length if it has none."""
     at = 0
     while at < len(data):
         end = data.find(b"\n", at)
         line = data[at : len(data) if end < 0 else end]
-        # Before the first newline may be the rest of a line that only looks like a whole one.
+        # The text before the first newline may be the rest of a line that only looks like a whole one.
         if at > 0 and _LINE.fullmatch(line):
             return at
         at = len(data) if end < 0 else end + 1
@@ -54,7 +54,7 @@ def first_start(data: bytes) -> int:
 
 
 def last_start(data: bytes) -> int:
-    """Return where the last line begins that may be a record's first; 0 if only the first may be."""
+    """Return the offset of the last line that may begin a record, or 0 if only the first line may."""
     end = len(data)
     while True:
         at = data.rfind(b"\n", 0, end)
@@ -70,7 +70,7 @@ def _encode_one(record: LogRecord) -> bytes:
 
 
 def _record(match: re.Match[bytes], more: list[bytes], stream: str) -> Iterator[LogRecord]:
-    """Yield the record, unless it only looks like one: a month 13, or bytes that are not text."""
+    """Yield the record, unless its line is invalid: a month 13, or bytes that are not text."""
     try:
         text = b"\n".join((match[4], *more)).decode("utf-8", "surrogatepass")
         at = datetime.fromisoformat(match[1].decode("ascii")).replace(tzinfo=timezone.utc)

@@ -6,9 +6,9 @@
     jobs/digits-7kq2/logs/1-0/i-bp1...                            a machine on which the stream was written
 
 An object holds lines of one UTC date, without a gap. A writer knows the object's length and its last line; if
-an append finds the object longer, the writer reads its end and appends only what is missing. So each line is
-there once, even if an answer was lost or an agent started again.
-Source: OSS API reference, AppendObject (checked 2026-11).
+an append finds the object longer, the writer reads its end and appends only the missing lines. So each line
+is written once, even if an answer was lost or an agent started again. Source: OSS API reference, AppendObject
+(checked 2026-11).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ LOGS: Final = "logs/"
 BLOCK_BYTES: Final = 4 << 20
 """The size of the pieces in which a log is read from its beginning."""
 END_BYTES: Final = 128 << 10
-"""The size of the first piece that is read from its end: more than a screen of lines."""
+"""The size of the first piece that is read from a log's end: more than a screen of lines."""
 MAX_OBJECT_BYTES: Final = 1 << 30
-"""A longer object is followed by another: OSS takes 5 GiB, people less."""
+"""The length at which a new object is begun: OSS accepts 5 GiB, but people want smaller files."""
 NUM_THREADS: Final = 8
 """How many objects are deleted at once."""
 
@@ -53,11 +53,11 @@ _INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class _Moved(TransientError):
-    """The object is longer than was known, or the answer to an append was lost: look, and try again."""
+    """The object is longer than expected, or an append's answer was lost: look at it, and try again."""
 
 
 class _File(NamedTuple):
-    """An object of a stream's log, as the listing shows it; sorts by its first line's number."""
+    """An object of a stream's log in a listing; sorted by the number of its first line."""
 
     first: int
     key: str
@@ -67,11 +67,11 @@ class _File(NamedTuple):
 
 @dataclass
 class _End:
-    """Where a writer continues."""
+    """The end of a log, where a writer continues."""
 
     key: str
     first: int
-    """The number in its key."""
+    """The number of its first line, which is in its key."""
     day: date
     size: int
     last_seq: int
@@ -91,13 +91,13 @@ class OssLogSink(LogSink):
         instance_id: str | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Do no I/O. ``instance_id`` is the machine that writes; None: this one, by its metadata.
+        """Do no I/O. ``instance_id`` is the writing machine; the default is this one, from its metadata.
 
         Raises:
             SpecError: the store is not in OSS.
         """
         if isinstance(store, OssStore) and clients is None:
-            self._bucket = store.bucket  # Its credentials, connections, and what it knows of the bucket.
+            self._bucket = store.bucket  # This shares its credentials and connections.
         else:
             self._bucket = OssBucket(store.url, clients or AliyunClients(), sleep)
         self._store = with_retries(store, sleep=sleep)
@@ -106,11 +106,11 @@ class OssLogSink(LogSink):
         self._instance_id = instance_id
         self._lock = threading.Lock()
         self._ends: dict[str, _End | None] = {}
-        """By stream that this sink writes."""
+        """The ends of the streams that this sink writes, by stream."""
         self._instances: dict[str, tuple[str, ...]] = {}
-        """By stream: the machines on which it was written, once they are known."""
+        """The machines that have written each stream, once they are known, by stream."""
         self._read_to: dict[str, tuple[int, int]] = {}
-        """By object that was read: how far, and the last line's number there."""
+        """The length read, and the number of the last line read, by object."""
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -142,14 +142,14 @@ class OssLogSink(LogSink):
             del self._ends[stream]
             raise _Moved(str(error)) from error
         except NotAppendable as error:
-            # Somebody has replaced it by a copy or an empty object: the log continues in another.
+            # The object was replaced by a copy or an empty one, so the log continues in another.
             seq = records[0].seq
             self._ends[stream] = replace(self._begin(stream, day, max(seq, end.first + 1)), last_seq=seq - 1)
             raise _Moved(str(error)) from error
         self._ends[stream] = replace(end, size=size, last_seq=records[-1].seq)
 
     def _append_bytes(self, key: str, position: int, data: bytes) -> int:
-        # The checksum in the answer is of the whole object: Content-MD5 detects bytes that change on the way.
+        # The answer has only the whole object's checksum; Content-MD5 detects bytes that change on the way.
         headers = {"Content-Type": "text/plain; charset=utf-8", **digest_header(data)}
         with self._bucket.asking("append to", key) as client:
             answer = client.append_object(self._bucket.full(key), position, data, headers=headers)
@@ -162,7 +162,7 @@ class OssLogSink(LogSink):
         return _End(key, first, day, 0, first - 1)
 
     def _find_end(self, stream: str) -> _End | None:
-        """Return where the machine's log of the stream ends; the first call announces it to readers."""
+        """Return the end of the machine's log of the stream; the first call announces the log to readers."""
         instance = self._instance()
         marker = keys.log_stream_prefix(self._job_id, stream) + instance
         files = self._files_of(instance, stream)
@@ -184,7 +184,7 @@ class OssLogSink(LogSink):
     # --- reading ----------------------------------------------------------------------------------
 
     def streams(self) -> Sequence[str]:
-        """Return the names of the job's streams, sorted; see LogSink. Costs a request for each."""
+        """Return the names of the job's streams, sorted; see LogSink. This makes a request for each."""
         return list_streams(self._store, self._job_id)
 
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
@@ -194,7 +194,7 @@ class OssLogSink(LogSink):
             if number + 1 < len(files) and files[number + 1].first <= after + 1:
                 continue
             start, last = self._read_to.get(file.key, (0, -1))
-            # It was read from its end only, or removed meanwhile and begun again.
+            # The object was only read from its end, or it was removed and begun again.
             if last > after or start > file.size:
                 start = 0
             if start == 0 and after >= file.first:
@@ -207,7 +207,7 @@ class OssLogSink(LogSink):
             self._read_to[file.key] = file.size, last
 
     def read_back(self, stream: str) -> Iterator[LogRecord]:
-        """Yield the stream's records from the newest back; see LogSink. Fetches little more than needed."""
+        """Yield the stream's records, newest first; see LogSink. Pieces are fetched when they are needed."""
         files = self._files(stream)
         pages = (page for file in reversed(files) for page in self._back_through(file, stream))
         top = -1
@@ -216,12 +216,12 @@ class OssLogSink(LogSink):
                 top = max(top, record.seq)
                 yield record
         finally:
-            # A reader that continues from here needs nothing that is there now.
+            # A reader that continues from here need not read the present lines.
             for file in files if top >= 0 else ():
                 self._read_to.setdefault(file.key, (file.size, top))
 
     def pieces(self) -> Sequence[LogPiece]:
-        """Return the objects of the log; see LogSink. Fetches none."""
+        """Return the objects of the log, without fetching any; see LogSink."""
         return [
             LogPiece(stream=stream, name=file.key, first_day=file.day, last_day=file.day, num_bytes=file.size)
             for stream in self.streams()
@@ -247,14 +247,14 @@ class OssLogSink(LogSink):
         for meta in self._store.list_objects(prefix):
             match = name.fullmatch(meta.key.removeprefix(prefix))
             if match is not None:
-                with suppress(ValueError):  # Somebody else's name, which only looks like a day.
+                with suppress(ValueError):  # The name only looks like a day, and is not cloudspot's.
                     files.append(_File(int(match[2]), meta.key, meta.size, date.fromisoformat(match[1])))
         return sorted(files)
 
     def _start_after(self, file: _File, stream: str, after: int) -> int:
-        """Return where a line begins such that no line before it has a number above ``after``.
+        """Return the offset of a line such that no line before it has a number above ``after``.
 
-        By bisection: a reader of the last hour of a long log fetches little more than that.
+        This bisects, so that a reader of the last hour of a long log fetches little more than that hour.
         """
         low, high = 0, file.size
         while high - low > BLOCK_BYTES:
@@ -269,12 +269,12 @@ class OssLogSink(LogSink):
         return low
 
     def _lines(self, file: _File, start: int, stream: str) -> Iterator[LogRecord]:
-        """Yield the lines of an object from ``start``, where one begins, to the end that was listed."""
+        """Yield the lines of an object from ``start``, the offset of a line, to the listed end."""
         rest = b""
         while start < file.size:
             block = self._range(file.key, start, min(BLOCK_BYTES, file.size - start))
             if not block:
-                return  # It was removed meanwhile.
+                return  # The object has been removed.
             start += len(block)
             rest += block
             if start < file.size:
@@ -290,7 +290,7 @@ class OssLogSink(LogSink):
             start = max(0, end - length)
             block = self._range(file.key, start, end - start)
             if len(block) < end - start:
-                return  # It was removed meanwhile.
+                return  # The object has been removed.
             rest = block + rest
             cut = 0 if start == 0 else osslogformat.first_start(rest)
             page = [Arrival(record, 0, 0) for record in osslogformat.decode(rest[cut:], stream)]

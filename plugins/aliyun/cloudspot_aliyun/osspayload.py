@@ -1,8 +1,8 @@
-"""The bytes that OSS is sent and sends: from where they lie, and compared by their checksum.
+"""Request bodies for OSS, sent without a copy, and checks of the checksums in OSS's answers.
 
-OSS tells the CRC-64 of what it stores or sends. oss2 computes it by crcmod, which holds the interpreter's
-lock and, without a compiler, installs itself in pure Python; fastcrc comes as a wheel, and is about forty
-times as fast as the compiled crcmod. It is the same sum: CRC-64/XZ is OSS's ECMA-182.
+OSS returns the CRC-64 of the bytes that it stores or sends. oss2 computes it with crcmod, which holds the
+interpreter's lock and is installed in pure Python if there is no compiler; fastcrc comes as a wheel, and is
+about forty times as fast as the compiled crcmod. OSS's ECMA-182 is the same checksum as CRC-64/XZ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cloudspot.interfaces import Data
 from cloudspot.plugin.bufferbody import LentBody
 
 SMALL_BYTES: Final = 1 << 20
-"""Up to this size a Content-MD5 goes along, so that OSS stores nothing that changed on the way."""
+"""Up to this size, a Content-MD5 is sent, so that OSS refuses bytes that changed on the way."""
 MAX_CRC: Final = (1 << 64) - 1
 CRC_HEADER: Final = "x-oss-hash-crc64ecma"
 
@@ -30,10 +30,10 @@ CRC_HEADER: Final = "x-oss-hash-crc64ecma"
 def payload(
     data: Data, what: str
 ) -> Iterator[tuple[Any, dict[str, str], Callable[[Mapping[str, str]], None]]]:
-    """Lend a body, its headers and a check of the answer's headers. No view of ``data`` is kept.
+    """Yield a body, its headers and a check of the answer's headers. No view of ``data`` is kept.
 
     Raises:
-        TransientError: by the check, where OSS holds other bytes than were sent.
+        TransientError: from the check, if OSS has stored other bytes than were sent.
     """
     with memoryview(data).cast("B") as view:
 
@@ -51,13 +51,13 @@ def payload(
 
 
 def digest_header(data: Data) -> dict[str, str]:
-    """Return the Content-MD5 of a body, by which OSS refuses bytes that changed on the way."""
+    """Return the Content-MD5 of a body, with which OSS refuses bytes that changed on the way."""
     digest = hashlib.md5(data, usedforsecurity=False).digest()
     return {"Content-MD5": base64.b64encode(digest).decode("ascii")}
 
 
 def compare(headers: Mapping[str, str], data: Data, what: str) -> None:
-    """Raise TransientError if the checksum in an answer's headers, if any, is not that of the bytes."""
+    """Raise TransientError if an answer's headers have a checksum that differs from that of the bytes."""
     told = headers.get(CRC_HEADER)
     if told is not None and whole_number(told, most=MAX_CRC) != crc64.xz(data):
         raise TransientError(f"{what}: the bytes changed on the way (their CRC-64 differs)")

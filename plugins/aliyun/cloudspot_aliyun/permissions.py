@@ -1,4 +1,4 @@
-"""The policies of Alibaba Cloud that cloudspot needs, each in a file: the only list of its rights.
+"""The Alibaba Cloud policies that cloudspot needs, one in each file: the only list of its rights.
 
 ``cloudspot setup`` makes these, `cloudspot driver deploy` uses them, and docs/aliyun.md shows them.
 """
@@ -37,7 +37,7 @@ REASONS: Final[Mapping[str, str]] = {
     "ram:ListRoles": "finds the roles of drivers that are left behind",
     "ram:PassRole": "gives machines their role, and no other",
 }
-"""Why a statement is there, by its first action."""
+"""The reason for each statement, by its first action."""
 
 
 def policy(name: str, *, bucket: str) -> Document:
@@ -48,13 +48,13 @@ def policy(name: str, *, bucket: str) -> Document:
 
 
 def trust(name: str) -> Document:
-    """Return who may assume the role of that name."""
+    """Return the trust policy of the role of that name."""
     found: Document = json.loads((DIRECTORY / f"trust-{name}.json").read_text(encoding="utf-8"))
     return found
 
 
 def reasons(document: Document) -> Sequence[str]:
-    """Return each statement's reason and its rights, a line each."""
+    """Return a line for each statement, with its reason and its rights."""
     return [
         f"{REASONS[actions[0]]}: {', '.join(actions)}"
         for actions in (listed(one["Action"]) for one in document["Statement"])

@@ -1,4 +1,4 @@
-"""What machines and their disks cost, on both markets, and how many machines are reclaimed."""
+"""The prices of machines and their disks on both markets, and the rates of reclaims."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from cloudspot_aliyun.listing import parse_time
 from cloudspot_aliyun.options import field_error
 
 BILLING: Final = Billing()
-"""By the second, from creation to release, whoever releases the machine. The protected hour
-(``SpotDuration``) puts off the reclaim and refunds nothing (ECS user guide, "Preemptible instances" and
-"Pay-as-you-go"; checked 2026-11). A notice of 2017-09-28 (ECS-0928) names a least fee of 0.01 a machine,
-which is not counted."""
+"""By the second, from creation to release, even after a reclaim. The protected hour (``SpotDuration``) delays
+the reclaim and refunds nothing (ECS user guide, "Preemptible instances" and "Pay-as-you-go"; checked
+2026-11). A notice of 2017-09-28 (ECS-0928) names a minimum fee of 0.01 a machine, which is not counted."""
 _TRANSFER_USD: Final = 0.16
 _DEAREST_TRANSFER_USD: Final = 0.45
 _A_DOLLAR: Final = {"USD": 1.0, "CNY": 7.5, "EUR": 1.0, "JPY": 160.0}
-"""Rounded up: for comparisons only."""
+"""Exchange rates for comparisons only, rounded up."""
 _NEVER: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 MAX_PAGES: Final = 20
 
@@ -35,17 +34,17 @@ class SpotPrice(msgspec.Struct, frozen=True, kw_only=True):
 
     price: float
     on_demand: float
-    """The pay-as-you-go price of the same."""
+    """The pay-as-you-go price of the same type."""
     currency: str
 
 
 def transfer_price(region: str, home: str, currency: str) -> float:
-    """Return what a GiB between two regions costs, over the internet, in the dearer direction.
+    """Return the price of sending a GiB between two regions, over the internet, in the dearer direction.
 
-    ECS bills what a machine sends by its public address: 0.123 to 0.125 USD a GB in mainland China, 0.07 to
+    ECS bills the traffic from a machine's public address: 0.123 to 0.125 USD a GB in mainland China, 0.07 to
     0.156 elsewhere and 0.447 in the Middle East (Alibaba Cloud, "Data Transfer Plan Instructions" of 2017 and
-    "Pay-by-data-transfer", read 2026-11). Here it is rounded up to the dearest of each. What OSS sends costs
-    less (from memory). What a NAT gateway or CEN costs instead is not counted.
+    "Pay-by-data-transfer", read 2026-11). Here it is rounded up to the dearest of each. Traffic from OSS
+    costs less (from memory). The price of a NAT gateway or CEN is not counted.
     """
     if region == home:
         return 0.0
@@ -54,7 +53,7 @@ def transfer_price(region: str, home: str, currency: str) -> float:
 
 
 def spot_prices(clients: AliyunClients, instance_type: str, *, spot_hours: int) -> dict[str, SpotPrice]:
-    """Return the newest spot price by zone, from the last three hours unless ECS says otherwise.
+    """Return the newest spot price by zone, by default from ECS's last three hours.
 
     Raises:
         AuthError: the right ``ecs:DescribeSpotPriceHistory`` is missing.
@@ -91,10 +90,10 @@ def spot_prices(clients: AliyunClients, instance_type: str, *, spot_hours: int) 
 
 
 def on_demand_price(clients: AliyunClients, instance_type: str, *, disk_type: str) -> tuple[float, str]:
-    """Return what the type costs an hour by pay-as-you-go, without its disk, and the currency.
+    """Return the type's pay-as-you-go price of an hour, without its disk, and the currency.
 
     Raises:
-        SpecError: ECS gives no price; the message names the option for one.
+        SpecError: ECS gives no price; the message names the option for a price.
         AuthError: the right ``ecs:DescribePrice`` is missing.
     """
     try:
@@ -116,7 +115,7 @@ def on_demand_price(clients: AliyunClients, instance_type: str, *, disk_type: st
 def asked_spot_price(
     clients: AliyunClients, instance_type: str, zone: str, *, spot_hours: int, disk_type: str
 ) -> SpotPrice | None:
-    """Return the spot price in a zone that the history lacks; None: ECS gives none."""
+    """Return the spot price in a zone that the history lacks, or None if ECS gives none."""
     wanted = {"ZoneId": zone, "SpotStrategy": "SpotAsPriceGo", "SpotDuration": spot_hours}
     try:
         asked, currency = _asked_price(clients, instance_type, {"Category": disk_type}, wanted)
@@ -131,9 +130,9 @@ def asked_spot_price(
 
 
 def disk_price(clients: AliyunClients, instance_type: str, disk: Mapping[str, Any]) -> float | None:
-    """Return what a system disk costs an hour beside a machine of the type; None: ECS does not tell.
+    """Return the price of a system disk for an hour, or None if ECS gives none.
 
-    Its price depends on neither the machine's type nor its market.
+    ECS prices it with a machine of the type, but it depends on neither the type nor the market.
     """
     found, _ = _answered_price(clients, instance_type, disk, {})
     return price(_parts(found).get("systemDisk", {}).get("TradePrice")) or None
@@ -154,7 +153,7 @@ def _answered_price(
         "ResourceType": "instance",
         "InstanceType": instance_type,
         "PriceUnit": "Hour",
-        # The default, cloud_efficiency, is refused by the newest types (from memory of the docs).
+        # The newest types refuse the default, cloud_efficiency (from memory of the docs).
         "SystemDisk": disk,
         **more,
     }
@@ -170,9 +169,9 @@ def _parts(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def release_rates(clients: AliyunClients, names: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Return how many of each (type, zone)'s spot machines were reclaimed in the last 30 days: ``0-3%``.
+    """Return the share of spot machines reclaimed in the last 30 days by (type, zone), such as ``0-3%``.
 
-    It is shown beside a price and decides nothing; it is empty if ECS does not tell.
+    It is shown beside a price and decides nothing; it is empty if ECS does not give it.
     """
     try:
         answer = read(

@@ -1,4 +1,4 @@
-"""The provider ``aliyun``: what the core asks for by name."""
+"""The provider ``aliyun``, which the core opens by name."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ BARE_IMAGE: Final = (
     "python3 -m venv .venv && .venv/bin/pip install torch'; with a GPU, put before the last two: "
     "'apt-get install -y ubuntu-drivers-common && ubuntu-drivers install --gpgpu && modprobe nvidia'"
 )
-"""The driver's setup is from Ubuntu Server's documentation, "NVIDIA drivers installation"; from memory, and
-not tried on a machine. Its own Python lets pip install nothing."""
+"""The driver's setup is from memory of Ubuntu Server's documentation, "NVIDIA drivers installation", and has
+not been tried on a machine. A virtual environment is needed because pip must not change Ubuntu's own
+Python."""
 
 if TYPE_CHECKING:
     from cloudspot_aliyun.clients import AliyunClients
@@ -75,10 +76,10 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
         return node_identity()
 
     def boot_profile(self) -> BootProfile:
-        """Return how the image starts the agent, and the job's own region, where its bucket is.
+        """Return how the image starts the agent, with the job's region, where its bucket is.
 
-        The SDKs cannot find it by themselves. The machine's own region, which may be another, is what its
-        metadata says: by that it fetches the agent and ends itself.
+        The SDKs cannot find that region by themselves. The machine's own region, which may be another, is in
+        its metadata; the machine uses it to fetch the agent and to end itself.
         """
         region = self.options.region or self.clients.region
         return BootProfile(

@@ -1,4 +1,4 @@
-"""What ECS's refusals of a launch mean: no stock, no quota, no money, a missing right, or never."""
+"""Translates ECS's refusals of a launch: no stock, no quota, no money, no right, or a wrong request."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "OperationConflict": TransientError,
     "OperationDenied.CreatingConflict": TransientError,
 }
-"""What RunInstances's errors mean (API reference, RunInstances, error codes; checked 2026-11). LackResource,
-IdempotentProcessing and OperationConflict are from memory of the docs."""
+"""The classes for RunInstances' errors (API reference, RunInstances, error codes; checked 2026-11).
+LackResource, IdempotentProcessing and OperationConflict are from memory of the docs."""
 ARREARS: Final = frozenset(
     {
         "Account.Arrearage",
@@ -63,7 +63,7 @@ ARREARS: Final = frozenset(
         "RealNameAuthenticationError",
     }
 )
-"""The account cannot buy anything, in any zone and on either market."""
+"""The codes that mean that the account cannot buy anything, in any zone and on either market."""
 _FIELDS: Final = (
     ("InvalidImageId", "image"),
     ("InvalidMarketImage", "image"),
@@ -95,12 +95,12 @@ _FIELDS: Final = (
 )
 """The option that is wrong, by the beginning of the code; the first match counts."""
 _NO_IMAGE: Final = ("InvalidImageId", "OperationDenied.ImageNotValid")
-"""How the codes begin for an image that there is no more, or that no machine can start from."""
+"""The prefixes of the codes for an image that no longer exists or that no machine can start from."""
 _QUOTA_ADVICE: Final = "ask for more in the Quota Center, or use another type, market or region"
 
 
 def refusal(error: Exception, body: EcsRequest) -> CloudspotError:
-    """Return what a refused RunInstances means, and whose field it is."""
+    """Return the error for a refused RunInstances, with the option that is wrong if one is."""
     parameters = body.run_instances
     market = "spot" if market_of(parameters) is Market.SPOT else "pay-as-you-go"
     what = f"launching {parameters['Amount']} {market} {parameters['InstanceType']} in {parameters['ZoneId']}"

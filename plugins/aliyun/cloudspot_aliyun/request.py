@@ -1,4 +1,4 @@
-"""Renders the RunInstances request of a launch; pure: whatever must be looked up is in the offer."""
+"""Renders the RunInstances request of a launch, without I/O: the offer holds everything that is looked up."""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ from cloudspot_aliyun import names, tags
 from cloudspot_aliyun.options import AliyunOptions, field_error
 
 MAX_USER_DATA_BYTES: Final = 32768
-"""Raw, before base64 (ECS user guide, "Instance user data", checked 2026-11; it used to be 16 KB)."""
+"""Raw, before base64 (ECS user guide, "Instance user data", checked 2026-11)."""
 MAX_AMOUNT: Final = 100
-"""Machines of one RunInstances call (API reference; checked 2026-11)."""
+"""The most machines of one RunInstances call (API reference; checked 2026-11)."""
 MAX_IN_SET: Final = 20
-"""Machines of a deployment set in one zone ("Improve business availability by using deployment sets",
-strategy Availability; checked 2026-11)."""
+"""The most machines of a deployment set in one zone ("Improve business availability by using deployment
+sets", strategy Availability; checked 2026-11)."""
 MIN_DISK_GIB: Final = 20
 LEAST_GIB: Final = {"PL2": 461, "PL3": 1261}
 """The smallest cloud_essd of a performance level (API reference, CreateDisk; checked 2026-11)."""
 RELEASE_GRACE_SECONDS: Final = 1800.0
-"""The machine's own timer comes first and ends it in good order, even if the machine is made ten minutes
-after the decision, by whoever sends the request again, and the clock is a quarter of an hour slow: ECS
-accepts no signature from a slower one."""
+"""How long ECS waits for the machine's own timer, which ends it in good order. It allows for a request that
+is repeated ten minutes after the decision, and for a clock that is a quarter of an hour slow; ECS accepts no
+signature from a slower clock."""
 LEAST_RELEASE_SECONDS: Final = 3600.0
-"""ECS accepts nothing within 30 minutes of its own clock (API reference, RunInstances; checked 2026-11)."""
+"""ECS accepts no time within the next 30 minutes by its own clock (API reference, RunInstances; checked
+2026-11)."""
 
 
 class EcsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of a launch request."""
 
     region: str
-    """A token counts per region: the same request in another one would launch again."""
+    """A token is valid in one region; the same request in another one would launch again."""
     run_instances: dict[str, Any]
-    """The parameters of RunInstances as ECS names them, without ClientToken, UserData and what is not known
-    before the launch."""
+    """The parameters of RunInstances under ECS's names, without ClientToken, UserData and those that are not
+    known before the launch."""
     user_data: str | None = None
-    """The boot script, in readable form."""
+    """The boot script, uncompressed."""
     user_data_gzip: str | None = None
     """The compressed boot script in base64, if the script itself is too long for ECS."""
     has_setup_image: bool = False
-    """Its image is one that ``cloudspot image bake`` has made."""
+    """Whether its image was made by ``cloudspot image bake``."""
     made_deployment_set: str | None = None
     """The name of the set to make before the first machine, and to remove with the job."""
 
@@ -55,13 +56,13 @@ class EcsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def render_request(options: AliyunOptions, group: InstanceGroup) -> LaunchRequest:
     """Return one RunInstances call for all machines of the group.
 
-    It includes ECS's own limit on the machines' lives (AutoReleaseTime), so that no machine is ever without
-    one, whatever becomes of the controllers. The limit follows from the time of the decision: the same bytes
-    are sent again later, and ECS refuses a token with other parameters.
+    It includes ECS's own limit on the machines' lives (AutoReleaseTime), so that every machine has one, even
+    if all controllers are gone. The limit depends on the time of the decision, because a repeated request
+    must have the same bytes: ECS refuses a token with other parameters.
 
     Raises:
         SpecError: the boot script is too long for ECS, even compressed; there are too many machines, or too
-            many for a deployment set; or the disk is too small for its performance.
+            many for a deployment set; or the disk is too small for its performance level.
     """
     if group.num_nodes > MAX_AMOUNT:
         raise SpecError(f"nodes: ECS launches at most {MAX_AMOUNT} machines at once; got {group.num_nodes}")
@@ -103,7 +104,7 @@ def render_request(options: AliyunOptions, group: InstanceGroup) -> LaunchReques
         parameters["ResourceGroupId"] = options.resource_group
     made_set = None
     if options.deployment_set == "auto":
-        # The only machine of a job has nothing to be kept apart from.
+        # The only machine of a job needs no set.
         made_set = deployment_set_name(group.job_id, group.store_url) if group.job_nodes > 1 else None
     elif options.deployment_set is not None:
         parameters["DeploymentSetId"] = options.deployment_set
@@ -129,13 +130,13 @@ def parameters_of(request: EcsRequest, token: str) -> dict[str, Any]:
 
 
 def release_time(decided_at: datetime, seconds: float) -> str:
-    """Return when ECS releases a machine that may live this long: a whole minute, never too early."""
+    """Return when ECS releases a machine that may live for ``seconds``: rounded up to a minute."""
     due = decided_at.timestamp() + max(seconds + RELEASE_GRACE_SECONDS, LEAST_RELEASE_SECONDS)
     return f"{datetime.fromtimestamp(math.ceil(due / 60) * 60, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def deployment_set_name(job_id: str, store_url: str) -> str:
-    """Return the name of a job's set; another store may have a job of the same id."""
+    """Return the name of a job's set, with its store: another store may have a job of the same id."""
     return f"cloudspot-{job_id}-{store_digest(store_url)}"
 
 
@@ -162,10 +163,10 @@ def _market(options: AliyunOptions, market: Market) -> dict[str, Any]:
 
 
 def system_disk(options: AliyunOptions, *, image_gib: int, resources: Resources) -> dict[str, Any]:
-    """Return the system disk that a request asks for, as ECS names its parameters.
+    """Return the system disk's parameters of a request.
 
     Raises:
-        SpecError: it is too small for its performance.
+        SpecError: the disk is too small for its performance level.
     """
     size_gib = max(disk_gib(image_gib, resources, wanted_bytes=options.disk), MIN_DISK_GIB)
     least = LEAST_GIB.get(options.disk_performance or "", 0)

@@ -1,6 +1,6 @@
-"""Part of the boot script: releases this machine by its own role. Standard library only.
+"""Part of the boot script: releases this machine with its own role. Standard library only.
 
-An ECS instance that is shut down from within stays, and may be billed; only its release ends it.
+An ECS instance that shuts itself down still exists, and may be billed; only its release ends it.
 """
 
 import base64
@@ -30,7 +30,7 @@ def release() -> None:
     chosen = os.environ.get("ECS_ENDPOINT", "").rstrip("/")
     if chosen and "://" not in chosen:
         chosen = f"https://{chosen}"
-    # The first can be reached from within the VPC.
+    # The first address can be reached from within the VPC.
     hosts = [chosen] if chosen else [f"https://ecs{kind}.{region}.aliyuncs.com" for kind in ("-vpc", "")]
     for num_left in reversed(range(TRIES * len(hosts))):
         host = hosts[-1 - num_left % len(hosts)]
@@ -43,12 +43,12 @@ def release() -> None:
             if not num_left:
                 raise OSError(f"{error} {said}") from None
             if "Throttling" in said or getattr(error, "code", 0) >= 500:
-                # For instance all nodes of a job end at once. After the shutdown nobody asks again.
+                # All nodes of a job may end at once, and this cannot be repeated after the shutdown.
                 time.sleep(random.uniform(1.0, 8.0))
 
 
 def sign(machine: str, region: str, key: dict[str, str]) -> dict[str, str]:
-    """Return the parameters of the request, signed as RPC requests are."""
+    """Return the parameters of the request, signed in the RPC style."""
     fields = {
         "AccessKeyId": key["AccessKeyId"],
         "Action": "DeleteInstance",
@@ -71,14 +71,14 @@ def sign(machine: str, region: str, key: dict[str, str]) -> dict[str, str]:
 
 
 class NoRedirects(HTTPRedirectHandler):
-    """A redirect is an error: it would get the machine's credentials."""
+    """Refuses redirects, whose target would receive the machine's credentials."""
 
     def redirect_request(self, *_: object) -> None:
         """Return no request."""
 
 
 def ask(url: str, headers: dict[str, str], method: str = "GET", body: bytes | None = None) -> str:
-    """Return the answer; never by way of a proxy that the environment names."""
+    """Return the answer. The environment's proxies are not used."""
     request = Request(url, data=body, headers=headers, method=method)  # noqa: S310
     with build_opener(ProxyHandler({}), NoRedirects).open(request, timeout=15) as answer:
         return str(answer.read(1 << 20).decode())

@@ -1,7 +1,7 @@
-"""Custom images that hold a job's setup: made of a machine that runs, found by tags, removed with snapshots.
+"""Images that hold a job's setup: made from a running machine, found by tags, removed with their snapshots.
 
-Source: ECS API reference, CreateImage, DescribeImages, DeleteImage, DeleteSnapshot (checked 2026-11); from
-memory: the codes OperationConflict, and IncorrectImageStatus for an image that is still being made.
+Source: ECS API reference, CreateImage, DescribeImages, DeleteImage, DeleteSnapshot (checked 2026-11). The
+codes OperationConflict, and IncorrectImageStatus for an image that is still being made, are from memory.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from cloudspot_aliyun.listing import parse_time
 from cloudspot_aliyun.options import AliyunOptions, base_image
 
 SNAPSHOT_TRIES: Final = 6
-"""How often a snapshot is deleted, after 1, 2, 4, ... seconds: its image may be known for a while yet."""
+"""How often a deletion is tried, after 1, 2, 4, ... seconds, because the deleted image may remain known."""
 _ANY_STATUS: Final = "Creating,Waiting,Available,UnAvailable,CreateFailed,Deprecated"
-"""Without it, only images in the status Available are listed."""
+"""The filter for images in any status; by default only available ones are listed."""
 _UNDER_WAY: Final = frozenset({"Creating", "Waiting"})
 
 
 class _DoneError(CloudspotError):
-    """What was asked for is already so."""
+    """Nothing is left to do: the image exists, or is gone."""
 
 
 _CREATE_CODES: Final[Codes] = {
     "InvalidImageName.Duplicated": _DoneError,
-    # The disk has another snapshot made.
+    # Another snapshot of the disk is being made.
     "IncorrectDiskStatus.CreatingSnapshot": TransientError,
     "QuotaExceed.ConcurrentSnapshotQuota": TransientError,
     "TooManySnapshot.Unfinished": TransientError,
@@ -67,7 +67,8 @@ class AliyunImageHost(setupimages.TaggedImageHost):
         self._options, self._clients = options, clients
 
     def begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
-        # No client token: ECS would answer a later call with an image that was removed since.
+        # There is no client token: with it, ECS would answer a later call with an image that has been
+        # removed.
         wanted: dict[str, Any] = {
             "InstanceId": instance.id,
             "ImageName": name,
@@ -75,16 +76,16 @@ class AliyunImageHost(setupimages.TaggedImageHost):
             "Tag": tags.to_list(own_tags),
         }
         if self._options.resource_group is not None:
-            # Whoever may use no other group may put nothing into the default one.
+            # A user who is limited to this group may put nothing into the default one.
             wanted["ResourceGroupId"] = self._options.resource_group
         what = f"making an image of {instance.id} (ecs:CreateImage, ecs:TagResources)"
         with suppress(_DoneError):
             read(self._clients, what, "CreateImage", wanted, codes=_CREATE_CODES)
 
     def remove(self, image_id: str) -> None:
-        """Delete the image, and then the snapshots that it is billed for: ECS leaves them.
+        """Delete the image, and then its snapshots, which ECS keeps and bills.
 
-        Machines that have started from it go on, and cannot have their disks initialized again.
+        Machines that have started from it run on, but their disks cannot be initialized again.
         """
         wanted = {"ImageId": image_id, "Status": _ANY_STATUS}
         answer = read(self._clients, f"looking for image {image_id}", "DescribeImages", wanted)
@@ -100,7 +101,7 @@ class AliyunImageHost(setupimages.TaggedImageHost):
                     self._remove_snapshot(str(disk["SnapshotId"]), image_id)
 
     def _remove_snapshot(self, snapshot_id: str, image_id: str) -> None:
-        """Delete the snapshot of a removed image. Once that is gone, nothing leads to it any more."""
+        """Delete the snapshot of a removed image; later, nothing would refer to it any more."""
         what = f"removing snapshot {snapshot_id}, which is billed, of image {image_id} (ecs:DeleteSnapshot)"
         wanted = {"SnapshotId": snapshot_id, "Force": True}
 

@@ -32,7 +32,7 @@ from cloudspot_aliyun.errors import ERRORS
 from cloudspot_aliyun.ossbucket import bucket_client
 
 ABORT_DAYS: Final = 3
-"""After how many days what is left of an upload is deleted."""
+"""The days after which the parts of an unfinished upload are deleted."""
 _ROTATE: Final = {"RotateStrategy": "DeleteOldestNonDefaultVersionWhenLimitExceeded", "SetAsDefault": True}
 
 
@@ -41,14 +41,14 @@ class AliyunCall:
     """One call of the control plane; it is safe to repeat."""
 
     product: str
-    """As the SDK calls it: ``Ram``."""
+    """Its name in the SDK, such as ``Ram``."""
     action: str
     parameters: Mapping[str, Any]
     done: str = ""
-    """The error code, or how it begins, that says that it is done already."""
+    """The error code, or its prefix, that means that it was done before."""
 
     def run(self, clients: AliyunClients) -> dict[str, Any] | None:
-        """Make the call; return the answer, or None if it is done already."""
+        """Make the call; return the answer, or None if it was done before."""
         try:
             return ERRORS.unless_throttled(
                 lambda: ask(clients, self.action, self.parameters, product=self.product)
@@ -70,7 +70,7 @@ class AliyunCall:
 
 
 class AliyunPart(CloudPart):
-    """A part that some calls make and others remove."""
+    """A part that is made and removed by lists of calls."""
 
     provider = "aliyun"
     errors = ERRORS
@@ -89,7 +89,7 @@ class AliyunPart(CloudPart):
         rights: Sequence[str] = (),
         commands: Sequence[str] = (),
     ) -> None:
-        """Do no I/O; ``commands`` are in place of the calls'."""
+        """Do no I/O; ``commands`` replace the commands of the calls."""
         lines = commands or [call.command(clients.region) for call in making]
         super().__init__(kind, name, purpose, cost=cost, rights=rights, commands=lines)
         self.clients = clients
@@ -98,7 +98,7 @@ class AliyunPart(CloudPart):
     def find(
         self, action: str, parameters: Mapping[str, Any], *, product: str = "Ram"
     ) -> dict[str, Any] | None:
-        """Return the answer; None: there is no such thing."""
+        """Return the answer, or None if the resource does not exist."""
         return AliyunCall(product, action, parameters, "EntityNotExist").run(self.clients)
 
     def create(self) -> None:
@@ -118,7 +118,7 @@ class Bucket(AliyunPart):
     is_store = True
 
     def __init__(self, clients: AliyunClients, name: str, *, account: str) -> None:
-        """Do no I/O but what finds the region."""
+        """Do no I/O except to find the region."""
         encryption = "--sse-algorithm AES256"
         rule = (
             "<LifecycleConfiguration><Rule><ID>cloudspot-unfinished-uploads</ID><Prefix></Prefix>"
@@ -140,7 +140,7 @@ class Bucket(AliyunPart):
         self._account = account
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whose bucket it is, and whether others can read it."""
+        """Return whether the bucket exists, is the account's, and is closed to others."""
         bucket = bucket_client(self.clients, self.name)
         try:
             info = bucket.get_bucket_info()
@@ -156,7 +156,7 @@ class Bucket(AliyunPart):
         if info.acl.grant != "private":
             open_to.append(f"its access list is {info.acl.grant}")
         if info.versioning_status:
-            open_to.append("it has versions: OSS then ignores that a write must only create")
+            open_to.append("it has versions: OSS then ignores the condition of create-only writes")
         if not getattr(info.bucket_encryption_rule, "sse_algorithm", None):
             lacks.append("it encrypts nothing")
         if not any(one.abort_multipart_upload for one in self._rules(bucket)):
@@ -170,7 +170,7 @@ class Bucket(AliyunPart):
         return PartState(exists=True, excess=(*state.excess, *beyond), lacks=state.lacks)
 
     def create(self) -> None:
-        """Make it, and set it up."""
+        """Make the bucket, and correct its settings."""
         bucket = bucket_client(self.clients, self.name)
         try:
             bucket.create_bucket(oss2.BUCKET_ACL_PRIVATE)
@@ -227,7 +227,7 @@ class Role(AliyunPart):
         self._trust = trust
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return who else may assume it, and what else it may do than its own policy says."""
+        """Return whether the role exists, and whether its trust or policies give more than they should."""
         found = self.find("GetRole", {"RoleName": self.name})
         if found is None:
             return PartState(exists=False)
@@ -241,11 +241,11 @@ class Role(AliyunPart):
 
 
 class Policy(AliyunPart):
-    """A custom policy, which roles and people are given."""
+    """A custom policy, which can be attached to roles and people."""
 
     def __init__(self, clients: AliyunClients, name: str, purpose: str, *, document: Document) -> None:
         """Do no I/O."""
-        text = json.dumps(document, separators=(",", ":"))  # RAM takes at most 6,144 characters
+        text = json.dumps(document, separators=(",", ":"))  # RAM accepts at most 6,144 characters
         asked = {"PolicyName": name, "PolicyDocument": text}
         super().__init__(
             clients,
@@ -266,7 +266,7 @@ class Policy(AliyunPart):
         self._document, self._asked = document, asked
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return how its version in force differs."""
+        """Return whether the policy exists, and how its version in force differs."""
         found = self._found()
         if found is None:
             return PartState(exists=False)
@@ -277,7 +277,7 @@ class Policy(AliyunPart):
         )
 
     def create(self) -> None:
-        """Make it, or a new version of one that is older."""
+        """Make the policy, or a new version of a policy that differs."""
         super().create()
         if self._found() != self._document:
             AliyunCall("Ram", "CreatePolicyVersion", {**self._asked, **_ROTATE}).run(self.clients)
@@ -294,7 +294,7 @@ class Grant(AliyunPart):
     """A custom policy that is attached to a user, a group or a role."""
 
     def __init__(self, clients: AliyunClients, kind: str, whom: str, *, policy: str, purpose: str) -> None:
-        """``kind`` is ``User``, ``Group`` or ``Role``."""
+        """Do no I/O; ``kind`` is ``User``, ``Group`` or ``Role``."""
         asked = {"PolicyType": "Custom", "PolicyName": policy, f"{kind}Name": whom}
         super().__init__(
             clients,
@@ -307,17 +307,17 @@ class Grant(AliyunPart):
         self._kind, self._whom, self._policy = kind, whom, policy
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether they have the policy."""
+        """Return whether the policy is attached."""
         asked = {f"{self._kind}Name": self._whom}
         found = items(self.find(f"ListPoliciesFor{self._kind}", asked) or {}, "Policies", "Policy")
         return PartState(exists=any(one["PolicyName"] == self._policy for one in found))
 
 
 class DefaultNetwork(AliyunPart):
-    """The region's default VPC with a vSwitch in each zone that has none; they are free, and stay."""
+    """The region's default VPC with a vSwitch in each zone; they are free, and are never removed."""
 
     def __init__(self, clients: AliyunClients, zones: Sequence[str]) -> None:
-        """``zones`` are those of the region."""
+        """Do no I/O; ``zones`` are the region's."""
         making = [
             AliyunCall("Vpc", "CreateDefaultVpc", {}, "OperationDenied.DefaultVpcExist"),
             *(
@@ -334,24 +334,24 @@ class DefaultNetwork(AliyunPart):
             clients,
             "network",
             f"default VPC in {clients.region}",
-            "is where machines are, with a vSwitch in each zone; it stays after --remove",
+            "holds the machines, with a vSwitch in each zone; it stays after --remove",
             making=making,
         )
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the region has a vSwitch, of whomever's VPC."""
+        """Return whether the region has a vSwitch, in any VPC."""
         return PartState(exists=bool(vswitches(self.clients)))
 
     def delete(self) -> str:  # type: ignore[override]
-        """Leave it: it is free, and others may use it by now."""
-        return "stays, as something else may use it by now"
+        """Leave the network: it is free, and others may use it by now."""
+        return "stays, because something else may use it by now"
 
 
 class NodeGroup(AliyunPart):
     """A basic security group: its members reach one another, and nobody else reaches them."""
 
     def __init__(self, clients: AliyunClients, name: str) -> None:
-        """It is found by its tag, which needs no option."""
+        """Do no I/O. The group is found by its tag, without an option."""
         super().__init__(
             clients,
             "security group",
@@ -360,13 +360,13 @@ class NodeGroup(AliyunPart):
             commands=[
                 (
                     f"aliyun ecs CreateSecurityGroup --RegionId {clients.region} --SecurityGroupName {name} "
-                    f"--Tag.1.Key {tags.FOUND_BY} --Tag.1.Value setup --VpcId VPC  # that of the vSwitches"
+                    f"--Tag.1.Key {tags.FOUND_BY} --Tag.1.Value setup --VpcId VPC  # the vSwitches' VPC"
                 )
             ],
         )
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whom its rules let in."""
+        """Return whether the group exists, and whether its rules let in others."""
         group = self._find()
         if group is None:
             return PartState(exists=False)
@@ -380,7 +380,7 @@ class NodeGroup(AliyunPart):
         return PartState(exists=True, excess=tuple(beyond))
 
     def create(self) -> None:
-        """Make it in the VPC of the vSwitches."""
+        """Make the group in the VPC of the vSwitches."""
         if self._find() is not None:
             return
         vpcs = sorted({str(one["VpcId"]) for one in vswitches(self.clients)})

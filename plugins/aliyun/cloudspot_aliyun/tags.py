@@ -1,4 +1,4 @@
-"""Tags as ECS's requests and answers have them; their names are in :mod:`cloudspot.plugin.machinetags`."""
+"""Converts tags for ECS's requests and from its answers; :mod:`cloudspot.plugin.machinetags` names them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 FOUND_BY: Final = "cloudspot"
-"""On a vSwitch or a security group, with any value: cloudspot uses these if the job names none."""
+"""The tag, with any value, of the vSwitches and security groups that cloudspot uses if the job names none."""
 MAX_VALUE: Final = 128
-"""Characters of a tag's value (API reference, RunInstances, Tag.N.Value; checked 2026-11)."""
+"""The most characters of a tag's value (API reference, RunInstances, Tag.N.Value; checked 2026-11)."""
 
 
 def to_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the tags as the SDK's requests have them."""
+    """Return the tags in the form of the SDK's requests."""
     return [{"Key": name, "Value": value[:MAX_VALUE]} for name, value in tags.items()]
 
 
 def from_answer(described: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tags of an instance, vSwitch or group in an answer of ECS by name."""
+    """Return the tags of a resource in an answer of ECS, by name."""
     found = (described.get("Tags") or {}).get("Tag") or ()
     return {
         str(tag.get("TagKey", tag.get("Key", ""))): str(tag.get("TagValue", tag.get("Value", "")))

@@ -1,4 +1,4 @@
-"""``cloudspot setup aws``: what an AWS account needs before its first job, in one region."""
+"""``cloudspot setup aws``: the parts that an AWS account needs in one region before its first job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POLICIES: Final = {
     "deploy": "makes and removes drivers in the cloud (`cloudspot driver`)",
     "reap": "finds and ends what jobs have left behind (`cloudspot reap`)",
 }
-"""The managed policies that a submitter is given, by the name of their file."""
+"""The managed policies for submitters and their purposes, by file name."""
 _PRINCIPAL: Final = re.compile(
     r"(?:arn:(?P<partition>[a-z-]+):iam::(?P<account>\d{12}):)?(?P<kind>user|group|role)/(?P<name>.+)"
 )
@@ -42,12 +42,12 @@ _SSO: Final = "AWSReservedSSO_"
 
 class _Principal(NamedTuple):
     kind: str
-    """``User``, ``Group`` or ``Role``, as IAM's calls have it."""
+    """``User``, ``Group`` or ``Role``, as in the names of IAM's calls."""
     name: str
 
 
 class AwsAccountSetup(AccountSetup):
-    """The parts of one account and region; asks AWS for them when it is asked."""
+    """The setup of one account and region."""
 
     def __init__(self, options: AwsOptions, clients: AwsClients) -> None:
         """Do no I/O."""
@@ -62,11 +62,13 @@ class AwsAccountSetup(AccountSetup):
             self._account = caller(self._clients).account
         wanted = self._options.account
         if wanted not in {None, self._account}:
-            raise SpecError(f"providers.aws.account is {wanted}, and the credentials are of {self._account}")
+            raise SpecError(
+                f"providers.aws.account is {wanted}, but the credentials belong to {self._account}"
+            )
         return f"{self._account} {region}"
 
     def parts(self, request: SetupRequest) -> Sequence[SetupPart]:
-        """Return bucket, roles, network and policies, and whom they are given to; see AccountSetup."""
+        """Return the bucket, roles, network, policies and grants; see AccountSetup."""
         self.account()
         clients, account, partition = self._clients, str(self._account), self._partition
         bucket = self._bucket(request)
@@ -102,7 +104,7 @@ class AwsAccountSetup(AccountSetup):
         return parts
 
     def settings(self, request: SetupRequest) -> SetupSettings:
-        """Return the store, and the options that name what was made; see AccountSetup."""
+        """Return the store, and the options that name the parts made; see AccountSetup."""
         self.account()
         options: dict[str, Any] = {
             "region": self._clients.region,
@@ -112,7 +114,7 @@ class AwsAccountSetup(AccountSetup):
         if group is not None:
             options["security_groups"] = [group]
         notes: Sequence[str] = ()
-        with suppress(CloudspotError):  # whoever may not read quotas learns of them at a launch
+        with suppress(CloudspotError):  # without the right to read quotas, a launch reports them
             notes = quota_notes(self._clients)
         return SetupSettings(
             store_url=request.store_url or f"s3://{self._bucket(request)}",
@@ -126,12 +128,12 @@ class AwsAccountSetup(AccountSetup):
 
     @property
     def _makes_network(self) -> bool:
-        """Whether machines use the default VPC, and no subnet or group that the user has named."""
+        """Whether to set up the default VPC: the user has named no subnet or security group of their own."""
         named = self._options.security_groups
         return not self._options.subnets and not [one for one in named if one != self._own_group(named)]
 
     def _own_group(self, named: Sequence[str]) -> str | None:
-        """Return the id of the group that an earlier setup has written to the user's config file."""
+        """Return the id of the security group that an earlier setup wrote to the user's config file."""
         return NodeGroup(self._clients, NODE_GROUP).id() if named else None
 
     def _policy_arn(self, name: str) -> str:
@@ -142,11 +144,11 @@ class AwsAccountSetup(AccountSetup):
             return f"cloudspot-{self._account}-{self._clients.region}"
         scheme, _, rest = request.store_url.partition("://")
         if scheme != "s3":
-            raise SpecError(f"--store {request.store_url}: a setup of aws makes a bucket; write s3://BUCKET")
+            raise SpecError(f"--store {request.store_url}: setup aws makes a bucket in S3; write s3://BUCKET")
         return rest.partition("/")[0]
 
     def _principal(self, whom: str) -> _Principal:
-        """Return who is meant, if that is somebody who can be given a policy."""
+        """Return the principal that ``whom`` names; raise SpecError unless it can be given a policy."""
         assumed = _ASSUMED.fullmatch(whom)
         if assumed is not None:
             return self._principal(f"role/{assumed[1]}")
@@ -158,13 +160,13 @@ class AwsAccountSetup(AccountSetup):
         if match is None:
             raise SpecError(f"--grant-to {whom}: write user/NAME, group/NAME, role/NAME, or its ARN")
         if match["account"] not in {None, self._account}:
-            raise SpecError(f"--grant-to {whom}: this is account {self._account}")
+            raise SpecError(f"--grant-to {whom}: it is not in account {self._account}")
         kind, name = match["kind"].capitalize(), match["name"].rpartition("/")[2]
         if name.startswith(_SSO):
             permission_set = name.removeprefix(_SSO).rpartition("_")[0]
             policies = ", ".join(f"cloudspot-{one}" for one in POLICIES)
             raise SpecError(
-                f"--grant-to {whom}: IAM Identity Center (SSO) owns this role, and nobody else may change "
+                f"--grant-to {whom}: IAM Identity Center (SSO) owns this role and lets nobody else change "
                 f"it. Run this without --grant-to, and add the customer managed policies {policies} to the "
                 f"permission set {permission_set} there"
             )

@@ -1,4 +1,4 @@
-"""``cloudspot providers check aws``: tries what a job needs, and says for each thing how to mend it."""
+"""``cloudspot providers check aws``: tries each thing that a job needs, and reports how to fix a failure."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _QUOTAS: Final = (
     (("dl",), "L-6E869C2A", "L-85EED4F7"),
     (("a", "c", "d", "h", "i", "m", "r", "t", "z"), "L-1216C47A", "L-34B43A08"),
 )
-"""The quotas of vCPUs on demand and on the spot market, by how a type's name begins (EC2 user guide, "Amazon
-EC2 service quotas"). Those of p5, p6, trn, inf and dl are from memory; a wrong one would fail the check's
-line for such a type, but no launch."""
+"""The codes of the vCPU quotas on demand and on the spot market, by the prefix of a type's name (EC2 user
+guide, "Amazon EC2 service quotas"). Those of p5, p6, trn, inf and dl are from memory; a wrong code would fail
+this check for such a type, but no launch."""
 
 ACCELERATOR_QUOTAS: Final = {
     "vCPUs of G and VT machines on the spot market": "L-3819A6DF",
@@ -49,7 +49,7 @@ ACCELERATOR_QUOTAS: Final = {
 
 
 def check(options: AwsOptions, clients: AwsClients, resources: Resources) -> Sequence[CheckResult]:
-    """Try in order what a submission would need; skip what depends on something that failed."""
+    """Try in order each thing that a submission needs; skip those that depend on a failed one."""
     lines = Checklist(remedy=_SETUP)
     attempt = lines.attempt
 
@@ -95,7 +95,7 @@ def _clock(clients: AwsClients) -> str:
 
 
 def principal_of(arn: str) -> str:
-    """Return the caller as ``cloudspot setup --grant-to`` takes it: the role itself, not its session."""
+    """Return the caller in the form of ``cloudspot setup --grant-to``: the role itself, not its session."""
     if ":assumed-role/" in arn:
         return f"role/{arn.split('/')[1]}"
     return arn.rpartition(":")[2]
@@ -108,7 +108,7 @@ def _profile(clients: AwsClients, options: AwsOptions) -> str:
 
 
 def _image(clients: AwsClients, options: AwsOptions) -> str:
-    """Return which image machines start from, and how old it is: AWS does not patch them for ever."""
+    """Return the image that machines start from, its age, and whether AWS has deprecated it."""
     image, now = find_image(clients, options), datetime.now(timezone.utc)
     age = "" if image.created_at is None else f", {(now - image.created_at).days} days old"
     old = image.deprecated_at
@@ -117,18 +117,18 @@ def _image(clients: AwsClients, options: AwsOptions) -> str:
 
 
 def _launch(provisioner: Ec2Provisioner, clients: AwsClients, offer: Offer) -> str:
-    """Send the request that a job would send; EC2 should refuse it only because it is a dry run."""
+    """Send a job's request as a dry run, which EC2 should refuse for that reason alone."""
     body = decode_request(provisioner.render(trial_launch(offer)), Ec2Request)
     _dry_run(clients, "run_instances", "ec2:RunInstances", **body.run_instances)
     return f"{offer.instance_type} in {offer.zone} may be launched"
 
 
 def _on_a_machine(provisioner: Ec2Provisioner, clients: AwsClients, call: str, right: str) -> str:
-    """Try a right that a policy may limit to cloudspot's own machines: this takes such a machine."""
+    """Try a right on a machine of cloudspot's, because a policy may limit the right to those."""
     listed = provisioner.instances(InstancesRequest()).instances
     machines = [one for one in listed if one.state is not InstanceState.ENDED]
     if not machines:
-        raise NotKnown(f"not tried: there is no machine of cloudspot's to try {right} on")
+        raise NotKnown(f"not tried: cloudspot has no machine now to try {right} on")
     machine = machines[0].id
     arguments: dict[str, dict[str, Any]] = {
         "create_tags": {"Resources": [machine], "Tags": [{"Key": "Name", "Value": "check"}]},
@@ -157,11 +157,11 @@ def _schedules(clients: AwsClients) -> str:
 
 
 def _logs(clients: AwsClients, group: str) -> str:
-    """Read the group, as the submitter does; only a machine could try whether its role may write there."""
+    """Read the group as the submitter does; only a machine could check that its role may write there."""
     doubt = (
         ""
         if group.startswith(GROUP_PREFIX)
-        else f" (not checked: the machines' role; cloudspot-node has {GROUP_PREFIX}* only)"
+        else f" (not checked: the machines' role; cloudspot-node covers only {GROUP_PREFIX}*)"
     )
     try:
         with ERRORS.translated("reading providers.aws.log_group", {"ResourceNotFoundException": SpecError}):
@@ -172,7 +172,7 @@ def _logs(clients: AwsClients, group: str) -> str:
 
 
 def quota_notes(clients: AwsClients) -> list[str]:
-    """Return what to do about each quota of 0, which new accounts have for accelerators: a line each.
+    """Return a line of advice for each accelerator quota that is 0, as in new accounts.
 
     Raises:
         AuthError: the right ``servicequotas:GetServiceQuota`` is missing.
@@ -188,7 +188,7 @@ def quota_notes(clients: AwsClients) -> list[str]:
 
 
 def _ask_for(code: str, region: str, num_vcpus: int) -> str:
-    """Return how to ask for more of a quota of vCPUs."""
+    """Return instructions for raising a vCPU quota."""
     page = f"https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/{code}"
     return (
         f'ask for more at {page} with the words "We train models with PyTorch on {num_vcpus} vCPUs at a '
@@ -212,7 +212,7 @@ def _dry_run(clients: AwsClients, call: str, right: str, **arguments: Any) -> No
         raise ERRORS.translation(error, f"trying {right}") from error
     except ERRORS.raised as error:
         raise ERRORS.translation(error, f"trying {right}") from error
-    raise CloudspotError(f"{right}: a dry run was carried out")
+    raise CloudspotError(f"{right}: EC2 accepted a dry run without the code DryRunOperation")
 
 
 def _quota(clients: AwsClients, options: AwsOptions, offer: Offer) -> str:

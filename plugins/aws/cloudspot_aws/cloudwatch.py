@@ -1,8 +1,8 @@
 """Log lines in CloudWatch Logs: a group for a job's id, a stream for each node of each launch.
 
-An event's message is JSON with the line's number, its time, its source and its text. By the number readers
-drop repeats and keep the order, whatever the node's clock said. The event has the line's time, unless
-CloudWatch would reject it or sort it before what was delivered earlier.
+An event's message is JSON with the line's number, its time, its source and its text. Readers use the number
+to drop repeats and to keep the order, whatever the node's clock was. The event has the line's time, unless
+CloudWatch would reject that or sort the event before earlier ones.
 
 Source: CloudWatch Logs API reference, PutLogEvents and GetLogEvents (checked 2026-11).
 """
@@ -37,24 +37,24 @@ MAX_BATCH_BYTES = 1_048_576
 MAX_BATCH_EVENTS = 10_000
 EVENT_OVERHEAD_BYTES = 26
 MAX_TEXT = 40_000
-"""Longer lines become several events: in JSON a character takes up to six bytes, and in some partitions
-an event still holds only 256 KiB."""
+"""The most characters of one event; longer lines become several events. In JSON a character takes up to six
+bytes, and in some partitions an event still holds only 256 KiB."""
 OVERLAP_MS = 30_000
-"""How far a reader that follows goes back: batches need not show in the order in which they came."""
+"""How far back a reader that follows starts, because batches may become visible out of order."""
 READS_A_SECOND = 8
-"""How many pages of streams one sink asks for: the account may ask for 10 a second in a region, and the quota
+"""How many pages of events one sink requests per second. An account may request 10 in a region, and the quota
 cannot be raised (CloudWatch Logs user guide, "CloudWatch Logs quotas", GetLogEvents; checked 2026-11)."""
 
-# Below the logger whose lines an agent delivers with its job's log.
+# A child of the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.aws.logs")
 
 
 class _Missing(CloudspotError):
-    """There is no such group or stream."""
+    """The group or stream does not exist."""
 
 
 class _Taken(CloudspotError):
-    """There is such a group or stream already."""
+    """The group or stream already exists."""
 
 
 _CODES = {"ResourceNotFoundException": _Missing, "ResourceAlreadyExistsException": _Taken}
@@ -63,10 +63,10 @@ _CODES = {"ResourceNotFoundException": _Missing, "ResourceAlreadyExistsException
 class CloudWatchLogSink(LogSink):
     """A job's log in CloudWatch Logs. Thread-safe.
 
-    By default the group is ``/cloudspot/<job>`` and its streams are ``<store>/<stream>``, where eight letters
-    stand for the store: another store may have a job of the same id. Jobs share a group that is named, and
-    their streams are ``<job>/<store>/<stream>``. A missing group is created, and keeps its events for
-    ``retention_days``; an existing one is left as it is.
+    By default the group is ``/cloudspot/<job>`` and its streams are ``<store>/<stream>``. ``<store>`` is a
+    digest of the store's URL, because another store may have a job of the same id. Jobs share a named group,
+    and their streams are ``<job>/<store>/<stream>``. A missing group is created, and keeps its events for
+    ``retention_days``; an existing group is not changed.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class CloudWatchLogSink(LogSink):
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Do no I/O; ``store_url`` is the canonical one. The options' checks cover the group and the days."""
+        """Do no I/O. ``store_url`` is canonical; the options' checks cover the group and its retention."""
         self.group = group or f"{GROUP_PREFIX}{job_id}"
         store = store_digest(store_url)
         self._prefix = f"{store}/" if group is None else f"{job_id}/{store}/"
@@ -92,10 +92,10 @@ class CloudWatchLogSink(LogSink):
         self._monotonic = monotonic
         self._pace_lock = threading.Lock()
         self._reads: deque[float] = deque(maxlen=READS_A_SECOND)
-        """When the newest pages were asked for."""
+        """When the newest pages were requested."""
         self._times = EntryTimes(self._newest_time, now=now)
         self._seen: dict[str, tuple[int, int]] = {}
-        """By stream read: number and time of the last line that was yielded."""
+        """The number and time of the last line yielded, by stream."""
 
     def write(self, records: Sequence[LogRecord]) -> None:
         if not records:
@@ -127,7 +127,7 @@ class CloudWatchLogSink(LogSink):
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
         """Yield the stream's records with ``seq > after``, in order, each once; see LogSink.
 
-        A line that has just arrived is held back while one before it is missing: that one may show later.
+        A line that has just arrived is held back while an earlier line is missing, which may still appear.
         """
         check_stream(stream)
         seen = self._seen.get(stream)
@@ -141,7 +141,7 @@ class CloudWatchLogSink(LogSink):
         yield from self._passed_on(stream, order.rest(now_ms=_milliseconds(self._now())))
 
     def read_back(self, stream: str) -> Iterator[LogRecord]:
-        """Yield the stream's records from the newest back; see LogSink. Fetches no more than is asked for."""
+        """Yield the stream's records, newest first; see LogSink. Pages are fetched when they are needed."""
         check_stream(stream)
         yield from read_back(self._pages(stream, startFromHead=False))
 
@@ -189,7 +189,7 @@ class CloudWatchLogSink(LogSink):
             answer = self._put(stream, events)
         rejected = answer.get("rejectedLogEventsInfo")
         if rejected:
-            # To deliver them again would not help, and would hold up all lines to come.
+            # Delivering them again would not help, and would hold up all later lines.
             _log.warning("CloudWatch rejects lines of %s for their time: %s; set the clock", stream, rejected)
 
     def _put(self, stream: str, events: list[dict[str, Any]]) -> Any:
@@ -216,8 +216,8 @@ class CloudWatchLogSink(LogSink):
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def _pages(self, stream: str, *, startFromHead: bool, **options: Any) -> Iterator[list[Arrival]]:  # noqa: N803 - its name
-        """Yield the events of each page in the stream's own order; pages from the head, or from the end."""
+    def _pages(self, stream: str, *, startFromHead: bool, **options: Any) -> Iterator[list[Arrival]]:  # noqa: N803 - boto3's name
+        """Yield the lines of each page in the stream's own order; the pages come from the head or the end."""
         joiner = Joiner()
         name = "nextForwardToken" if startFromHead else "nextBackwardToken"
         token: str | None = None
@@ -228,7 +228,7 @@ class CloudWatchLogSink(LogSink):
             except _Missing:
                 return
             yield [arrival for event in answer["events"] for arrival in _lines(joiner, stream, event)]
-            # An empty page need not be the last; one with the token that led to it is.
+            # An empty page need not be the last; the last page repeats the token that led to it.
             if answer[name] == token:
                 return
             options["nextToken"] = token = answer[name]
@@ -244,7 +244,7 @@ class CloudWatchLogSink(LogSink):
         return {"logGroupName": self.group, "logStreamName": self._prefix + stream}
 
     def _ask(self, operation: str, **options: Any) -> Any:
-        """Make a request, again if it failed in passing: each of ours may be repeated."""
+        """Make a request, and repeat it after a transient failure: every request here is safe to repeat."""
         client = self._clients.client("logs", num_attempts=1)
 
         def call() -> Any:
@@ -256,7 +256,7 @@ class CloudWatchLogSink(LogSink):
         return retry(call, sleep=self._sleep, kind=TransientError)
 
     def _wait_for_quota(self) -> None:
-        """Wait until one more page may be asked for: a round over many streams takes longer."""
+        """Wait until the quota allows one more page."""
         with self._pace_lock:
             if len(self._reads) == READS_A_SECOND:
                 wait = self._reads[0] + 1.0 - self._monotonic()
@@ -275,7 +275,7 @@ class _Line(Dated, frozen=True):
 
 
 def _lines(joiner: Joiner, stream: str, event: Mapping[str, Any]) -> Iterator[Arrival]:
-    """Yield the line that this event completes, if any; skip what others wrote."""
+    """Yield the line that this event completes, if any; skip events that cloudspot did not write."""
     try:
         line: _Line = decode(event["message"], _Line)
         record = LogRecord(stream=stream, seq=line.seq, time=line.time, text=line.text, source=line.source)

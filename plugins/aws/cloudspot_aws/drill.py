@@ -16,12 +16,12 @@ from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.imds import SPOT_NOTICE_SECONDS
 
 ROLE: Final = "cloudspot-drill"
-"""The role in which FIS acts; ``cloudspot setup aws`` makes it."""
+"""The role that FIS assumes; ``cloudspot setup aws`` makes it."""
 ACTION: Final = "aws:ec2:send-spot-instance-interruptions"
 
 
 def interrupt(clients: AwsClients, instance_id: str, *, notice_seconds: float | None) -> None:
-    """Let FIS reclaim a running spot machine, with EC2's notice; raise CloudspotError for another one."""
+    """Let FIS reclaim a running spot machine, with EC2's notice; raise CloudspotError for any other."""
     if notice_seconds not in {None, SPOT_NOTICE_SECONDS}:
         raise CloudspotError(
             f"EC2 reclaims a spot machine {SPOT_NOTICE_SECONDS:g} s after its notice, never otherwise; "
@@ -32,7 +32,7 @@ def interrupt(clients: AwsClients, instance_id: str, *, notice_seconds: float | 
     machine = reservations[0]["Instances"][0]
     if machine.get("InstanceLifecycle") != "spot" or machine["State"]["Name"] != "running":
         raise CloudspotError(
-            f"{instance_id} is not a running spot machine, and no other is ever reclaimed; end it with: "
+            f"{instance_id} is not a running spot machine, and EC2 reclaims no others; end it with: "
             f"aws ec2 terminate-instances --instance-ids {instance_id}"
         )
     fis, account = clients.client("fis"), reservations[0]["OwnerId"]
@@ -55,7 +55,7 @@ def interrupt(clients: AwsClients, instance_id: str, *, notice_seconds: float | 
         try:
             fis.start_experiment(clientToken=str(uuid.uuid4()), experimentTemplateId=template)
         finally:
-            # The running experiment goes on without it.
+            # The running experiment does not need its template.
             fis.delete_experiment_template(id=template)
 
 

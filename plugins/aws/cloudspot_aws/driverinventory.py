@@ -1,4 +1,4 @@
-"""The functions of ``cloudspot driver deploy``, and what a deployment or a removal was cut off at."""
+"""The drivers of ``cloudspot driver deploy``, and the remains of interrupted deployments and removals."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _NAME: Final = re.compile(_PREFIX + "[0-9a-f]{12}")
 
 
 class DriverInventory(Inventory):
-    """Each piece is an asset of its own; the driver of a store stands as long as its function does.
+    """Each piece of a driver is an asset of its own; a driver is in use as long as its function exists.
 
-    A piece counts as cloudspot's by its name and its tag together.
+    A piece counts as cloudspot's only if both its name and its tag say so.
     """
 
     def __init__(self, clients: AwsClients) -> None:
@@ -38,7 +38,7 @@ class DriverInventory(Inventory):
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
         """Return functions, rules, roles and logs; see Inventory."""
         with ERRORS.translated(f"listing the {self.title}"):
-            # Rules first: one is made after its function, so a rule without a function has lost it.
+            # Rules come first: a rule is made after its function, so a rule without a function has lost it.
             rules = list(self._rules())
             functions = list(self._functions())
             pieces = [*rules, *functions, *self._roles(), *self._logs()]
@@ -56,14 +56,14 @@ class DriverInventory(Inventory):
         """Remove the piece.
 
         Raises:
-            CloudspotError: it had lost its function, and has one again: it was deployed meanwhile.
+            CloudspotError: the piece had lost its function, but the driver has been deployed again since.
         """
         host, kind = LambdaHost(self._clients), asset.kind.removeprefix(_KIND)
         match = _NAME.search(asset.id)
         assert match is not None, "found by it"
-        # The pieces of a store that is gone are found with their function, and go with it.
+        # A piece that is in use is ended only when its store is gone, and then its function is ended too.
         if kind != "function" and not asset.is_in_use and host.status(match[0]) is not None:
-            raise CloudspotError(f"{asset.id}: a driver has it now")
+            raise CloudspotError(f"{asset.id}: a newly deployed driver uses it now")
         host.remove_piece(kind, asset.id)
 
     def _rules(self) -> Iterator[Asset]:
@@ -84,7 +84,7 @@ class DriverInventory(Inventory):
                     yield from self._piece("function", function["FunctionName"], own_tags, at)
 
     def _roles(self) -> Iterator[Asset]:
-        """Yield the roles of drivers in this region: a role itself is the account's."""
+        """Yield the roles of this region's drivers, by their names: roles belong to the whole account."""
         client = self._clients.client("iam")
         for page in client.get_paginator("list_roles").paginate():
             for role in page["Roles"]:

@@ -1,4 +1,4 @@
-"""Creates, lists and ends EC2 instances: one RunInstances call per launch, safe to repeat by its token."""
+"""Creates, lists and ends EC2 instances. A launch is one RunInstances call; its token makes it repeatable."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from cloudspot_aws.request import Ec2Request, render_request, user_data_of
 
 _ID: Final = re.compile(r"\bi-[0-9a-zA-Z]+")
 MAX_LIFE_SECONDS: Final = 10**9
-"""A tag that names more than these 30 years was not written by cloudspot."""
+"""The longest life that a tag may name (30 years); cloudspot writes none longer."""
 MAX_IDS: Final = 500
 """Ids in one TerminateInstances or CreateTags call; EC2 accepts 1000."""
 
 
 class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
-    """The machines of one account and region. Thread-safe; asks nothing before it is asked."""
+    """The machines of one account and region. Thread-safe; construction does no I/O."""
 
     provider = "aws"
     finder_type = AwsOfferFinder
     # "A client token is valid for at least 24 hours after the termination of the instance" (EC2 API
     # reference of 2013 and 2016, Ensuring idempotency; not found in today's). Here it is counted from the
-    # intent, which is earlier still. A token counts within one zone, which the stored request names.
+    # intent, which is earlier still. A token is valid in one zone, which the stored request names.
     token_seconds = 24 * 3600.0
-    # A terminated instance is listed for about an hour (EC2 user guide, Terminate your instance), so one
-    # that was seen and is gone ended long ago, unless the listing lags, which it does by seconds as a rule
+    # A terminated instance is listed for about an hour (EC2 user guide, Terminate your instance), so an
+    # instance that was seen and is no longer listed ended long ago. Listings lag, but usually by seconds
     # (EC2 API reference, Eventual consistency).
     absence_proves_after_seconds = 600.0
 
@@ -66,7 +66,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
     def create(self, request: CreateRequest) -> CreateResult:
         """Create the machines of the request, or none, in one call; it is not retried here.
 
-        With ``limit_role`` their end is scheduled at once: a machine that hangs while booting tells nobody.
+        With ``limit_role`` their end is scheduled at once, because a machine that hangs at boot has no timer.
         """
         body = decode_request(request.request, Ec2Request)
         if body.made_placement_group is not None:
@@ -81,11 +81,11 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                 lambda: client.run_instances(**parameters, ClientToken=request.token)
             )
         except ERRORS.raised as error:
-            # EC2 says so of a token as soon as one of its machines has ended.
+            # EC2 answers this for a token as soon as one of its machines has ended.
             if ERRORS.code_of(error) == "IdempotentInstanceTerminated" and (left := self._left_of(body)):
                 return CreateResult(instances=left)
             raise self.unless_new(refusal(self.clients, error, body)) from error
-        # Another server's answer would have no such list, and is not one without machines.
+        # An answer without this list is not EC2's, and does not mean that there are no machines.
         with readable("creating the machines"):
             described = answer["Instances"]
         created = self._taken_in(described)
@@ -105,14 +105,14 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                 if instance.rank is not None:
                     own = {"Name": instance.node_name, tags.NODE: str(instance.rank)}
                     client.create_tags(Resources=[instance.id], Tags=tags.to_list(own))
-        # Whoever has created them may have been killed before it could.
+        # The driver that created them may have been killed before it scheduled their end.
         self._limit(instances)
 
     def instances(self, request: InstancesRequest) -> InstancesResult:
-        """Return the machines, ended ones for about an hour; see Provisioner.
+        """Return the machines, including those that ended within about the last hour; see Provisioner.
 
         Raises:
-            AuthError: the credentials belong to another account than the job's.
+            AuthError: the credentials belong to an account other than the job's.
         """
         self._check_account()
         wanted = (
@@ -133,10 +133,10 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         return end_all(request.instance_ids, self._terminate, at_once=MAX_IDS)
 
     def console(self, instance: Instance) -> str:
-        """Return the newest output, or what EC2 has posted of it; see Provisioner.
+        """Return the newest output, or the output that EC2 has kept; see Provisioner.
 
-        Nitro machines tell the newest. Of others, and of ended ones, EC2 has what it posted "shortly after an
-        instance transition state", for an hour at least (EC2 API reference, GetConsoleOutput, checked
+        Nitro machines return the newest. For others, and for ended ones, EC2 keeps the output of "shortly
+        after an instance transition state" for an hour at least (EC2 API reference, GetConsoleOutput, checked
         2026-11).
         """
         client = self.clients.client("ec2")
@@ -192,7 +192,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
 
     def _terminate(self, ids: Sequence[str]) -> None:
         client, left = self.clients.client("ec2"), list(ids)
-        # One unknown id fails the whole call, and EC2 may name only some of them.
+        # One unknown id fails the whole call, and EC2 may name only some of the unknown ids.
         while left:
             try:
                 client.terminate_instances(InstanceIds=left)
@@ -202,7 +202,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                     raise refusal from error
                 named = set(_ID.findall(str(error))) & set(left)
                 if not named and len(ids) > 1:
-                    raise refusal from error  # each is tried by itself
+                    raise refusal from error  # the caller then tries each by itself
                 left = [one for one in left if one not in named] if named else []
             else:
                 return
@@ -215,8 +215,8 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         self.require_account(self.options.account, self._account)
 
     def _taken_in(self, described: Sequence[Mapping[str, Any]]) -> tuple[Instance, ...]:
-        """Return those that are cloudspot's, and note when the life of each ends."""
-        with readable("reading what EC2 says of the machines"):
+        """Return the machines that are cloudspot's, and note when the life of each ends."""
+        with readable("reading EC2's descriptions of the machines"):
             pairs = [(to_instance(one), tags.from_list(one.get("Tags"))) for one in described]
         instances = []
         for instance, own in pairs:

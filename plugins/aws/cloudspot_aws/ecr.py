@@ -22,7 +22,7 @@ def registry_login(clients: AwsClients, registry: str) -> RegistryLogin | None:
     match = _HOST.fullmatch(registry)
     if match is None:
         return None
-    with ERRORS.translated(f"logging in to {registry}, which takes ecr:GetAuthorizationToken"):
+    with ERRORS.translated(f"logging in to {registry} (ecr:GetAuthorizationToken)"):
         answer = clients.client("ecr", region=match[1]).get_authorization_token()
     token = base64.b64decode(answer["authorizationData"][0]["authorizationToken"]).decode()
     user, _, password = token.partition(":")

@@ -1,4 +1,4 @@
-"""botocore's errors as cloudspot's: the class says what to do next; the message is one line."""
+"""Translates botocore's errors: the class says what to do next, and the message is one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudspot.plugin.sdkerrors import NO_CODES, Codes, SdkErrors
 
 
 class _AwsErrors(SdkErrors):
-    """A HEAD request's error has only its status for a code, such as ``404``."""
+    """botocore's errors. The error of a HEAD request has only its status as a code, such as ``404``."""
 
     cloud = "AWS"
     raised = (boto.ClientError, boto.BotoCoreError, ResponseParserError)
@@ -107,7 +107,7 @@ class _AwsErrors(SdkErrors):
         return self.one_line(str(_part(error, "Error").get("Message", "")))
 
     def _failure(self, error: BaseException, what: str) -> CloudspotError:
-        """Return the error for what happened on this side or on the way."""
+        """Return the error for a failure on this machine or on the network."""
         if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError)):
             return AuthError(
                 f"{what}: no AWS credentials found; run `aws configure`, set AWS_PROFILE, or give the "
@@ -117,9 +117,9 @@ class _AwsErrors(SdkErrors):
             why = self.one_line(str(error))
             if why.endswith(":"):
                 why += " it failed and printed nothing on standard error; to see more, run it yourself"
-            return AuthError(f"{what}: the AWS credentials cannot be had: {why}")
+            return AuthError(f"{what}: cannot get AWS credentials: {why}")
         if isinstance(error, (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)):
-            # The URL may be signed; its host is no secret.
+            # The URL may be signed, so only its host is shown.
             url = str(error.kwargs.get("endpoint_url") or "")
             host = urlsplit(url).netloc.rpartition("@")[2]
             reason = self.innermost(error.kwargs.get("error") or error)
@@ -142,7 +142,7 @@ def _part(error: BaseException, name: str) -> Mapping[str, Any]:
 
 @contextmanager
 def ignored(*codes: str) -> Iterator[None]:
-    """Let the body end at a refusal with one of these codes: what was asked for is already so."""
+    """Suppress a refusal with one of these codes, which mean that nothing is left to do."""
     try:
         yield
     except boto.ClientError as error:

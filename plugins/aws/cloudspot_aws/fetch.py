@@ -1,4 +1,4 @@
-"""Part of the boot script: fetches an object of S3 by the machine's own role. Standard library only."""
+"""Part of the boot script: fetches an object from S3 with the machine's role. Standard library only."""
 
 import hashlib
 import hmac
@@ -35,7 +35,7 @@ def fetch(store_url: str, key: str, path: Path) -> None:
                     raise OSError("the object was cut short, or is too long")
             return
         except HTTPError as error:
-            # The bucket may be in another region than the machine: S3 says in which.
+            # The bucket may be in another region, which S3 names.
             named = error.headers.get("x-amz-bucket-region")
             if named in {None, region} or endpoint:
                 said = error.read(2000).decode("utf-8", "replace")
@@ -63,7 +63,7 @@ def read_role() -> dict[str, str]:
 
 
 def sign(host: str, target: str, region: str, role: dict[str, str]) -> dict[str, str]:
-    """Return the headers of a GET, signed by version 4."""
+    """Return the headers of a GET, signed with Signature Version 4."""
     now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     headers = {
         "host": host,
@@ -86,14 +86,14 @@ def sign(host: str, target: str, region: str, role: dict[str, str]) -> dict[str,
 
 
 class NoRedirects(HTTPRedirectHandler):
-    """A redirect is an error: it would get the machine's credentials."""
+    """Refuses redirects, whose target would receive the machine's credentials."""
 
     def redirect_request(self, *_: object) -> None:
         """Return no request."""
 
 
 def ask(url: str, headers: dict[str, str], method: str = "GET") -> HTTPResponse:
-    """Return the open answer; never by way of a proxy that the environment names."""
+    """Return the open answer. The environment's proxies are not used."""
     request = Request(url, headers=headers, method=method)  # noqa: S310
     answer: HTTPResponse = build_opener(ProxyHandler({}), NoRedirects).open(request, timeout=60)
     return answer

@@ -1,4 +1,4 @@
-"""AWS Lambda as the host of a driver: EventBridge runs it on a schedule, and when EC2 takes a machine.
+"""AWS Lambda as the host of a driver: EventBridge runs it on a schedule, and at EC2's notices.
 
 Source: Lambda developer guide, "Lambda quotas", "Lambda runtimes", "Execution role" and the API reference;
 EventBridge user guide, "Rate expressions", and EC2 user guide, "Spot Instance interruption notices" and "EC2
@@ -82,11 +82,12 @@ _POLICY: Final = "cloudspot-driver"
 _REAP_POLICY: Final = "cloudspot-reap"
 LOG_PREFIX: Final = "/aws/lambda/"
 _NOT_IN_TAGS: Final = re.compile(r"[^\w\s+\-=.:/@]")
-"""What the tags of some services may not hold (IAM user guide, "Tags for IAM resources"; checked 2026-11)."""
+"""Characters that some services do not allow in tags (IAM user guide, "Tags for IAM resources"; checked
+2026-11)."""
 
 
 class LambdaHost(FunctionHost):
-    """Functions in one account and region. What belongs to one has its name, or begins with it."""
+    """Functions in one account and region. The name of each resource begins with its function's name."""
 
     def __init__(self, clients: AwsClients, *, sleep: Callable[[float], None] = time.sleep) -> None:
         """Do no I/O; ``sleep`` waits for AWS to know a new role."""
@@ -94,7 +95,7 @@ class LambdaHost(FunctionHost):
         self._sleep = sleep
 
     def plan(self, function: DriverFunction) -> Sequence[str]:
-        """Return what is made and what it costs; see FunctionHost."""
+        """Return the resources to make and their cost; see FunctionHost."""
         minutes = _minutes(function)
         bucket = _checked_bucket(function)
         usd = passes_a_month(minutes) * (PASS_SECONDS * MEMORY_MIB / 1024 * USD_A_GB_SECOND + USD_A_CALL)
@@ -108,7 +109,7 @@ class LambdaHost(FunctionHost):
         )
 
     def deploy(self, function: DriverFunction) -> None:
-        """Make it, or bring it up to date, and run it once; see FunctionHost."""
+        """Make or update the driver, and run it once; see FunctionHost."""
         _checked_bucket(function)
         minutes = _minutes(function)
         with ERRORS.translated("deploying the driver"):
@@ -125,7 +126,7 @@ class LambdaHost(FunctionHost):
             self._try(function.name)
 
     def status(self, name: str) -> FunctionStatus | None:
-        """Return what Lambda and EventBridge tell; see FunctionHost."""
+        """Return the state that Lambda and EventBridge report; see FunctionHost."""
         with ERRORS.translated("asking for the driver"):
             try:
                 described = self._lambda.get_function(FunctionName=name)["Configuration"]
@@ -140,7 +141,7 @@ class LambdaHost(FunctionHost):
             state=described.get("State", "Active"),
             every_seconds=every,
             version=described.get("Environment", {}).get("Variables", {}).get(_VERSION, "unknown"),
-            # In UTC, with more digits than Python reads.
+            # In UTC; Python cannot parse the rest of the text.
             changed_at=moment(str(described["LastModified"])[:19]),
         )
 
@@ -172,7 +173,7 @@ class LambdaHost(FunctionHost):
 
     def _remove_rule(self, name: str) -> None:
         self._events.remove_targets(Rule=name, Ids=["driver"])
-        self._events.describe_rule(Name=name)  # DeleteRule does not tell whether there was one
+        self._events.describe_rule(Name=name)  # DeleteRule does not report whether there was one
         self._events.delete_rule(Name=name)
 
     def _remove_role(self, name: str) -> None:
@@ -183,7 +184,7 @@ class LambdaHost(FunctionHost):
         iam.delete_role(RoleName=name)
 
     def _role(self, name: str) -> str:
-        """Return its role's name: roles are the account's, while all the rest is the region's."""
+        """Return the role's name, with the region: roles belong to the whole account."""
         return f"{name}-{self._clients.region}"
 
     @property
@@ -200,7 +201,7 @@ class LambdaHost(FunctionHost):
             iam.create_role(
                 RoleName=name,
                 AssumeRolePolicyDocument=_TRUST,
-                Description="cloudspot: what drives jobs while nobody is awake",
+                Description="cloudspot: drives jobs on a schedule",
                 Tags=_tag_list(function),
             )
         self._put_policy(name, _POLICY, "policy-driver.json", function)
@@ -217,7 +218,7 @@ class LambdaHost(FunctionHost):
         self._clients.client("iam").put_role_policy(RoleName=role, PolicyName=name, PolicyDocument=document)
 
     def _make_log(self, function: DriverFunction) -> None:
-        """Make the function's log, which Lambda would make without a tag."""
+        """Make the function's log group with its tag; Lambda would make it without one."""
         with ignored("ResourceAlreadyExistsException"):
             self._clients.client("logs").create_log_group(
                 logGroupName=LOG_PREFIX + function.name, tags=_tags(function)
@@ -257,7 +258,7 @@ class LambdaHost(FunctionHost):
                 client.get_waiter("function_updated_v2").wait(FunctionName=name)
             client.update_function_configuration(**settings)
             client.get_waiter("function_updated_v2").wait(FunctionName=name)
-        # A pass that fails is made up for by the next one.
+        # The next pass makes up for a failed one.
         client.put_function_event_invoke_config(FunctionName=name, MaximumRetryAttempts=0)
         return str(existing["FunctionArn"])
 
@@ -303,7 +304,7 @@ class LambdaHost(FunctionHost):
 
 
 def _tags(function: DriverFunction) -> dict[str, str]:
-    """Return the tag by which all of a driver is known as cloudspot's."""
+    """Return the tag that marks each piece of a driver as cloudspot's."""
     return {machinetags.STORE: _NOT_IN_TAGS.sub("_", function.store_url)[:MAX_VALUE]}
 
 
@@ -312,7 +313,7 @@ def _tag_list(function: DriverFunction) -> list[dict[str, str]]:
 
 
 def _said(answer: Any) -> str:
-    """Return why a function has failed, and the end of what it has printed, in one line."""
+    """Return a function's error and the end of its log, in one line."""
     with readable("trying the driver"):
         said = json.loads(answer["Payload"].read() or b"{}")
         log = b64decode(answer.get("LogResult", "")).decode("utf-8", "replace")

@@ -1,9 +1,8 @@
-"""EC2's metadata service (IMDSv2) as a node reads it: who it is, and whether it will be reclaimed.
+"""Reads a node's identity and its notices from EC2's metadata service (IMDSv2).
 
-It uses only the standard library: every agent carries it, and it must work on a machine where nothing else
-does. Sources: EC2 user guide, "Use the Instance Metadata Service to access instance
-metadata", "Spot Instance interruption notices", "EC2 instance rebalance recommendations" (checked
-2026-11).
+It uses only the standard library, because every agent carries it and it must work where nothing is installed.
+Sources: EC2 user guide, "Use the Instance Metadata Service to access instance metadata", "Spot Instance
+interruption notices", "EC2 instance rebalance recommendations" (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -20,18 +19,17 @@ from cloudspot.plugin.answers import UNREADABLE
 from cloudspot.plugin.metadataclient import MetadataClient, parse_time
 
 ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
-"""The environment variable by which every AWS SDK finds another address of the service."""
+"""The environment variable that overrides the service's address in every AWS SDK."""
 DISABLED: Final = "AWS_EC2_METADATA_DISABLED"
-"""The variable that tells them that there is no such service."""
+"""The environment variable that turns the service off in every AWS SDK."""
 SPOT_NOTICE_SECONDS: Final = 120.0
-"""A spot machine hears two minutes ahead that it will be terminated or stopped, and of hibernation as it
-begins."""
+"""The notice before a spot machine is terminated or stopped. Hibernation begins at its notice."""
 MAX_ACTION: Final = 40
-"""Characters; the longest is "hibernate"."""
+"""The most characters of an action; EC2's longest is "hibernate"."""
 REBALANCE_EVERY: Final = 10
-"""How many polls pass between two looks at the rebalance recommendation."""
+"""The rebalance recommendation is read once in this number of polls."""
 
-# Below the logger whose lines an agent delivers with its job's log.
+# A child of the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.aws.imds")
 
 
@@ -66,7 +64,7 @@ class SpotNoticeSource(PreemptionSource):
             value = json.loads(text)
             action, at = str(value["action"])[:MAX_ACTION], parse_time(str(value["time"]))
         except UNREADABLE as error:
-            # It says that this machine goes; the time is then the least that the cloud promises.
+            # The machine is reclaimed all the same; without a time, the shortest promised notice applies.
             _log.warning("spot/instance-action is %r, which cannot be read: %s", text[:200], error)
             action, at = "terminate", None
         return PreemptionNotice(deadline=at, action=action, source="imds")
@@ -89,16 +87,16 @@ class SpotNoticeSource(PreemptionSource):
 
 
 def node_identity(imds: Imds | None = None) -> NodeIdentity:
-    """Return who this machine is; its rank is its index within its RunInstances call.
+    """Return this machine's identity; its rank is its index within its RunInstances call.
 
     Raises:
-        TransientError: the metadata service is not up yet, or answers nonsense.
+        TransientError: the metadata service is not up yet, or its answer is invalid.
     """
     imds = imds or Imds()
     index = imds.require("meta-data/ami-launch-index")
     rank = whole_number(index.strip(), most=MAX_NODES - 1)
     if rank is None:
-        raise TransientError(f"the metadata service says ami-launch-index {index[:40]!r}")
+        raise TransientError(f"the metadata service's ami-launch-index is {index[:40]!r}, not a rank")
     life_cycle = imds.get("meta-data/instance-life-cycle")
     return NodeIdentity(
         instance_id=imds.require("meta-data/instance-id"),

@@ -1,8 +1,8 @@
-"""What cloudspot makes in an AWS account, found again by its tags, for ``cloudspot reap``.
+"""Finds the resources that cloudspot has made in an AWS account, for ``cloudspot reap``.
 
-Public addresses and network interfaces are EC2's own and go with their machine; cloudspot allocates none.
-Whatever has tags is taken for cloudspot's by them alone; a schedule has none, so it must have the name, the
-description and the target that :mod:`cloudspot_aws.limit` gives it.
+cloudspot allocates no public addresses and no network interfaces; EC2 removes a machine's with the machine.
+Resources are recognised by their tags alone. Schedules have no tags, so they are recognised by the name, the
+description and the target that :mod:`cloudspot_aws.limit` gives them.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def account_regions(clients: AwsClients) -> tuple[str, ...]:
 
 
 def inventories(options: AwsOptions, clients: AwsClients) -> tuple[Inventory, ...]:
-    """Return the inventories of the clients' region, in the order in which to end things."""
+    """Return the inventories of the clients' region, in the order in which to end their assets."""
     ours = (_Machines, _Volumes, _PlacementGroups, _Schedules)
     return (*(kind(options, clients) for kind in ours), DriverInventory(clients))
 
 
 class _AwsInventory(Inventory):
-    """Things of one kind in the clients' region."""
+    """Resources of one kind in the clients' region."""
 
     plural: str
 
@@ -67,7 +67,7 @@ class _AwsInventory(Inventory):
 
 
 class _Machines(_AwsInventory):
-    """The instances that have not ended, stopped ones among them."""
+    """The instances that have not ended, including stopped ones."""
 
     plural = "machines"
 
@@ -94,13 +94,13 @@ class _Machines(_AwsInventory):
             job_id=_tag(described, machinetags.JOB),
             store_url=_tag(described, machinetags.STORE),
             created_at=described["LaunchTime"],
-            # Of one that is stopped, only the disk is billed.
+            # For a stopped machine, only the disk is billed.
             price_per_day=self._price(described["InstanceType"], zone, market) if is_billed else None,
             detail=f"{described['InstanceType']}, {market.value}",
         )
 
     def _price(self, instance_type: str, zone: str, market: Market) -> float | None:
-        """Return what the machine costs a day, without its disk and address."""
+        """Return the machine's price per day, without its disk and address."""
         with suppress(CloudspotError):
             if market is Market.SPOT:
                 an_hour = read_spot_prices(self._clients, (instance_type,)).get((instance_type, zone))
@@ -111,7 +111,7 @@ class _Machines(_AwsInventory):
 
 
 class _Volumes(_AwsInventory):
-    """The volumes that no machine has: those that one has go with it."""
+    """The detached volumes; attached ones are deleted with their machine."""
 
     plural = "volumes"
 
@@ -144,7 +144,7 @@ class _Volumes(_AwsInventory):
 
 
 class _PlacementGroups(_AwsInventory):
-    """The groups that jobs of several nodes were placed in; they cost nothing."""
+    """The placement groups of jobs with several nodes; they cost nothing."""
 
     plural = "placement groups"
 
@@ -171,7 +171,7 @@ class _PlacementGroups(_AwsInventory):
 
 
 class _Schedules(_AwsInventory):
-    """The schedules that end machines; each deletes itself once it has."""
+    """The schedules that end machines; each deletes itself after it has run."""
 
     plural = "schedules"
 
@@ -184,7 +184,7 @@ class _Schedules(_AwsInventory):
                     if _SCHEDULE.fullmatch(schedule["Name"]) and schedule["Target"]["Arn"].endswith(
                         limit.ACTION
                     ):
-                        # The listing lacks the description, by which it is known as ours.
+                        # The listing lacks the description, by which cloudspot's are recognised.
                         with ignored("ResourceNotFoundException"):
                             assets += self._known(client.get_schedule(Name=schedule["Name"]), store_urls)
         return assets
@@ -213,5 +213,5 @@ class _Schedules(_AwsInventory):
 
 
 def _tag(described: Mapping[str, Any], name: str) -> str:
-    """Return the value of a tag; "" where there is none."""
+    """Return the value of a tag, or "" if it is not set."""
     return tags.from_list(described.get("Tags")).get(name, "")

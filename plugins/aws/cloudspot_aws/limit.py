@@ -1,7 +1,7 @@
-"""A limit on the machines' life, which EC2 lacks: a schedule that terminates them from outside.
+"""Limits the life of machines from outside: a schedule terminates each one when its time is up.
 
-EC2 cannot end a machine after a time, so the only other timer runs on the machine itself. Given a role,
-EventBridge Scheduler calls TerminateInstances when the time is up, and then forgets the schedule.
+EC2 has no such limit, and the only other timer runs on the machine itself. Given a role, EventBridge
+Scheduler calls TerminateInstances when the time is up, and then deletes the schedule.
 Source: EventBridge Scheduler user guide, "Using universal targets" and "Deleting a schedule after
 completion" (checked 2026-11).
 """
@@ -19,19 +19,19 @@ from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ERRORS, ignored
 
 GRACE: Final = timedelta(minutes=10)
-"""The machine's own timer comes first, and ends it in good order."""
+"""How long the schedule waits for the machine's own timer, which ends it in good order."""
 ACTION: Final = ":aws-sdk:ec2:terminateInstances"
 TARGET: Final = f"arn:aws:scheduler::{ACTION}"
 
 
 def keep(clients: AwsClients, role: str, ends: Mapping[Instance, datetime]) -> None:
-    """Schedule the end of each machine, ten minutes after its time; a schedule that exists stays as it is.
+    """Schedule the end of each machine, ten minutes after its time; existing schedules are not changed.
 
-    Each has its own: TerminateInstances ends none of several if it has forgotten one, such as one that was
-    reclaimed more than an hour ago (EC2 API reference, TerminateInstances, checked 2026-11).
+    Each machine has its own schedule: TerminateInstances ends none of several machines if EC2 no longer knows
+    one, such as one reclaimed over an hour ago (EC2 API reference, TerminateInstances, checked 2026-11).
 
     Raises:
-        AuthError: a right is missing: ``scheduler:CreateSchedule`` or ``iam:PassRole``.
+        AuthError: the right ``scheduler:CreateSchedule`` or ``iam:PassRole`` is missing.
     """
     partition = role.split(":")[1]
     with ERRORS.translated("scheduling the machines' end (providers.aws.limit_role)"):
@@ -64,6 +64,6 @@ def remove(clients: AwsClients, job_id: str, *, store_url: str) -> None:
 
 
 def prefix_of(job_id: str, store_url: str) -> str:
-    """Return how the names of a job's schedules begin; a machine's id follows."""
+    """Return the prefix of the names of a job's schedules; a machine's id follows it."""
     # A schedule's name has at most 64 characters, and a job's id up to 63.
     return f"cloudspot-{hashlib.sha256(f'{job_id} {store_url}'.encode()).hexdigest()[:20]}-"

@@ -1,4 +1,4 @@
-"""Turns EC2's description of an instance into ours: its job, its state, and why it ended."""
+"""Turns EC2's description of an instance into cloudspot's: its job, its state, and why it ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STATES: Final = {
     "shutting-down": InstanceState.SHUTTING_DOWN,
     "terminated": InstanceState.ENDED,
 }
-# Somebody stopped it by hand. It may be started again, so it is not dead.
+# A machine in any other state was stopped by hand. It may be started again, so it has not ended.
 _STOPPED: Final = InstanceState.SHUTTING_DOWN
 _REASONS: Final = {
     "Server.SpotInstanceTermination": EndReason.RECLAIMED,
@@ -33,26 +33,25 @@ _REASONS: Final = {
     "Client.InternalError": EndReason.UNSTARTABLE,
     "Client.InvalidSnapshot.NotFound": EndReason.UNSTARTABLE,
 }
-"""By the code of StateReason (EC2 API reference, StateReason; checked 2026-11)."""
+"""Why a machine ended, by the code of its StateReason (EC2 API reference, StateReason; checked 2026-11)."""
 _SAID_BY_THE_REASON: Final = frozenset({EndReason.RECLAIMED, EndReason.TERMINATED, EndReason.SELF})
 _ADVICE: Final = {
-    "Client.InternalError": "as a rule, its disk is encrypted with a key that you may not use",
+    "Client.InternalError": "usually, its disk is encrypted with a key that you may not use",
     "Client.InvalidSnapshot.NotFound": "its image's snapshot is gone, or encrypted with a key that you may "
     "not use: name another providers.aws.image",
     "Client.VolumeLimitExceeded": "ask for more EBS storage in Service Quotas, or for a smaller disk",
 }
-"""EC2 user guide, "Instance terminates immediately" (checked 2026-11)."""
+"""Advice by the same code (EC2 user guide, "Instance terminates immediately", checked 2026-11)."""
 _WHEN: Final = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
 def to_instance(described: Mapping[str, Any]) -> Instance | None:
     """Return the instance that EC2 describes, or None if it carries no tag of cloudspot's.
 
-    Its rank is its index in its RunInstances call, which EC2 assigns at once and for good; the machine itself
-    reads the same.
+    Its rank is its index in its RunInstances call, which never changes; the machine itself reads the same.
     """
     own_tags = tags.from_list(described.get("Tags"))
-    if not own_tags.get(machinetags.JOB):  # an empty tag is nobody's, and spoils no list
+    if not own_tags.get(machinetags.JOB):  # an empty tag names no job, and must not fail the listing
         return None
     state = _STATES.get(described["State"]["Name"], _STOPPED)
     is_ending = state in {InstanceState.ENDED, InstanceState.SHUTTING_DOWN}
@@ -80,7 +79,7 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
 
 
 def _detail(code: str, message: str) -> str:
-    """Return why the machine ended in EC2's words, whose message begins with the code, and what to do."""
+    """Return EC2's reason for a machine's end, beginning with its code, followed by our advice if any."""
     words = message if message.startswith(code) else f"{code}: {message}".strip(": ")
     return "; ".join(filter(None, (ERRORS.one_line(words), _ADVICE.get(code, ""))))
 

@@ -1,7 +1,7 @@
-"""Looks up what a launch needs and only AWS knows; says which option names something that does not exist.
+"""Looks up in AWS the image, the network and the instance types that a launch needs.
 
-Each function asks once; :mod:`cloudspot_aws.offers` keeps the answers. All of them raise SpecError with
-the option's name, AuthError with the missing right, and TransientError when AWS did not answer.
+:mod:`cloudspot_aws.offers` caches the answers. Each function raises SpecError if an option names something
+that does not exist, AuthError if a right is missing, and TransientError if AWS does not answer.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     architecture: str
     boot_modes: tuple[str, ...]
-    """In which it starts: ``legacy-bios``, ``uefi``."""
+    """The modes in which it starts: ``legacy-bios``, ``uefi``."""
     root_device: str
     size_gib: int
     created_at: datetime | None
     deprecated_at: datetime | None
-    """From when on its owner advises against it."""
+    """When its owner begins to advise against it."""
 
 
 class Subnet(msgspec.Struct, frozen=True, kw_only=True):
-    """Where machines of a zone run."""
+    """The subnet for the machines of a zone."""
 
     id: str
     is_public: bool
-    """Its machines get a public address unless they are launched without."""
+    """Whether its machines get a public address by default."""
 
 
 class InstanceType(MachineType, frozen=True, kw_only=True):
@@ -54,14 +54,14 @@ class InstanceType(MachineType, frozen=True, kw_only=True):
     markets: frozenset[str]
     """``spot`` and ``on-demand``."""
     can_cluster: bool
-    """It may be in a cluster placement group."""
+    """Whether it may be in a cluster placement group."""
     boot_modes: tuple[str, ...]
     is_burstable: bool
-    """Its processors slow down once their credits are spent, or cost more than its price."""
+    """Whether its processors, once their credits are spent, slow down or cost more than its price."""
     has_ena: bool
-    """It has the network interface of all types since 2017; older ones are Xen machines."""
+    """Whether it has ENA, the network interface of all types since 2017; older types are Xen machines."""
     is_special: bool
-    """It has a part of a GPU or another kind of accelerator (Neuron, FPGA, media), or is of the T family."""
+    """Whether it has part of a GPU, another accelerator (Neuron, FPGA, media), or is of the T family."""
 
     def boots(self, image: Image) -> bool:
         """Return whether the image starts on it."""
@@ -70,7 +70,7 @@ class InstanceType(MachineType, frozen=True, kw_only=True):
 
 @contextmanager
 def _naming(field: str, value: str, codes: Sequence[str]) -> Iterator[None]:
-    """Turn an error with one of these codes into one about the option that names what does not exist."""
+    """Turn an error with one of these codes into a SpecError that names the option."""
     try:
         yield
     except botocore.exceptions.ClientError as error:
@@ -80,7 +80,7 @@ def _naming(field: str, value: str, codes: Sequence[str]) -> Iterator[None]:
 
 
 def check_region(clients: AwsClients) -> str:
-    """Return the region; refuse one that AWS does not have."""
+    """Return the region; raise SpecError if AWS has no such region."""
     region = clients.region
     known = _known_regions()
     if region not in known:
@@ -99,7 +99,7 @@ def _known_regions() -> tuple[str, ...]:
 
 
 def find_image(clients: AwsClients, options: AwsOptions) -> Image:
-    """Return the image that the option names, by its id or by way of a parameter."""
+    """Return the image that the option names, by its id or through a Systems Manager parameter."""
     named = options.image_or_default
     image_id = named if named.startswith("ami-") else _read_parameter(clients, named)
     with ERRORS.translated("looking up the image"), _naming("image", image_id, ["InvalidAMIID"]):
@@ -124,7 +124,7 @@ def find_image(clients: AwsClients, options: AwsOptions) -> Image:
 
 
 def _boot_modes(named: str | None, architecture: str) -> tuple[str, ...]:
-    """Return in which modes an image starts; one that names none starts in its architecture's own.
+    """Return the modes in which an image starts; the default is its architecture's own.
 
     Source: EC2 user guide, "Instance launch behavior with Amazon EC2 boot modes" (checked 2026-11).
     """
@@ -162,8 +162,8 @@ def find_subnets(clients: AwsClients, options: AwsOptions) -> dict[str, Subnet]:
             raise field_error("subnets", f"missing; {clients.region} has no default VPC with default subnets")
     vpcs = sorted({str(one["VpcId"]) for one in subnets})
     if len(vpcs) > 1:
-        why = "a job's nodes, which may be in several zones, reach each other within one only"
-        raise field_error("subnets", f"those named are in {len(vpcs)} VPCs ({', '.join(vpcs)}); {why}")
+        why = "a job's nodes reach each other within one only, so name subnets of one"
+        raise field_error("subnets", f"the subnets are in {len(vpcs)} VPCs ({', '.join(vpcs)}); {why}")
     pairs = [(str(one["AvailabilityZone"]), str(one["SubnetId"])) for one in subnets]
     public = {str(one["SubnetId"]) for one in subnets if one.get("MapPublicIpOnLaunch")}
     chosen = one_a_zone("subnets", "subnet", pairs, is_named=bool(options.subnets), zones=options.zones)
@@ -171,7 +171,7 @@ def find_subnets(clients: AwsClients, options: AwsOptions) -> dict[str, Subnet]:
 
 
 def check_names(clients: AwsClients, options: AwsOptions) -> None:
-    """Look up what the options name and a request would pass on unchecked."""
+    """Check that the groups, the key pair and the instance profile that the options name exist."""
     client = clients.client("ec2")
     if options.security_groups:
         named = ", ".join(options.security_groups)
@@ -193,7 +193,7 @@ def check_names(clients: AwsClients, options: AwsOptions) -> None:
 
 
 def check_profile(clients: AwsClients, options: AwsOptions) -> bool:
-    """Look for the instance profile; return False where the credentials may not look."""
+    """Check that the instance profile exists; return False if the credentials may not look."""
     name = options.instance_profile.rpartition("/")[2]
     try:
         with ERRORS.translated("looking up the instance profile"):
@@ -206,7 +206,7 @@ def check_profile(clients: AwsClients, options: AwsOptions) -> bool:
                     "instance_profile", f'there is no "{name}"; cloudspot setup aws makes it'
                 ) from error
     except AuthError:
-        return False  # RunInstances itself will tell
+        return False  # RunInstances itself will report it
     if not answer["InstanceProfile"]["Roles"]:
         raise field_error("instance_profile", f'"{name}" has no role; add one')
     return True
@@ -223,7 +223,7 @@ def named_types(clients: AwsClients, options: AwsOptions) -> list[InstanceType]:
         except botocore.exceptions.ClientError as error:
             if ERRORS.code_of(error) != "InvalidInstanceType":
                 raise
-            # It names the unknown ones in prose only: find them, and what they may stand for.
+            # EC2 names the unknown types in prose only: find them here, to suggest similar names.
             known = set(offered_types(clients))
             if not set(options.instance_types) - known:
                 raise
@@ -236,7 +236,7 @@ def named_types(clients: AwsClients, options: AwsOptions) -> list[InstanceType]:
 
 
 def offered_types(clients: AwsClients) -> list[str]:
-    """Return the names of all types that the region has."""
+    """Return the names of all types in the region."""
     with ERRORS.translated("listing the region's instance types"):
         pages = clients.client("ec2").get_paginator("describe_instance_type_offerings")
         return sorted(
@@ -258,7 +258,7 @@ def all_types(clients: AwsClients, architecture: str) -> list[InstanceType]:
 
 
 def zones_of_types(clients: AwsClients, names: Sequence[str]) -> dict[str, set[str]]:
-    """Return the zones that have each type at all."""
+    """Return the zones that offer each type."""
     zones: dict[str, set[str]] = {name: set() for name in names}
     with ERRORS.translated("looking for the zones of the instance types"):
         pages = clients.client("ec2").get_paginator("describe_instance_type_offerings")
@@ -270,7 +270,8 @@ def zones_of_types(clients: AwsClients, names: Sequence[str]) -> dict[str, set[s
 
 
 _OTHER_ACCELERATORS: Final = ("FpgaInfo", "InferenceAcceleratorInfo", "MediaAcceleratorInfo", "NeuronInfo")
-"""Where DescribeInstanceTypes tells of what is not a GPU (botocore's InstanceTypeInfo; checked 2026-11)."""
+"""DescribeInstanceTypes' fields for accelerators other than GPUs (botocore's InstanceTypeInfo; checked
+2026-11)."""
 
 
 def _to_type(described: Mapping[str, Any]) -> InstanceType:
@@ -289,9 +290,9 @@ def _to_type(described: Mapping[str, Any]) -> InstanceType:
         boot_modes=tuple(described.get("SupportedBootModes") or ("legacy-bios", "uefi")),
         is_burstable=bool(described.get("BurstablePerformanceSupported")),
         has_ena=(described.get("NetworkInfo") or {}).get("EnaSupport") != "unsupported",
-        # A type with a part of a GPU tells of one whose count is 0.
+        # A type with part of a GPU lists a GPU with the count 0.
         is_special=any(described.get(one) for one in _OTHER_ACCELERATORS)
         or (bool(gpus) and not gpu.get("Count"))
-        # All of the T family are burstable but the newest, of which the list says that it is not.
+        # All types of the T family are burstable, but the list denies it for the newest.
         or re.match(r"t\d", str(described["InstanceType"])) is not None,
     )

@@ -1,4 +1,4 @@
-"""What can be bought: instance types by zone and market, with today's prices."""
+"""Finds offers: instance types by zone and market, with their current prices."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from cloudspot_aws.pricing import (
 from cloudspot_aws.setup_images import AwsImageHost
 
 SPOT_PRICE_SECONDS: Final = 60.0
-"""How long spot prices are kept: a controller that waits for capacity asks every few seconds."""
+"""How long spot prices are cached, because a controller that waits for capacity asks every few seconds."""
 MAX_CANDIDATES: Final = 60
 """How many of the smallest types that fit are compared by price."""
 MAX_TYPES: Final = 4
-"""How many of the cheapest are offered: more would cost more calls than they bring chances."""
+"""How many of the cheapest are offered. More would cost calls and improve the chances little."""
 PRODUCT: Final = "Linux/UNIX"
 
 
 class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
-    """Asks AWS for offers, and keeps for a while what does not change. Thread-safe."""
+    """Asks AWS for offers, and caches the answers that rarely change. Thread-safe."""
 
     def offers(self, resources: Resources) -> tuple[Offer, ...]:
-        """Return the offers: each zone that has the type and a subnet, on each market of the type."""
+        """Return an offer for each type, zone and market; a zone must have the type and a subnet."""
         options, clients = self.options, self.clients
         region = self.cache.get("region", lambda: check_region(clients))
         image = self.cache.get("image", lambda: find_image(clients, options))
@@ -98,11 +98,11 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         return tuple(offers)
 
     def spot_price(self, offer: Offer) -> float | None:
-        """Return the newest price of the type in the zone, in USD an hour; None: there is none."""
+        """Return the newest price of the type in the zone, in USD an hour, or None if there is none."""
         return self._spot_prices((offer.instance_type,)).get((offer.instance_type, offer.zone))
 
     def _start(self, image: Image, resources: Resources) -> dict[str, Any]:
-        """Return the fields of offers that tell from which image machines start, and how large it counts."""
+        """Return the offers' fields for the image that machines start from, and for its size."""
         setup_image = self.setup_image(AwsImageHost(self.options, self.clients), self.options.setup_key)
         if setup_image is None:
             return {"image": image.id, "image_gib": image.size_gib}
@@ -121,7 +121,7 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
                     raise field_error("instance_types", why)
             return self._clustering([one for one in types if one.fits(resources)])
         known = self.cache.get("all types", lambda: all_types(clients, image.architecture))
-        # One that is burstable, older or special is bought only by its name.
+        # Burstable, older and special types are bought only if the options name them.
         plain = [one for one in known if one.has_ena and not one.is_burstable and not one.is_special]
         able = [one for one in plain if one.boots(image)]
         candidates = self._clustering(fitting_types(able, resources))[:MAX_CANDIDATES]
@@ -134,7 +134,7 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         return sorted(bought, key=lambda one: cheapest.get(one.name, 0.0))[:MAX_TYPES]
 
     def _clustering(self, types: Sequence[InstanceType]) -> list[InstanceType]:
-        """Return the types that can be in the placement group, if one is wanted."""
+        """Return the types that can be in a placement group if the options ask for one, else all."""
         if self.options.placement_group is None:
             return list(types)
         able = [one for one in types if one.can_cluster]
@@ -151,9 +151,9 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         return self.cache.get(("price", name), lambda: on_demand_price(self.clients, region, name))
 
     def _disk(self, resources: Resources, image_gib: int, region: str, name: str) -> Extras:
-        """Return what the root disk of a machine of the type costs.
+        """Return the price of the root disk of a machine of the type.
 
-        Whoever gives the type's price by hand may not read the price list, so it is not asked for disks.
+        A user who states the type's price may lack the right to read the price list, so it is not asked.
         """
         options = self.options
         has_more = (
@@ -170,7 +170,7 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         return {"disk": None if each is None else size * each, **performance}
 
     def _address(self, subnet: Subnet, name: str) -> Extras:
-        """Return what the public address of a machine costs, if it gets one."""
+        """Return the price of a machine's public address, if it gets one."""
         given = self.options.public_ip
         if not (subnet.is_public if given is None else given):
             return {}

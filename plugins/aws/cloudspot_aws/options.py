@@ -15,16 +15,16 @@ DEFAULT_IMAGE: Final = (
 )
 """AWS's Deep Learning AMI with PyTorch and an NVIDIA driver, by its public parameter (DLAMI developer guide,
 "Finding the ID of a DLAMI", and the release notes of 2026-08-15: driver 595; checked 2026-11). AWS patches an
-image until a year after its PyTorch came out: that with 2.9 until 2026-10-15 (DLAMI support policy table)."""
+image until a year after its PyTorch came out, such as 2.9's until 2026-10-15 (DLAMI support policy table)."""
 DEFAULT_TRAIN_PYTHON: Final = "/opt/pytorch/bin/python"
-"""Where that image has PyTorch (its release notes, ``python_location``)."""
+"""The Python with PyTorch on that image (its release notes, ``python_location``)."""
 DEFAULT_INSTANCE_PROFILE: Final = "cloudspot-node"
 
 RETENTION_DAYS: Final = (
     *(1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731),
     *(1096, 1827, 2192, 2557, 2922, 3288, 3653),
 )
-"""What CloudWatch Logs accepts (API reference, PutRetentionPolicy; checked 2026-11)."""
+"""The days that CloudWatch Logs accepts (API reference, PutRetentionPolicy; checked 2026-11)."""
 Price = Annotated[float, msgspec.Meta(gt=0)]
 
 _REGION: Final = r"[a-z]{2,}(?:-[a-z]+)+-\d+"
@@ -71,80 +71,85 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """``[providers.aws]``: EC2 machines. Every field may be left out."""
 
     region: str | None = None
-    """Such as ``"us-east-1"``; left out: ``AWS_REGION``, the profile's, or the one this machine is in. The
-    bucket should be there, and the nodes' logs are."""
+    """The region, such as ``"us-east-1"``. The default is ``AWS_REGION``, else the profile's region, else the
+    region of this machine. The nodes' logs are there, and the bucket should be."""
     regions: tuple[str, ...] = ()
-    """Where machines may be, such as ``["us-east-1", "us-west-2"]``; left out: in ``region`` only. The nodes
-    of a job are in one of them at a time."""
+    """The regions where machines may be, such as ``["us-east-1", "us-west-2"]``. The default is ``region``
+    only. The nodes of a job are in one region at a time."""
     account: str | None = None
-    """The account's 12 digits; left out: that of whoever submits. A controller with credentials of another
-    account would see none of the job's machines and must not judge by that."""
+    """The account's 12 digits. The default is the submitter's account. A driver with credentials of another
+    account cannot see the job's machines, and is refused."""
     zones: tuple[str, ...] = ()
-    """Only in these, such as ``["us-east-1a"]``; left out: every zone that has the type and a subnet."""
+    """The only zones to use, such as ``["us-east-1a"]``. The default is every zone that has the type and a
+    subnet."""
     instance_types: tuple[str, ...] = ()
-    """Only these, such as ``["g5.xlarge", "g6.xlarge"]``; left out: the cheapest that have ``resources``."""
+    """The only types to use, such as ``["g5.xlarge", "g6.xlarge"]``. The default is the cheapest types that
+    have ``resources``."""
     image: str | None = None
-    """``"ami-..."``, or the Systems Manager parameter that names one, such as ``"/aws/service/..."``. Left
-    out: AWS's Deep Learning AMI with PyTorch 2.11 on Ubuntu 24.04. With ``regions``, a parameter only, which
-    each of them has."""
+    """``"ami-..."``, or the Systems Manager parameter that names one, such as ``"/aws/service/..."``. The
+    default is AWS's Deep Learning AMI with PyTorch 2.11 on Ubuntu 24.04. With ``regions``, it must be a
+    parameter that each of them has."""
     setup_key: str | None = None
-    """Set by cloudspot on submission: which image of ``cloudspot image bake`` machines start from, if it is
-    there."""
+    """Set by cloudspot on submission: the key of the image from ``cloudspot image bake`` that machines start
+    from, if it exists."""
     image_has_cloudspot: bool = False
-    """The image carries this very version of cloudspot, with this plugin: nothing is installed at boot."""
+    """Whether the image contains this exact version of cloudspot and this plugin, so that nothing is
+    installed at boot."""
     agent_python: str = "python3"
     """The image's Python, 3.10 or newer, that runs the agent or makes the agent's environment."""
     train_python: str | None = None
-    """The image's Python for setup and training where the job names none; left out: the Deep Learning AMI's,
-    or ``"python3"`` with an image of your own."""
+    """The image's Python for setup and training if the job names none. The default is the Deep Learning
+    AMI's, or ``"python3"`` with an image of your own."""
     data_cache: str | None = None
-    """An absolute path: the directory in which machines keep the files of ``[data]``. If left out: on empty
-    disks of the machine's own, if it has any, and else below the agent's own directory, on the boot disk."""
+    """The absolute path of the directory in which machines keep the files of ``[data]``. The default is on
+    the machine's empty local disks if it has any, else in the agent's own directory on the boot disk."""
     instance_profile: str = DEFAULT_INSTANCE_PROFILE
-    """Name or ARN of the instance profile whose role the machines have: it gives them the bucket and the
+    """The name or ARN of the instance profile whose role lets the machines use the bucket and write their
     logs."""
     subnets: tuple[str, ...] = ()
-    """At most one a zone, all of a region in one VPC; left out: the default ones of the region's default VPC.
-    They must lead to S3. With ``regions``, each as ``"us-west-2/subnet-..."``."""
+    """At most one subnet a zone, all of a region in one VPC. The default is the default subnets of the
+    region's default VPC. Subnets need a route to S3. With ``regions``, write ``"us-west-2/subnet-..."``."""
     security_groups: tuple[str, ...] = ()
-    """Must let the nodes of a job reach each other on every TCP port; left out: the VPC's default group,
-    which does. With ``regions``, each as ``"us-west-2/sg-..."``."""
+    """Security groups that let the nodes of a job reach each other on every TCP port. The default is the
+    VPC's default group, which does so. With ``regions``, write ``"us-west-2/sg-..."``."""
     public_ip: bool | None = None
-    """Whether machines get a public address; left out: as the subnet says."""
+    """Whether machines get a public address. The default is the subnet's setting."""
     key_name: str | None = None
     """An EC2 key pair, to log in by SSH; cloudspot needs none."""
     disk: Size = 0
-    """The root disk; left out: the image's own size and 50 GiB, or what ``resources.disk`` asks on top."""
+    """The size of the root disk. The default is the image's own size plus ``resources.disk``, or plus 50 GiB
+    if that is not set."""
     disk_type: Literal["gp3", "gp2", "io1", "io2"] = "gp3"
     """The kind of EBS volume."""
     disk_iops: Annotated[int, msgspec.Meta(ge=100)] | None = None
-    """Operations a second; left out: 3000 for gp3. io1 and io2 need it."""
+    """Operations a second. The default for gp3 is 3000; io1 and io2 have none."""
     disk_throughput: Annotated[int, msgspec.Meta(ge=125, le=2000)] | None = None
-    """MiB a second, gp3 only; left out: 125."""
+    """MiB a second, for gp3 only. The default is 125."""
     max_price: Price | None = None
-    """USD an hour that a spot machine may cost at most; left out: the on-demand price, as EC2 does it."""
+    """The most that a spot machine may cost, in USD an hour. The default is EC2's: the on-demand price."""
     on_demand_prices: dict[str, float] = msgspec.field(default_factory=dict)
     """USD an hour by instance type, such as ``{"g5.xlarge" = 1.006}``, for accounts that may not read AWS's
-    price list; what stands here is not asked for there, and no disk or address is added to it. With
-    ``regions``, also for one of them, as ``"us-west-2/g5.xlarge"``."""
+    price list. A price given here is not looked up, and no disk or address is added to it. With ``regions``,
+    a key may be for one of them: ``"us-west-2/g5.xlarge"``."""
     placement_group: str | None = None
-    """``"auto"`` puts the nodes of a job of several into a cluster placement group, which is made for the job
-    in each zone that it uses and removed with it; another name is one of yours. For nodes that talk much:
-    they, and those that replace them, then compete for capacity in one rack."""
+    """``"auto"`` makes a cluster placement group for a job of several nodes, in each zone that it uses, and
+    removes it with the job; any other name is a group of yours. A group makes traffic between nodes faster,
+    but they and their replacements compete for the capacity of one rack."""
     logs: Literal["cloudwatch", "bucket"] = "cloudwatch"
-    """Where the nodes' logs go: to CloudWatch Logs, or beside the checkpoints."""
+    """Where the nodes' logs go: to CloudWatch Logs, or beside the checkpoints in the bucket."""
     log_group: str | None = None
-    """The CloudWatch log group, which jobs then share; left out: ``/cloudspot/JOB``. The policies in the docs
-    cover what begins with ``/cloudspot/``; another must be added to both."""
+    """The CloudWatch log group, which jobs then share. The default is ``/cloudspot/JOB``. The policies in the
+    docs cover names that begin with ``/cloudspot/``; add any other name to both."""
     log_retention_days: int = 30
     """How long CloudWatch keeps the lines of a group that cloudspot has made."""
     metadata_hops: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    """How far answers of the metadata service travel: 2 lets containers on the machine ask it."""
+    """How many network hops the metadata service's answers travel; 2 lets containers on the machine use
+    it."""
     tags: dict[str, str] = msgspec.field(default_factory=dict)
-    """Put on every instance and volume, beside cloudspot's own; for your bills."""
+    """Tags for every instance and volume, such as for your bills, in addition to cloudspot's own."""
     limit_role: str | None = None
-    """ARN of a role by which EventBridge Scheduler ends the machines when their time is up, from outside;
-    left out: only the timer on the machine does. `cloudspot setup` makes one."""
+    """The ARN of a role with which EventBridge Scheduler ends machines when their time is up. By default,
+    only the timer on the machine does so. `cloudspot setup` makes such a role."""
 
     @property
     def image_or_default(self) -> str:
@@ -158,7 +163,7 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def check_options(options: AwsOptions) -> None:
-    """Raise SpecError, which names the field, for what can be seen to be wrong without asking AWS."""
+    """Raise SpecError, naming the field, for errors that can be found without asking AWS."""
     _CHECKS.require_valid_names(options)
     _CHECKS.require_zones_in(options.regions or tuple(filter(None, [options.region])), options.zones)
     _CHECKS.require_ids_in(
@@ -168,7 +173,7 @@ def check_options(options: AwsOptions) -> None:
     )
     if options.regions and (options.image or "").startswith("ami-"):
         raise field_error(
-            "image", "an ami-... is of one region; with regions, name a parameter that each has"
+            "image", "an ami-... is in one region only; with regions, name a parameter that each has"
         )
     _CHECKS.require_prices_in(options.regions, "on_demand_prices", options.on_demand_prices)
     if options.log_retention_days not in RETENTION_DAYS:
@@ -192,7 +197,7 @@ def check_options(options: AwsOptions) -> None:
 
 
 def options_in(region: str, options: AwsOptions) -> AwsOptions:
-    """Return what the options with ``regions`` mean in one of these."""
+    """Return the options for one of their ``regions``."""
     return msgspec.structs.replace(
         options,
         region=region,

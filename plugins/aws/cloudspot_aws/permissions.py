@@ -1,4 +1,4 @@
-"""The policies of AWS that cloudspot needs, each in a file: the only list of its rights.
+"""The AWS policies that cloudspot needs, one in each file: the only list of its rights.
 
 ``cloudspot setup`` makes these, `cloudspot driver deploy` uses them, and docs/aws.md shows them.
 """
@@ -47,7 +47,7 @@ REASONS: Final[Mapping[str, str]] = {
     "Pull": "pulls a job's image",
     "BucketKey": "encrypts and decrypts what jobs keep",
 }
-"""Why a statement is there, by its name (Sid)."""
+"""The reason for each statement, by its Sid."""
 
 
 def policy(name: str, *, partition: str, bucket: str) -> Document:
@@ -56,7 +56,7 @@ def policy(name: str, *, partition: str, bucket: str) -> Document:
 
 
 def trust(name: str, *, partition: str) -> Document:
-    """Return who may assume the role of that name.
+    """Return the trust policy of the role of that name.
 
     Source: "Amazon Web Services in China", "Service principals": EC2's ends in ``.cn`` there (from memory).
     """
@@ -68,7 +68,7 @@ def trust(name: str, *, partition: str) -> Document:
 
 
 def reasons(document: Document) -> Sequence[str]:
-    """Return each statement's reason and its rights, a line each."""
+    """Return a line for each statement, with its reason and its rights."""
     return [f"{REASONS[one['Sid']]}: {', '.join(listed(one['Action']))}" for one in document["Statement"]]
 
 

@@ -1,4 +1,4 @@
-"""What instance types cost on demand, and what their disks and addresses cost, by AWS's price list.
+"""The prices of instance types on demand, and of disks and addresses, from AWS's price list.
 
 Source: AWS Price List Query API, GetProducts; only three regions have endpoints (checked 2026-11).
 """
@@ -19,8 +19,8 @@ from cloudspot_aws.options import field_error
 
 BILLING: Final = Billing(minimum_seconds=60.0, free_if_reclaimed_seconds=3600.0)
 """Linux on EC2: by the second, at least a minute. A spot instance that EC2 interrupts within its first hour
-is free, but not its volume and address; one that ends itself at the notice is not. SUSE's own images, which
-are billed by the hour, are not told apart (EC2 user guide, "Billing for interrupted Spot Instances"; AWS news
+is free, but not its volume and address; one that ends itself at the notice is not. SUSE's own images are
+billed by the hour, which is not modelled (EC2 user guide, "Billing for interrupted Spot Instances"; AWS news
 of 2017-10-02, "Per-Second Billing for EC2 Instances and EBS Volumes"; checked 2026-11)."""
 _ENDPOINTS: Final = (
     (("eu-", "me-", "af-", "il-"), "eu-central-1"),
@@ -32,7 +32,7 @@ ADDRESS_PRICE: Final = 0.005
 Address"; checked 2026-11)."""
 INCLUDED_IOPS: Final = 3000
 INCLUDED_THROUGHPUT: Final = 125
-"""What the price of a gp3's size includes, in operations and MiB a second (aws.amazon.com/ebs/pricing;
+"""The operations and MiB a second that are included in the price of a gp3 volume (aws.amazon.com/ebs/pricing;
 checked 2026-11)."""
 
 
@@ -45,12 +45,12 @@ _DEAREST_TRANSFER: Final = 0.15
 
 
 def transfer_price(region: str, home: str) -> float:
-    """Return what a GiB between two regions costs, in USD, in the dearer direction: the sender's price.
+    """Return the price of sending a GiB between two regions, in USD, in the dearer direction.
 
-    0.02 between us-east-1 and us-west-2, and that what EC2 and S3 send costs the same: AWS re:Post, "Cost
-    effective methods for accessing S3 buckets cross-region" (read 2026-11). The others are from memory of
-    aws.amazon.com/ec2/pricing/on-demand, "Data Transfer", rounded up to the dearest of their group. What a
-    NAT gateway takes for each GiB is not counted.
+    The sender's region decides the price; a NAT gateway's charge for each GiB is not counted. Source for 0.02
+    between us-east-1 and us-west-2, the same from EC2 and from S3: AWS re:Post, "Cost effective methods for
+    accessing S3 buckets cross-region" (read 2026-11). The others are from memory of
+    aws.amazon.com/ec2/pricing/on-demand, "Data Transfer", rounded up to the dearest of their group.
     """
     if region == home:
         return 0.0
@@ -66,7 +66,7 @@ def endpoint_region(region: str) -> str:
 
 
 def on_demand_price(clients: AwsClients, region: str, instance_type: str) -> float:
-    """Return what a Linux machine of the type costs on demand, in USD an hour.
+    """Return the on-demand price of a Linux machine of the type, in USD an hour.
 
     Raises:
         SpecError: the price list has no such machine; the message names the option for a price.
@@ -94,9 +94,9 @@ def on_demand_price(clients: AwsClients, region: str, instance_type: str) -> flo
 
 
 def disk_price(clients: AwsClients, region: str, disk_type: str) -> float | None:
-    """Return what a GiB of an EBS volume costs, in USD an hour; None: the price list has no such volume.
+    """Return the price of a GiB of an EBS volume, in USD an hour, or None if the price list has none.
 
-    The names are from public code that asks for them (checked 2026-11).
+    The names of the filters are from public code that uses them (checked 2026-11).
 
     Raises:
         AuthError: the right ``pricing:GetProducts`` is missing.
@@ -116,7 +116,7 @@ def _ask(clients: AwsClients, region: str, what: str, wanted: Mapping[str, str],
 
 
 def _usd(text: str, unit: str) -> float | None:
-    """Return the price in one product's JSON text; None: it is not a price per unit."""
+    """Return the price in one product's JSON text, or None if it is not a price per unit."""
     try:
         product: Mapping[str, Any] = json.loads(text)
         dimensions = [

@@ -1,4 +1,4 @@
-"""The provider ``aws``: what the core asks for by name."""
+"""The provider ``aws``, which the core opens by name."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
         return node_identity()
 
     def boot_profile(self) -> BootProfile:
-        """Return how the image starts the agent, and the job's own region, where its bucket and logs are.
+        """Return how the image starts the agent, with the job's region, where its bucket and logs are.
 
-        The SDK cannot find it by itself. Nothing on a machine asks for the machine's region.
+        The SDK cannot find that region by itself. No code on a machine needs the machine's own region.
         """
         region = self.options.region or self.clients.region
         return BootProfile(
@@ -75,7 +75,7 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
             },
             shutdown_command="shutdown -h now",
             has_cloudspot=self.options.image_has_cloudspot,
-            # As udev names disks of the model "Amazon EC2 NVMe Instance Storage".
+            # udev's names of disks of the model "Amazon EC2 NVMe Instance Storage".
             own_disks=("/dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_*",),
             own_directories=("/opt/dlami/nvme",),  # the Deep Learning AMI's
             fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),

@@ -1,4 +1,4 @@
-"""What EC2's refusals of a launch mean: no capacity, no quota, a missing right, or never."""
+"""Translates EC2's refusals of a launch: no capacity, no quota, a missing right, or an impossible request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "InsufficientFreeAddressesInSubnet": CapacityError,
     "UnfulfillableCapacity": CapacityError,
     "SpotMaxPriceTooLow": CapacityError,
-    # The machines of this token are gone: this launch gets no others.
+    # The machines of this token are gone, and this launch gets no others.
     "IdempotentInstanceTerminated": CapacityError,
     "InstanceLimitExceeded": QuotaError,
     "MaxSpotInstanceCountExceeded": QuotaError,
@@ -37,7 +37,7 @@ LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "Unsupported": ProvisionError,
     "UnsupportedOperation": ProvisionError,
 }
-"""What RunInstances's errors mean (EC2 API reference, error codes; checked 2026-11)."""
+"""The classes for RunInstances' errors (EC2 API reference, error codes; checked 2026-11)."""
 _FIELDS: Final = (
     ("InvalidAMIID", "image"),
     ("InvalidSubnet", "subnets"),
@@ -51,7 +51,7 @@ _FIELDS: Final = (
 )
 """The option that is wrong, by the beginning of the code."""
 _WORDS: Final = (("iaminstanceprofile", "instance_profile"), ("forinstancetype", "instance_types"))
-"""The option by what the message of an InvalidParameterValue says, without its spaces."""
+"""The option that is wrong, by a part of an InvalidParameterValue's message, without spaces."""
 _ENCODED: Final = re.compile(r"Encoded authorization failure message: (\S+)")
 _NOT_AUTHORIZED: Final = re.compile(r"not authorized to perform: ([a-z0-9-]+:[A-Za-z]+)")
 _SETUP: Final = "an administrator runs: cloudspot setup aws"
@@ -59,7 +59,7 @@ _QUOTA_ADVICE: Final = "ask for more in Service Quotas, or use another type, mar
 
 
 def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> CloudspotError:
-    """Return what a refused RunInstances means, and whose field it is."""
+    """Return the error for a refused RunInstances, with the option that is wrong if one is."""
     parameters = body.run_instances
     spot = "spot" if "InstanceMarketOptions" in parameters else "on-demand"
     what = (
@@ -87,7 +87,7 @@ def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> Cloudspo
 
 
 def denied_action(clients: AwsClients, error: BaseException) -> str | None:
-    """Return the right that the refusal says is missing, such as ``iam:PassRole``; None: it does not say.
+    """Return the missing right that the refusal names, such as ``iam:PassRole``, or None if it names none.
 
     EC2 names it in plain words, or encoded; decoding needs ``sts:DecodeAuthorizationMessage``.
     """

@@ -1,4 +1,4 @@
-"""Renders the RunInstances request of a launch; pure: whatever must be looked up is in the offer."""
+"""Renders the RunInstances request of a launch, without I/O: the offer holds everything that is looked up."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Ec2Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of a launch request."""
 
     region: str
-    """A token counts per region: the same request in another one would launch again."""
+    """A token is valid in one region; the same request in another one would launch again."""
     run_instances: dict[str, Any]
     """The parameters of RunInstances as boto3 takes them, without ClientToken and a compressed UserData."""
     user_data_gzip: str | None = None
     """The compressed boot script in base64, if the script itself is too long for EC2."""
     has_setup_image: bool = False
-    """Its image is one that ``cloudspot image bake`` has made."""
+    """Whether its image was made by ``cloudspot image bake``."""
     made_placement_group: str | None = None
     """The group to make before the first machine, and to remove with the job."""
 
@@ -56,12 +56,12 @@ def render_request(options: AwsOptions, group: InstanceGroup) -> LaunchRequest:
             "HttpPutResponseHopLimit": options.metadata_hops,
             "InstanceMetadataTags": "enabled",
         },
-        # A machine that shuts itself down is gone, and bills no more.
+        # A machine that shuts itself down is terminated, and no longer billed.
         "InstanceInitiatedShutdownBehavior": "terminate",
         "TagSpecifications": _tag_specifications(options, group),
     }
     if "is_burstable" in details:
-        # Unlimited, the default of most, costs extra and beyond the price of the offer.
+        # "unlimited", the default of most types, can cost more than the offer's price.
         parameters["CreditSpecification"] = {"CpuCredits": "standard"}
     if packed is None:
         parameters["UserData"] = group.user_data
@@ -124,6 +124,6 @@ def _spot(options: AwsOptions) -> dict[str, Any]:
 def _tag_specifications(options: AwsOptions, group: InstanceGroup) -> list[dict[str, Any]]:
     kinds = ["instance", "volume"]
     if group.offer.market is Market.SPOT:
-        kinds.append("spot-instances-request")  # refused by EC2 in a request for other machines
+        kinds.append("spot-instances-request")  # EC2 refuses this kind for other machines
     found = {**options.tags, "Name": f"{group.job_id}-{group.launch}", **tags_of(group)}
     return [{"ResourceType": kind, "Tags": tags.to_list(found)} for kind in kinds]

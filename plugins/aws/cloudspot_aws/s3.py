@@ -1,10 +1,10 @@
-"""An object store in S3: what ``s3://bucket/prefix`` opens.
+"""The object store in S3 that ``s3://bucket/prefix`` opens.
 
 Create-only puts are S3's conditional writes (``If-None-Match: *``), which hold on versioned buckets too. The
 probe at first use detects a server that ignores the condition.
 
-Payloads are sent from where they lie, unsigned over https (and within this machine), with one CRC-32 that S3
-compares: about the speed of the socket.
+Payloads are sent without a copy, unsigned over https (and within this machine), with one CRC-32 that S3
+verifies, so uploads run at about the speed of the socket.
 """
 
 from __future__ import annotations

@@ -41,15 +41,15 @@ from cloudspot_aws.errors import ERRORS
 from cloudspot_aws.s3reads import S3Reads, verify
 
 FALLBACK_REGION = "us-east-1"
-"""Where a bucket is looked for when no region is configured: the answer names the right one."""
+"""The region that is asked for a bucket when none is configured; the answer names the right one."""
 WRITER = "cloudspot-writer"
 """The metadata that names an object's writer."""
 
 _OTHERS_BUCKET = ", and the bucket policy's consent if another account owns it"
 _CONFIG: dict[str, Any] = {
-    # A profile may still ask for the old kind, which newer regions refuse.
+    # A profile may still ask for an older signature, which newer regions refuse.
     "signature_version": "s3v4",
-    # We compute one checksum and send it; botocore would compute its own, and one of all that is read.
+    # cloudspot computes the checksums that it sends; botocore would add its own, and check all that is read.
     "request_checksum_calculation": "when_required",
     "response_checksum_validation": "when_required",
 }
@@ -98,7 +98,7 @@ class S3Bucket(Bucket):
 
         Raises:
             StoreMissing: there is no such bucket.
-            SpecError: so it seems, or the configuration is wrong.
+            SpecError: the answer is a bare 404, or the configuration is wrong.
         """
         pace(HTTPConnection)
         client = self._client_in(self._clients.region_or_none() or FALLBACK_REGION)
@@ -106,7 +106,7 @@ class S3Bucket(Bucket):
             answer = client.head_bucket(Bucket=self.name)
         except ERRORS.raised as error:
             region = _bucket_region(getattr(error, "response", {}))
-            # A denied HEAD names the region as well; each request will tell whether the rights suffice.
+            # A denied HEAD names the region as well; later requests show whether the rights suffice.
             is_somewhere = region is not None or ERRORS.status_of(error) == HTTPStatus.FORBIDDEN
             if not is_somewhere or self.kind_of(error, "list") is SpecError:
                 raise self.translated(self._in_words(client, error), "list", "") from error
@@ -118,7 +118,7 @@ class S3Bucket(Bucket):
         return client
 
     def _in_words(self, client: Any, error: Exception) -> Exception:
-        """Return what S3 says of a HEAD's 404: anything at a wrong endpoint may answer with that number."""
+        """Return S3's own error for a HEAD's 404, which any server at a wrong endpoint may answer."""
         if self.kind_of(error, "list") is SpecError:
             try:
                 client.list_objects_v2(Bucket=self.name, MaxKeys=1)
@@ -128,7 +128,7 @@ class S3Bucket(Bucket):
 
     @property
     def has_checksums(self) -> bool:
-        """Return whether payloads carry a checksum; botocore's own setting says if the server has none."""
+        """Return whether payloads carry a checksum; botocore's setting disables it for other servers."""
         asked = self._clients.core.get_config_variable("request_checksum_calculation")
         return str(asked).lower() != "when_required"
 
@@ -155,7 +155,7 @@ class S3Bucket(Bucket):
         return Described(size, told(answer.get("LastModified"), "a time"), writer, etag.strip('"'))
 
     def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
-        # S3 tells no checksum of a range.
+        # S3 returns no checksum for a range.
         mode = {"x-amz-checksum-mode": "ENABLED"} if self.has_checksums else {}
         if span is not None:
             mode = {"Range": f"bytes={span[0]}-{span[1]}"}
@@ -188,7 +188,7 @@ class S3Bucket(Bucket):
         answer = client.delete_objects(
             Bucket=self.name, Delete={"Objects": [{"Key": name} for name in names]}
         )
-        # One refusal stands for all: S3 answers with 200, and a code for each object that is left.
+        # S3 answers with 200, and a code for each object that is left; the first refusal stands for all.
         for refused in answer.get("Errors", ()):
             raise client.exceptions.ClientError({"Error": refused}, "DeleteObjects")
         deleted = {one["Key"] for one in answer.get("Deleted", ())}
@@ -203,8 +203,8 @@ class S3Bucket(Bucket):
     def sign_link(self, client: Any, name: str, seconds: int, media_type: str) -> LinkResult:
         """Return a URL that a browser shows; see Bucket.
 
-        Source: S3 user guide, "Sharing objects with presigned URLs": one that was made with temporary
-        credentials ends with them (checked 2026-11).
+        Source: S3 user guide, "Sharing objects with presigned URLs": a URL that was made with temporary
+        credentials expires with them (checked 2026-11).
         """
         url = self._reads.signed_url(name, seconds, media_type=media_type)
         now = datetime.now(timezone.utc)
@@ -236,7 +236,7 @@ class S3Bucket(Bucket):
         if client.get_bucket_versioning(Bucket=self.name).get("Status", "Off") != "Enabled":
             return "off"
         return (
-            "on: what cloudspot deletes stays as an old version and is billed; "
+            "on: objects that cloudspot deletes stay as old versions and are billed; "
             "add a lifecycle rule that expires noncurrent versions"
         )
 
@@ -259,14 +259,14 @@ class S3Bucket(Bucket):
         client = self._clients.client("s3", region=region, num_attempts=1, s3=signs, **_CONFIG)
         if self.has_checksums and _is_guarded(client.meta.endpoint_url):
             return client
-        # The signature has a hash of the payload, with which the server compares it. On an open network the
-        # checksum alone would guard the payload, and anybody can compute that; or there is not even that.
+        # A signed hash lets the server verify the payload. On an open network, anybody who changes a payload
+        # could replace its unsigned checksum too, if it has one at all.
         signs = {"payload_signing_enabled": True}
         return self._clients.client("s3", region=region, num_attempts=1, s3=signs, **_CONFIG)
 
 
 def _is_guarded(endpoint_url: str) -> bool:
-    """Return whether nobody on the way can change a payload: TLS guards it, or it stays in this machine."""
+    """Return whether payloads are safe from changes: TLS protects them, or they stay in this machine."""
     parts = urlsplit(endpoint_url)
     if parts.scheme == "https" or parts.hostname == "localhost":
         return True

@@ -1,4 +1,4 @@
-"""The bytes that S3 is sent: from where they lie, with a checksum that is computed once."""
+"""Request bodies for S3, sent without a copy, with a checksum that is computed once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ sends every file-like body. A larger body is then not sent at all if S3 refuses 
 
 @contextmanager
 def payload(data: Data, *, has_checksum: bool) -> Iterator[Mapping[str, Any]]:
-    """Lend the arguments that send ``data``: its body and its checksum, if any. No view of it is kept."""
+    """Yield the arguments that send ``data``: its body and its checksum, if any. No view of it is kept."""
     with memoryview(data).cast("B") as view:
         checksum = {"ChecksumCRC32": crc32(view)} if has_checksum else {}
         if len(view) <= SMALL_BYTES:
@@ -33,8 +33,8 @@ def payload(data: Data, *, has_checksum: bool) -> Iterator[Mapping[str, Any]]:
 
 
 def crc32(view: memoryview) -> str:
-    """Return the checksum as S3's header shows it.
+    """Return the CRC-32 in the form of S3's header.
 
-    fastcrc has it five times as fast as the standard library, which takes longer than sending the bytes.
+    fastcrc is five times as fast as the standard library, which takes longer than sending the bytes.
     """
     return base64.b64encode(fastcrc.crc32.iso_hdlc(view).to_bytes(4, "big")).decode("ascii")

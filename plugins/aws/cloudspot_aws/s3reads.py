@@ -1,7 +1,7 @@
-"""Reads of a bucket's objects, with botocore's signer, HTTP session and parser of errors, but not its client.
+"""Reads a bucket's objects with botocore's signer, HTTP session and error parser, but not its client.
 
-What the client does between parameters and a request, and between an answer and a dictionary, takes half a
-millisecond of the processor for each read: as much as all the rest for an object of 250 kB.
+For each read, the client spends half a millisecond of processor time on building the request and parsing the
+answer: as much as the rest of reading an object of 250 kB.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from botocore.response import StreamingBody
 from cloudspot.decoding import whole_number
 
 MAX_ERROR_BYTES = 1 << 20
-"""An error is a short document; whatever a server or a proxy sends in its place is read no further."""
+"""An error is a short document; reading stops here if a server or a proxy sends anything else."""
 _SUMS: Mapping[str, Callable[[memoryview], bytes]] = {
     "crc32": lambda data: fastcrc.crc32.iso_hdlc(data).to_bytes(4, "big"),
     "crc32c": lambda data: fastcrc.crc32.iscsi(data).to_bytes(4, "big"),
     "sha1": lambda data: hashlib.sha1(data, usedforsecurity=False).digest(),
     "sha256": lambda data: hashlib.sha256(data).digest(),
 }
-"""S3's checksums of whole objects that can be computed here; it has CRC-64/NVME and others too."""
+"""S3's checksums of whole objects that can be computed here; S3 has others, such as CRC-64/NVME."""
 
 
 class Answer(NamedTuple):
-    """A success: its status is 2xx."""
+    """A successful answer, with a 2xx status."""
 
     status: int
     headers: Mapping[str, str]
     num_bytes: int | None
-    """None: it does not say."""
+    """None if the answer does not state it."""
     body: StreamingBody
 
 
 class S3Reads:
-    """Reads one bucket's objects where, and as whom, a client would. Thread-safe."""
+    """Reads one bucket's objects with a client's endpoint and credentials. Thread-safe."""
 
     def __init__(self, client: Any, session: Any, bucket: str) -> None:
-        """Take the client, and botocore's session that has made it; no I/O, but for credentials."""
-        # A request that is not sent tells what the client would do: by path or host, FIPS, dual stack, scope.
+        """Take the client and the botocore session that made it; do no I/O except for credentials."""
+        # An unsent request shows the client's settings: path or host style, FIPS, dual stack, scope.
         self._base, headers = _unsent(client, bucket)
         scope = re.search(r"Credential=\S+/\d{8}/([^/]+)/([^/]+)/aws4_request", headers["Authorization"])
         assert scope is not None, "botocore signs by version 4"
@@ -66,8 +66,8 @@ class S3Reads:
         """Begin to read an object.
 
         Raises:
-            botocore.exceptions.ClientError: as the client's ``get_object`` would, but for a redirection to
-                another region, which is not followed: ``connect`` has asked where the bucket is.
+            botocore.exceptions.ClientError: in the same cases as the client's ``get_object``, and for a
+                redirect to another region, which is not followed: ``connect`` has found the bucket's region.
             botocore.exceptions.BotoCoreError: there is no answer, or there are no credentials any more.
         """
         request = AWSRequest("GET", self._url(name), headers={**self._headers, **headers})
@@ -94,14 +94,14 @@ class S3Reads:
 
     @property
     def credentials_end(self) -> datetime | None:
-        """When the credentials end that sign now; None: never, or botocore does not know."""
+        """When the credentials that sign now expire; None if they never do or botocore does not know."""
         found = getattr(self._credentials, "_expiry_time", None)  # it has no public name
         return found if isinstance(found, datetime) else None
 
     def signed_url(self, name: str, seconds: int, *, media_type: str | None = None) -> str:
-        """Return a URL that reads the object for so many seconds, at the endpoint of the bucket's region.
+        """Return a URL that reads the object for ``seconds``, at the endpoint of the bucket's region.
 
-        Its answer states the ``media_type``, if there is one.
+        Its answer has the content type ``media_type``, if that is given.
 
         The client's ``generate_presigned_url`` names the global endpoint, which answers 400 for buckets in
         regions launched since March 2019. Sources: S3 user guide, "Virtual hosting of general purpose
@@ -122,9 +122,9 @@ class S3Reads:
 
 
 def _unsent(client: Any, bucket: str) -> tuple[str, Mapping[str, str]]:
-    """Return with what URL, up to the key, and with what headers the client would read objects."""
+    """Return the URL, up to the key, and the headers with which the client would read objects."""
     requests: list[AWSPreparedRequest] = []
-    key = secrets.token_hex(16)  # tells this request from those of others who share the client
+    key = secrets.token_hex(16)  # distinguishes this request from others of the shared client
 
     def answer(request: AWSPreparedRequest, **_: object) -> AWSResponse | None:
         if not request.url.endswith(f"/{key}"):
@@ -146,13 +146,13 @@ def _unsent(client: Any, bucket: str) -> tuple[str, Mapping[str, str]]:
 
 
 def verify(headers: Mapping[str, str], data: memoryview) -> None:
-    """Compare a whole object with the checksum that came with it, if S3 told one that is of the whole.
+    """Compare a whole object with the checksum that came with it, if S3 sent one of the whole object.
 
     Raises:
         botocore.exceptions.FlexibleChecksumError: they differ.
     """
     for name, compute in _SUMS.items():
         told = headers.get(f"x-amz-checksum-{name}")
-        # One with a number of parts is a checksum of the parts' checksums.
+        # A checksum that ends in a number of parts is one of the parts' checksums.
         if told and "-" not in told and base64.b64encode(compute(data)).decode("ascii") != told:
             raise botocore.exceptions.FlexibleChecksumError(error_msg=f"the {name} is not {told}")

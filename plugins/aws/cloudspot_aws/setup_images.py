@@ -1,4 +1,4 @@
-"""AMIs that hold a job's setup: made of a machine that runs, found by tags, removed with their snapshots.
+"""AMIs that hold a job's setup: made from a running machine, found by tags, removed with their snapshots.
 
 Source: EC2 API reference, CreateImage, DescribeImages, DeregisterImage (checked 2026-11).
 """
@@ -39,12 +39,12 @@ class AwsImageHost(setupimages.TaggedImageHost):
                 InstanceId=instance.id,
                 Name=name,
                 Description=description,
-                NoReboot=True,  # everything is written to the disk, and the agent goes on
+                NoReboot=True,  # the disk has been synced, and the agent must keep running
                 TagSpecifications=specifications,
             )
 
     def remove(self, image_id: str) -> None:
-        """Deregister the image, and with it delete the snapshots that it is billed for."""
+        """Deregister the image and delete its snapshots, which are billed."""
         client = self._clients.client("ec2")
         what = f"removing image {image_id} (ec2:DeregisterImage, ec2:DeleteSnapshot)"
         with ERRORS.translated(what):
@@ -88,7 +88,7 @@ class AwsImageHost(setupimages.TaggedImageHost):
 
 
 def _check_snapshots(image_id: str, results: Sequence[Mapping[str, Any]]) -> None:
-    """Raise CloudspotError if a snapshot of a removed image stays, to which nothing leads any more."""
+    """Raise CloudspotError if a removed image's snapshot is left, because nothing refers to it any more."""
     left = [one for one in results if one.get("ReturnCode") not in {"success", "skipped"}]
     if left:
         names = ", ".join(str(one.get("SnapshotId")) for one in left)

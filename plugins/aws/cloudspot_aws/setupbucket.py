@@ -20,7 +20,7 @@ from cloudspot_aws.setupcalls import AwsCall
 from cloudspot_aws.setuppart import TAGS, AwsPart, unless
 
 ABORT_DAYS: Final = 3
-"""After how many days what is left of an upload is deleted."""
+"""The days after which the parts of an unfinished upload are deleted."""
 _BLOCKS: Final = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
 
 
@@ -30,7 +30,7 @@ class Bucket(AwsPart):
     is_store = True
 
     def __init__(self, clients: AwsClients, name: str, *, account: str) -> None:
-        """Do no I/O but what finds the region."""
+        """Do no I/O except to find the region."""
         owner: dict[str, Any] = {"Bucket": name, "ExpectedBucketOwner": account}
         region = clients.region
         place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
@@ -65,7 +65,7 @@ class Bucket(AwsPart):
         self._owner = owner
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whose bucket it is, and whether others can read it."""
+        """Return whether the bucket exists, is the account's, and is closed to others."""
         s3 = self.clients.client("s3")
         try:
             head = s3.head_bucket(**self._owner)
@@ -107,7 +107,7 @@ class Bucket(AwsPart):
         return PartState(exists=True, excess=(*state.excess, *others), lacks=state.lacks)
 
     def _others(self) -> list[str]:
-        """Return whom its policy and its access list let in."""
+        """Return a line for each access that its policy or its access list gives to others."""
         s3 = self.clients.client("s3")
         lines = []
         answer = unless("NoSuchBucketPolicy", lambda: s3.get_bucket_policy(**self._owner))

@@ -1,4 +1,4 @@
-"""The alarm of an AWS account's setup for a month's bill.
+"""The budget of an AWS account's setup, which warns of a month's bill.
 
 Source: AWS Budgets API reference, the operations' pages (checked 2026-11).
 """
@@ -57,7 +57,7 @@ class Budget(AwsPart):
         self._account, self._budget = account, budget
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether it is there, and for how much."""
+        """Return whether the budget exists and has the wanted limit."""
         client = self.clients.client("budgets")
         answer = unless(
             "NotFoundException",
@@ -72,7 +72,7 @@ class Budget(AwsPart):
         return PartState(exists=True, lacks=() if is_same else (f"it warns at {found.get('Amount')} USD",))
 
     def create(self) -> None:
-        """Make it; one for another amount is made anew."""
+        """Make the budget; replace one that has another limit."""
         if self.state(is_own=True).lacks:
             self.delete()
         super().create()

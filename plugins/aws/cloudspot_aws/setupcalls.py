@@ -1,4 +1,4 @@
-"""Calls of AWS's services as data: the same call is made with boto3, and printed for AWS's command line."""
+"""AWS calls as data, which can be made with boto3 and printed as commands of the AWS CLI."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ignored
 
 _COMMANDS = {"s3": "s3api"}
-"""How the command line calls a service, where it does so in another way than boto3."""
+"""The AWS CLI's name of a service, where it differs from boto3's."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class AwsCall:
 
     service: str
     operation: str
-    """As the API calls it: ``CreateRole``."""
+    """Its name in the API, such as ``CreateRole``."""
     parameters: Mapping[str, Any]
     done: tuple[str, ...] = ()
-    """The error codes that say that it is done already."""
+    """The error codes that mean that it was done before."""
 
     def run(self, clients: AwsClients) -> Any:
-        """Make the call; return the answer, or None if it is done already."""
+        """Make the call; return the answer, or None if it was done before."""
         call = getattr(clients.client(self.service), xform_name(self.operation))
         with ignored(*self.done):
             return call(**self.parameters)

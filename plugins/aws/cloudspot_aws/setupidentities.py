@@ -68,7 +68,7 @@ class Role(AwsPart):
         self._trust, self._policy = trust, policy
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether it does more than the part: by its trust, or by any policy that it has."""
+        """Return whether the role's trust and policies give more, or less, than this part."""
         iam = self.clients.client("iam")
         answer = unless("NoSuchEntity", lambda: iam.get_role(RoleName=self.name))
         if answer is None:
@@ -115,7 +115,7 @@ class Profile(AwsPart):
                     {"InstanceProfileName": name, "Tags": list(TAGS)},
                     ("EntityAlreadyExists",),
                 ),
-                # A profile has room for one role: it is there already.
+                # A profile holds one role, so the limit means that it has one already.
                 AwsCall("iam", "AddRoleToInstanceProfile", both, ("LimitExceeded", "EntityAlreadyExists")),
             ],
             removing=[
@@ -125,7 +125,7 @@ class Profile(AwsPart):
         )
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return which role it has."""
+        """Return whether the profile exists and gives the right role."""
         iam = self.clients.client("iam")
         answer = unless("NoSuchEntity", lambda: iam.get_instance_profile(InstanceProfileName=self.name))
         if answer is None:
@@ -137,7 +137,7 @@ class Profile(AwsPart):
 
 
 class Policy(AwsPart):
-    """A managed policy, which principals are given."""
+    """A managed policy, which can be attached to principals."""
 
     def __init__(self, clients: AwsClients, name: str, purpose: str, *, arn: str, document: Document) -> None:
         """Do no I/O."""
@@ -159,7 +159,7 @@ class Policy(AwsPart):
         self._arn, self._document = arn, document
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return how its newest version differs."""
+        """Return whether the policy exists, and how its version in force differs."""
         iam = self.clients.client("iam")
         found = unless("NoSuchEntity", lambda: managed_document(iam, self._arn))
         if found is None:
@@ -172,12 +172,12 @@ class Policy(AwsPart):
         )
 
     def create(self) -> None:
-        """Make it, or a new version of one that is older."""
+        """Make the policy, or a new version of a policy that differs."""
         super().create()
         iam = self.clients.client("iam")
         if managed_document(iam, self._arn) == self._document:
             return
-        # A policy has five versions at the most.
+        # A policy can have at most five versions.
         for one in self._versions()[3:]:
             iam.delete_policy_version(PolicyArn=self._arn, VersionId=one)
         iam.create_policy_version(
@@ -185,7 +185,7 @@ class Policy(AwsPart):
         )
 
     def delete(self) -> None:
-        """Delete its older versions, and it."""
+        """Delete the policy and its older versions."""
         iam = self.clients.client("iam")
         with ignored("NoSuchEntity"):
             for one in self._versions():
@@ -202,7 +202,7 @@ class Grant(AwsPart):
     """A managed policy that is attached to a user, a group or a role."""
 
     def __init__(self, clients: AwsClients, kind: str, whom: str, *, policy: str, arn: str) -> None:
-        """``kind`` is ``User``, ``Group`` or ``Role``; ``policy`` is attached to the one of that name."""
+        """Attach ``policy`` to ``whom``, a ``kind`` of principal: ``User``, ``Group`` or ``Role``."""
         both = {f"{kind}Name": whom, "PolicyArn": arn}
         super().__init__(
             clients,
@@ -215,7 +215,7 @@ class Grant(AwsPart):
         self._kind, self._whom, self._arn = kind, whom, arn
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether they have the policy."""
+        """Return whether the policy is attached."""
         iam = self.clients.client("iam")
         pages = iam.get_paginator(f"list_attached_{self._kind.lower()}_policies")
         attached = {
@@ -234,5 +234,5 @@ def managed_document(iam: Any, arn: str) -> Document:
 
 
 def _in_partition(documents: Sequence[Document], partition: str) -> list[Document]:
-    """Return the policies with their own partition in place of any: an account is in one only."""
+    """Return the policies with ``partition`` in place of a wildcard, because an account is in one only."""
     return [json.loads(json.dumps(one).replace('"arn:*:', f'"arn:{partition}:')) for one in documents]

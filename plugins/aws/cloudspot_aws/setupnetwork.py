@@ -24,13 +24,13 @@ class DefaultNetwork(AwsPart):
             clients,
             "network",
             f"default VPC in {clients.region}",
-            "is where machines are; its subnets lead to S3",
+            "holds the machines; its subnets lead to S3",
             making=[AwsCall("ec2", "CreateDefaultVpc", {}, ("DefaultVpcAlreadyExists",))],
             removing=[],
         )
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the region has one."""
+        """Return whether the region has a default VPC with subnets."""
         vpc = default_vpc(self.clients)
         if vpc is None:
             return PartState(exists=False)
@@ -40,7 +40,7 @@ class DefaultNetwork(AwsPart):
         return PartState(exists=True, lacks=() if subnets else (none,))
 
     def delete(self) -> None:
-        """Delete its subnets, its gateway and itself."""
+        """Delete the VPC with its subnets and its gateway."""
         ec2, vpc = self.clients.client("ec2"), default_vpc(self.clients)
         if vpc is None:
             return
@@ -56,7 +56,7 @@ class DefaultNetwork(AwsPart):
 
 
 class NodeGroup(AwsPart):
-    """A security group of the default VPC, whose members reach one another and which lets nobody else in."""
+    """A security group of the default VPC that lets in its members and nobody else."""
 
     def __init__(self, clients: AwsClients, name: str) -> None:
         """Do no I/O."""
@@ -94,13 +94,13 @@ class NodeGroup(AwsPart):
         )
 
     def id(self) -> str | None:
-        """Return its id; None: there is no such group."""
+        """Return the group's id, or None if it does not exist."""
         with ERRORS.translated(f"looking at {self.kind} {self.name}"):
             found = self._describe()
         return None if found is None else str(found["GroupId"])
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whom it lets in."""
+        """Return whether the group exists and lets in its members and nobody else."""
         group = self._describe()
         if group is None:
             return PartState(exists=False)
@@ -127,7 +127,7 @@ class NodeGroup(AwsPart):
 
 
 def default_vpc(clients: AwsClients) -> str | None:
-    """Return the id of the region's default VPC; None: there is none."""
+    """Return the id of the region's default VPC, or None if it has none."""
     with ERRORS.translated("looking for the default VPC"):
         found = clients.client("ec2").describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])
     return str(found["Vpcs"][0]["VpcId"]) if found["Vpcs"] else None

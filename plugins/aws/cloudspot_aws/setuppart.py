@@ -13,12 +13,12 @@ from cloudspot_aws.setupcalls import AwsCall
 Answer = TypeVar("Answer")
 
 TAG: Final = "cloudspot-setup"
-"""On all that a setup makes, where it can be tagged: for people, and for bills."""
+"""The tag on each part that can have tags, for people and for bills."""
 TAGS: Final = ({"Key": TAG, "Value": "cloudspot"},)
 
 
 class AwsPart(CloudPart):
-    """A part that some calls make and others remove."""
+    """A part that is made and removed by lists of calls."""
 
     provider = "aws"
     errors = ERRORS
@@ -54,7 +54,7 @@ class AwsPart(CloudPart):
 
 
 def unless(code: str, ask: Callable[[], Answer]) -> Answer | None:
-    """Return the answer; None: the service says that there is none, with this code."""
+    """Return the answer, or None if the service refuses with ``code``, which means that there is none."""
     with ignored(code):
         return ask()
     return None

@@ -1,4 +1,4 @@
-"""Tags as EC2's requests and answers have them; their names are in :mod:`cloudspot.plugin.machinetags`."""
+"""Converts tags for EC2's requests and from its answers; :mod:`cloudspot.plugin.machinetags` names them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 NODE: Final = "cloudspot-node"
-"""The node's rank in its launch, from 0, set by ``announce``; until then the launch index says the same."""
+"""The node's rank in its launch, from 0, set by ``announce``; until then the launch index has the same
+value."""
 MAX_VALUE: Final = 256
-"""Characters of a tag's value."""
+"""The most characters of a tag's value."""
 
 
 def to_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the tags as EC2's requests have them."""
+    """Return the tags in the form of EC2's requests."""
     return [{"Key": name, "Value": value[:MAX_VALUE]} for name, value in tags.items()]
 
 

@@ -1,4 +1,4 @@
-"""``cloudspot setup gcp``: what a Google Cloud project needs before its first job."""
+"""``cloudspot setup gcp``: the parts that a Google Cloud project needs before its first job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERVICES: Final = ("cloudbilling", "cloudresourcemanager", "compute", "iam", "lo
 DRIVER_SERVICES: Final = (
     *("artifactregistry", "cloudbuild", "cloudfunctions", "cloudscheduler", "eventarc", "pubsub", "run"),
 )
-"""Those that drivers in the cloud use besides."""
+"""The additional APIs that drivers in the cloud use."""
 NETWORK: Final = "cloudspot"
 RULE: Final = "cloudspot-nodes"
 _USER: Final = "roles/iam.serviceAccountUser"
@@ -30,7 +30,7 @@ _MEMBER: Final = re.compile(r"(?:user|group|serviceAccount):[^\s,:]+@[^\s,:]+|pr
 
 
 class GcpAccountSetup(AccountSetup):
-    """The parts of one project."""
+    """The setup of one project."""
 
     def __init__(self, options: GcpOptions, clients: GcpClients) -> None:
         """Do no I/O."""
@@ -42,7 +42,7 @@ class GcpAccountSetup(AccountSetup):
         return self._clients.project
 
     def parts(self, request: SetupRequest) -> Sequence[SetupPart]:
-        """Return services, bucket, roles, account, network and grants; see AccountSetup."""
+        """Return the services, bucket, roles, account, network and grants; see AccountSetup."""
         if request.monthly_limit is not None:
             raise SpecError(
                 "--budget: Google's budgets belong to the billing account, not to the project; make one "
@@ -52,8 +52,8 @@ class GcpAccountSetup(AccountSetup):
         for whom in request.grant_to:
             if _MEMBER.fullmatch(whom) is None:
                 raise SpecError(
-                    f"--grant-to {whom}: write user:ADDRESS, group:ADDRESS or serviceAccount:ADDRESS; nobody "
-                    "is let in whom you do not know"
+                    f"--grant-to {whom}: write user:ADDRESS, group:ADDRESS or serviceAccount:ADDRESS; "
+                    "members such as allUsers are never let in"
                 )
         clients, project = self._clients, self._clients.project
         bucket, node = self._bucket(request), f"{DEFAULT_SERVICE_ACCOUNT}@{project}.iam.gserviceaccount.com"
@@ -66,7 +66,7 @@ class GcpAccountSetup(AccountSetup):
                 CustomRole(clients, self._role_id(one), permissions.role(one))
                 for one in ("submitter", "deployer", "node", "self-end", "bucket")
             ),
-            Account(clients, DEFAULT_SERVICE_ACCOUNT, "is whom machines are"),
+            Account(clients, DEFAULT_SERVICE_ACCOUNT, "is the account of the machines"),
         ]
         if self._makes_network:
             parts += [
@@ -79,7 +79,7 @@ class GcpAccountSetup(AccountSetup):
             self._on_project(
                 machines,
                 "self-end",
-                f"{why} end themselves, by the names that cloudspot gives them",
+                f"{why} delete themselves, if cloudspot has named them",
                 is_conditional=True,
             ),
             self._on_bucket(machines, bucket, f"{why} use the bucket"),
@@ -94,7 +94,7 @@ class GcpAccountSetup(AccountSetup):
                     clients,
                     whom,
                     _USER,
-                    "lets them launch machines with the machines' account, and no other",
+                    "lets them launch machines with this account, and no other",
                     on=DEFAULT_SERVICE_ACCOUNT,
                     policy=account_policy(project, node),
                     command=(
@@ -109,7 +109,7 @@ class GcpAccountSetup(AccountSetup):
         return parts
 
     def settings(self, request: SetupRequest) -> SetupSettings:
-        """Return the store, and the options that name what was made; see AccountSetup."""
+        """Return the store, and the options that name the parts made; see AccountSetup."""
         options = {"project": self._clients.project}
         if self._makes_network:
             options["network"] = NETWORK
@@ -117,7 +117,7 @@ class GcpAccountSetup(AccountSetup):
 
     @property
     def _makes_network(self) -> bool:
-        """Whether machines use cloudspot's own network, and none that the user has named."""
+        """Whether to set up cloudspot's own network: the user has named no other."""
         return not self._options.subnetworks and self._options.network in {"default", NETWORK}
 
     @property
@@ -129,7 +129,9 @@ class GcpAccountSetup(AccountSetup):
             return f"cloudspot-{self._clients.project}"
         scheme, _, rest = request.store_url.partition("://")
         if scheme != "gs":
-            raise SpecError(f"--store {request.store_url}: a setup of gcp makes a bucket; write gs://BUCKET")
+            raise SpecError(
+                f"--store {request.store_url}: setup gcp makes a bucket in Cloud Storage; write gs://BUCKET"
+            )
         return rest.partition("/")[0]
 
     def _role_id(self, name: str) -> str:

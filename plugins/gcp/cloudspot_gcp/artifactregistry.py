@@ -1,4 +1,4 @@
-"""Log-ins for Artifact Registry, Google's registry of container images, also by Container Registry's names.
+"""Log-ins for Artifact Registry, Google's registry of container images, under its old names too.
 
 Source: Artifact Registry, "Configure authentication to Artifact Registry for Docker", access token (checked
 2026-11).

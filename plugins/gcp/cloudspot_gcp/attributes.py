@@ -1,8 +1,8 @@
-"""The names of a machine's metadata attributes and labels, and the machine names that say its rank.
+"""The names of a machine's metadata attributes and labels, and machine names, which contain the rank.
 
 A program on the machine reads attributes at ``instance/attributes/NAME``; listings are filtered by labels.
-Names that every cloud has are in :mod:`cloudspot.plugin.machinetags`: JOB and LAUNCH are attribute and label,
-STORE's label is the ``store_digest``, since a label may hold neither slash nor colon.
+Names that all clouds share are in :mod:`cloudspot.plugin.machinetags`: JOB and LAUNCH are both attributes and
+labels; STORE's label is the ``store_digest``, because a label may contain neither slash nor colon.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from cloudspot.plugin.machinetags import store_digest
 
 NOTICE_SECONDS: Final = "cloudspot-notice-seconds"
-"""Attribute: how long before its end the machine hears of a reclaim, as its launch requested."""
+"""Attribute: the seconds of notice before a reclaim that the machine's launch requested."""
 NUM_NODES: Final = "NUM_NODES"
 MASTER_ADDR: Final = "MASTER_ADDR"
 """Attribute: the *name* of the first node, known before the node exists; it resolves in the nodes' network.
@@ -26,7 +26,7 @@ _OWN: Final = re.compile(r"cs-(?P<job>.+)-(?P<store>[0-9a-f]{8})-(?P<launch>[0-9
 
 
 def machine_stem(job_id: str) -> str:
-    """Return what the names of the job's machines begin with, without the dash after it.
+    """Return the prefix of the names of the job's machines, without the dash after it.
 
     A machine's name has at most 63 characters of a-z, 0-9 and dash, and begins with a letter (RFC 1035); a
     job's id may itself have 63, and begin with a digit.
@@ -38,34 +38,34 @@ def machine_stem(job_id: str) -> str:
 
 
 def machine_name(job_id: str, store_url: str, launch: int, rank: int) -> str:
-    """Return the name of a node's machine: the same each time, and no other's."""
+    """Return the name of a node's machine, which is always the same and unique in the project."""
     name = f"{machine_stem(job_id)}-{store_digest(store_url)}-{launch}-{rank}"
     assert len(name) <= _MAX_NAME, name
     return name
 
 
 def launch_and_rank(name: str) -> tuple[int, int] | None:
-    """Return the launch and the rank that a machine's name says; None: it is not one of cloudspot's."""
+    """Return the launch and the rank in a machine's name, or None if it is not a name of cloudspot's."""
     match = _OWN.fullmatch(name)
     return None if match is None else (int(match["launch"]), int(match["rank"]))
 
 
 def job_of(name: str) -> str | None:
-    """Return the job that a machine's name says; None: it is not such a name, or it holds a shortened id.
+    """Return the job in a machine's name, or None if the name is not cloudspot's or its job id is shortened.
 
-    An id that merely looks shortened counts as shortened.
+    An id that only looks shortened counts as shortened.
     """
     match = _OWN.fullmatch(name)
     return None if match is None or _SHORTENED.fullmatch(match["job"]) else match["job"]
 
 
 def is_of_job(name: str, job_id: str) -> bool:
-    """Return whether a machine's name belongs to the job, in whichever store."""
+    """Return whether a machine's name belongs to the job, in any store."""
     match = _OWN.fullmatch(name)
     return match is not None and f"cs-{match['job']}" == machine_stem(job_id)
 
 
 def digest_in(name: str) -> str:
-    """Return the ``store_digest`` in a machine's name; "": it is not one of cloudspot's."""
+    """Return the ``store_digest`` in a machine's name, or "" if it is not a name of cloudspot's."""
     match = _OWN.fullmatch(name)
     return "" if match is None else match["store"]

@@ -1,4 +1,4 @@
-"""``cloudspot providers check gcp``: tries what a job needs, and says for each thing how to mend it."""
+"""``cloudspot providers check gcp``: tries each thing that a job needs, and reports how to fix a failure."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ PERMISSIONS: Final = (
     "compute.zoneOperations.list",
     "iam.serviceAccounts.actAs",
 )
-"""What every launch needs; the rest depends on the options."""
+"""The permissions that every launch needs; others depend on the options."""
 _QUOTAS: Final = {Market.SPOT: "PREEMPTIBLE_CPUS", Market.ON_DEMAND: "CPUS"}
 
 
 def check(options: GcpOptions, clients: GcpClients, resources: Resources) -> Sequence[CheckResult]:
-    """Try in order what a submission would need; skip what depends on something that failed."""
+    """Try in order each thing that a submission needs; skip those that depend on a failed one."""
     lines = Checklist(remedy=_SETUP)
     attempt = lines.attempt
 
@@ -66,8 +66,8 @@ def check(options: GcpOptions, clients: GcpClients, resources: Resources) -> Seq
 def wanted_permissions(options: GcpOptions, project: str) -> list[str]:
     """Return the permissions that a launch with these options needs in the project.
 
-    One's own images need one more ("REST Resource: instances", insert, IAM permissions; checked 2026-11);
-    whether another project grants it cannot be asked here.
+    Images of the project need one more ("REST Resource: instances", insert, IAM permissions; checked
+    2026-11); whether another project grants it cannot be checked here.
     """
     permissions = set(PERMISSIONS)
     if options.image_or_default.startswith(f"projects/{project}/"):
@@ -90,7 +90,7 @@ def _credentials(clients: GcpClients) -> str:
 
 
 def _member(clients: GcpClients) -> str:
-    """Return whom the credentials belong to, as ``cloudspot setup --grant-to`` takes it."""
+    """Return the owner of the credentials in the form of ``cloudspot setup --grant-to``."""
     credentials = clients.credentials()
     email = getattr(credentials, "service_account_email", None)
     if email:
@@ -114,7 +114,7 @@ def _clock(clients: GcpClients) -> str:
 
 
 def _permissions(options: GcpOptions, clients: GcpClients) -> str:
-    """Ask Resource Manager, whom everybody may ask about their own permissions."""
+    """Ask Resource Manager, which anybody may ask about their own permissions."""
     wanted = wanted_permissions(options, clients.project)
     url = f"{endpoint('cloudresourcemanager')}/v1/projects/{clients.project}:testIamPermissions"
     try:
@@ -124,7 +124,7 @@ def _permissions(options: GcpOptions, clients: GcpClients) -> str:
         raise NotKnown(str(error)) from error
     lacking = [one for one in wanted if one not in answer.get("permissions", ())]
     if lacking == ["iam.serviceAccounts.actAs"]:
-        # Most grant it on the one account, which the project does not show.
+        # Most administrators grant it on the one account, which the project's answer does not show.
         return (
             f"all {len(wanted) - 1} of the project; iam.serviceAccounts.actAs is not granted on all accounts"
         )
@@ -134,7 +134,7 @@ def _permissions(options: GcpOptions, clients: GcpClients) -> str:
 
 
 def _quota(clients: GcpClients, offer: Offer) -> str:
-    """Compare the region's own quota of vCPUs, if it has one, with what one machine has."""
+    """Compare the region's own quota of vCPUs, if it has one, with the vCPUs of one machine."""
     region, metric = offer.region, _QUOTAS[offer.market]
     where = {"project": clients.project, "region": region}
     found = ask(f"reading the quotas of {region}", lambda: clients.call("RegionsClient", "get", where))
@@ -144,7 +144,7 @@ def _quota(clients: GcpClients, offer: Offer) -> str:
     name = f'name = "{offer.instance_type}"'
     (type_,) = list_all(clients, "MachineTypesClient", what, zone=zone, filter=name)
     if quota is None or (offer.market is Market.SPOT and quota.limit == 0):
-        # Without a quota of its own, the spot market counts against the on-demand one.
+        # Without a quota of their own, spot machines count against the on-demand quota.
         raise NotKnown(f"{region} has no quota {metric}")
     left = quota.limit - quota.usage
     if left < type_.guest_cpus:

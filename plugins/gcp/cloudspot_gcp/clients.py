@@ -28,7 +28,7 @@ from cloudspot_gcp.errors import ERRORS, error_of
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
-"""How long a connection may be silent. Control planes answer within seconds, Storage within a few."""
+"""How long a connection may be silent. All services usually answer within a few seconds."""
 TIMEOUT = (CONNECT_SECONDS, READ_SECONDS)
 MAX_CONNECTIONS = 32
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
@@ -37,14 +37,14 @@ USER_AGENT = f"cloudspot/{cloudspot.__version__}"
 
 
 class GcpClients:
-    """Makes clients of one project's services, and keeps them. Thread-safe; construction does no I/O.
+    """Makes and caches clients of one project's services. Thread-safe; construction does no I/O.
 
-    The project comes from the options, else from where Application Default Credentials look:
+    The project comes from the options, else from the places that Application Default Credentials use:
     ``GOOGLE_CLOUD_PROJECT``, the credentials' file, gcloud's configuration, the machine.
     """
 
     def __init__(self, *, project: str | None = None) -> None:
-        """Keep what the user chose; None: the environment decides."""
+        """Use ``project``, or the environment's if it is None."""
         self._wanted_project = project or os.environ.get("GOOGLE_CLOUD_PROJECT") or None
         self._lock = threading.RLock()
         self._found: tuple[Any, str | None] | None = None
@@ -55,8 +55,8 @@ class GcpClients:
         """Return the project that machines and logs belong to.
 
         Raises:
-            SpecError: none is configured.
-            AuthError: there are no credentials, which might have named it.
+            SpecError: no project is configured.
+            AuthError: there are no credentials, which might have named the project.
         """
         project = self.project_or_none()
         if project is None:
@@ -67,7 +67,7 @@ class GcpClients:
         return project
 
     def project_or_none(self) -> str | None:
-        """Return the project, or None; raise AuthError without credentials, which might have named it."""
+        """Return the project, or None if none is configured; raise AuthError as ``project`` does."""
         return self._wanted_project or self._default()[1]
 
     def credentials(self) -> Any:
@@ -77,7 +77,7 @@ class GcpClients:
     def session(self) -> Any:
         """Return an ``AuthorizedSession``: requests with a bearer token, up to 32 connections at once.
 
-        It repeats a request only with a fresh token.
+        It repeats a request only to use a fresh token.
         """
         return self._once("session", self._make_session)
 
@@ -92,7 +92,7 @@ class GcpClients:
     def call(
         self, kind: str, method: str, request: Mapping[str, Any], *, seconds: float = READ_SECONDS
     ) -> Any:
-        """Make a request by a client of this kind once; the SDK's errors come as they are."""
+        """Make a request once with a client of this kind; the SDK's errors are not translated."""
         return getattr(self.compute(kind), method)(request=dict(request), retry=None, timeout=seconds)
 
     def ask_json(self, method: str, url: str, **options: Any) -> Any:
@@ -106,7 +106,7 @@ class GcpClients:
         with self._lock:
             if self._found is None:
                 with ERRORS.translated("Google Cloud"), warnings.catch_warnings():
-                    # For a user's own login Google warns that quota is counted elsewhere.
+                    # For a user's own login, Google warns that quota is counted elsewhere.
                     warnings.simplefilter("ignore")
                     self._found = google.auth.default(scopes=SCOPES)
                     if endpoint("iamcredentials") != "https://iamcredentials.googleapis.com":
@@ -141,9 +141,8 @@ class GcpClients:
             client_info=ClientInfo(user_agent=USER_AGENT),
             client_options={"api_endpoint": endpoint("storage")},
         )
-        # Otherwise a thread asks for the bucket's settings, for traces that nobody wants; a node has no right
-        # to them.
-        client._bucket_metadata_cache = None  # noqa: SLF001 - its switch is a variable of the environment
+        # Otherwise a thread reads the bucket's settings for traces, which a node has no right to.
+        client._bucket_metadata_cache = None  # noqa: SLF001 - its switch is an environment variable
         return client
 
     def _make_compute(self, kind: str) -> Any:
@@ -161,9 +160,9 @@ class GcpClients:
 
 
 def _ask_no_boundary(credentials: Any) -> None:
-    """Keep google-auth's thread from asking, at the first token, where the credentials may be used.
+    """Keep google-auth from asking, in a thread at the first token, where the credentials may be used.
 
-    It would ask at IAM's real address, wherever the other services are redirected.
+    It would ask at IAM's real address, even if the other services are redirected.
     """
     manager = getattr(credentials, "_rab_manager", None)
     if manager is not None:
@@ -171,7 +170,7 @@ def _ask_no_boundary(credentials: Any) -> None:
 
 
 def endpoint(service: str) -> str:
-    """Return where a service such as ``compute`` is, without a path: ``https://compute.googleapis.com``.
+    """Return a service's base URL, without a path: ``https://compute.googleapis.com`` for ``compute``.
 
     The variables of Google's own tools redirect it, for instance to an emulator:
     ``CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE`` as for gcloud (its path does not matter), and for storage

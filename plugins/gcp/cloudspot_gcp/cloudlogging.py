@@ -1,13 +1,14 @@
 """Log lines in Cloud Logging: entries of text in one log of the project, labelled by job, store and node.
 
-An entry's labels carry the line's number, by which readers drop repeats and keep the order, whatever the
-node's clock said. An entry has the line's time, unless Logging would refuse it or sort it before what was
-delivered earlier; the line's own time is then a label too.
+An entry's labels carry the line's number, which readers use to drop repeats and to keep the order, whatever
+the node's clock was. An entry has the line's time, unless Logging would refuse it or sort it before earlier
+entries; the line's own time is then a label too.
 
-The first line of a stream on each day (UTC) is marked: these few entries tell which streams and days exist.
+The first line of a stream on each day (UTC) is marked, so that a query for the few marked entries finds all
+streams and days.
 
-Logging answers 60 lists a minute for a whole project. A reader that follows therefore asks for all nodes of
-the job at once, and waits two seconds for each thousand entries before it asks again.
+Logging answers 60 list requests a minute for a whole project. A reader that follows therefore asks for all
+nodes of the job at once, and waits two seconds for each thousand entries before it asks again.
 
 Source: Cloud Logging API reference, entries.write and entries.list; "Quotas and limits" (checked 2026-11).
 """
@@ -34,13 +35,14 @@ from cloudspot_gcp.cloudloggingrequests import EntryRefused, LogRequests
 LOG_NAME = "cloudspot"
 MAX_BATCH_ENTRIES = 1000
 MAX_BATCH_BYTES = 5_000_000
-"""Counted at six bytes of JSON for a character; a request can hold 10 MB."""
+"""Counted at six bytes of JSON for each character; a request can hold 10 MB."""
 ENTRY_OVERHEAD_BYTES = 500
 MAX_TEXT = 50_000
-"""Longer lines become several entries: a character takes up to four bytes, an entry holds 256 KiB."""
+"""The most characters of one entry; longer lines become several entries. A character takes up to four bytes,
+and an entry holds 256 KiB."""
 SHARE_SECONDS = 2.0
 
-# Below the logger whose lines an agent delivers with its job's log.
+# A child of the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.gcp.logs")
 
 
@@ -63,14 +65,14 @@ class CloudLoggingSink(CloudLoggingReader):
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Do no I/O; ``store_url`` is the canonical one. The options' checks cover the log's name."""
+        """Do no I/O. ``store_url`` is canonical; the options' checks cover ``log_name``."""
         self._log_name = log_name or LOG_NAME
         labels = {"job": job_id, "store": store_digest(store_url)}
         requests = LogRequests(clients or GcpClients(), log_name=self._log_name, labels=labels, sleep=sleep)
         super().__init__(requests, labels=labels, share_seconds=share_seconds, now=now, clock=clock)
         self._times = EntryTimes(self._newest_time, now=now)
         self._marked: dict[str, date] = {}
-        """By stream written to: the day of its last line, which is marked."""
+        """The day of the last line written, by stream; that day has its mark."""
 
     def write(self, records: Sequence[LogRecord]) -> None:
         if not records:
@@ -93,8 +95,8 @@ class CloudLoggingSink(CloudLoggingReader):
     def remove(self, pieces: Sequence[LogPiece]) -> None:
         if pieces:
             raise CloudspotError(
-                "lines of one job cannot be deleted from Cloud Logging: they expire by the retention of the "
-                f"log's bucket; to delete {self._log_name!r} with the lines of all its jobs, run: "
+                "lines of one job cannot be deleted from Cloud Logging: they expire after the retention time "
+                f"of the log's bucket; to delete {self._log_name!r} with the lines of all its jobs, run: "
                 f"gcloud logging logs delete {self._log_name}"
             )
 
@@ -117,7 +119,7 @@ class CloudLoggingSink(CloudLoggingReader):
                 yield {
                     "textPayload": text,
                     "timestamp": iso(at),
-                    # Entries of the same time are listed in the order of this.
+                    # Entries of the same time are listed in the order of their ids.
                     "insertId": f"{about}-{stream}-{record.seq:012}-{number:06}",
                     "labels": labels,
                 }
@@ -129,11 +131,11 @@ class CloudLoggingSink(CloudLoggingReader):
         return moment_of(found / 1000) if found else None
 
     def _deliver(self, stream: str, entries: list[dict[str, Any]]) -> bool:
-        """Write the entries; return whether Logging has taken all of them."""
+        """Write the entries; return whether Logging has accepted all of them."""
         try:
             self._requests.write(entries)
         except EntryRefused as error:
-            # To deliver them again would not help, and would hold up all lines to come.
+            # Delivering them again would not help, and would hold up all later lines.
             _log.warning("Cloud Logging refuses lines of %s: %s", stream, error)
             return False
         return True

@@ -1,4 +1,4 @@
-"""From Cloud Logging's entries to lines, which take one entry or several; and its format of times."""
+"""Turns Cloud Logging's entries into lines, each of one entry or several, and parses its times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudspot.plugin.answers import UNREADABLE, moment
 from cloudspot.plugin.logorder import Arrival, Joiner
 
 MARK = "day"
-"""The label ``mark`` of a stream's first line of each day, by which streams and their days are found."""
+"""The value of the label ``mark`` on a stream's first line of each day, used to find streams and days."""
 
 _Time = Annotated[datetime, msgspec.Meta(tz=True)]
 
@@ -22,7 +22,7 @@ _Time = Annotated[datetime, msgspec.Meta(tz=True)]
 class EntryReader:
     """Turns entries of a stream into lines.
 
-    Logging ignores case when it compares labels: this skips what belongs to another job.
+    Logging ignores case when it compares labels, so this skips the entries of other jobs.
     """
 
     def __init__(self, stream: str, labels: Mapping[str, str]) -> None:
@@ -32,7 +32,7 @@ class EntryReader:
         self._joiner = Joiner()
 
     def add(self, entry: Mapping[str, Any]) -> Iterator[Arrival]:
-        """Yield the line that this entry completes, if any; skip what others wrote."""
+        """Yield the line that this entry completes, if any; skip entries that cloudspot did not write."""
         labels: Mapping[str, str] = entry.get("labels") or {}
         if any(labels.get(name) != value for name, value in self._wanted.items()):
             return
@@ -53,7 +53,7 @@ class EntryReader:
 
 
 def parse_time(text: str) -> datetime:
-    """Return a time as Logging writes it, to the microsecond; raise ValueError for another value."""
+    """Parse a time in Logging's format, to the microsecond; raise ValueError for any other value."""
     found = moment(convert(text, _Time))
     if found is None:
         raise ValueError("it is not a time that Logging can tell")
@@ -61,7 +61,7 @@ def parse_time(text: str) -> datetime:
 
 
 def milliseconds(text: str) -> int:
-    """Return a time of Logging's in milliseconds since 1970; 0: it is none."""
+    """Return a time of Logging's in milliseconds since 1970, or 0 if it is not a time."""
     try:
         return int(parse_time(text).timestamp() * 1000)
     except ValueError:
@@ -71,12 +71,12 @@ def milliseconds(text: str) -> int:
 def _count(value: object) -> int:
     found = whole_number(value)
     if found is None:
-        raise ValueError("it does not count anything")
+        raise ValueError("it is not a count")
     return found
 
 
 def iso(moment: datetime) -> str:
-    """Return a time as Logging accepts it."""
+    """Return a time in the format that Logging accepts."""
     return f"{moment.astimezone(timezone.utc):%Y-%m-%dT%H:%M:%S.%fZ}"
 
 

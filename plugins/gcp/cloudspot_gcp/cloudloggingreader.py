@@ -1,4 +1,4 @@
-"""Reads a job's lines in Cloud Logging: from the start, from the end, and on as they come."""
+"""Reads a job's lines in Cloud Logging: from the start, from the end, or as they arrive."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from cloudspot_gcp.cloudloggingentries import MARK, EntryReader, day_of, iso, mi
 from cloudspot_gcp.cloudloggingrequests import LogRequests
 
 OVERLAP = timedelta(seconds=60)
-"""How far a reader that follows goes back: entries need not show in the order in which they came."""
+"""How far back a reader that follows starts, because entries may become visible out of order."""
 LIST_SECONDS = 30.0
-"""How often a reader that follows lists the streams; in between, new lines tell it of new streams."""
+"""How often a reader that follows lists the streams; in between, new lines show it new streams."""
 LOOK_BACK_MS = 3_600_000
-"""If a line is missing, the stream is read again from this long before it."""
+"""How far before a missing line the stream is read again."""
 
 
 class CloudLoggingReader(LogSink):
@@ -44,21 +44,21 @@ class CloudLoggingReader(LogSink):
         self._clock = clock
         self._lock = threading.RLock()
         self._followed: dict[str, _Followed] = {}
-        """The streams that were read to their end."""
+        """The streams that have been read to their end."""
         self._places: dict[str, tuple[int, int]] = {}
-        """By stream that was read from the end: a line, and since when Logging has what follows it."""
+        """For each stream read from the end: a line's number, and when Logging received the next lines."""
         self._received_ms: int | None = None
         """When Logging received the newest entry that was read for the followed streams."""
         self._shared_at: float | None = None
         self._wait_seconds = share_seconds
         self._known: set[str] = set()
-        """Names of streams."""
+        """The names of the streams found so far."""
         self._listed_at: float | None = None
 
     def streams(self) -> Sequence[str]:
         """Return the names of the job's streams, sorted; see LogSink.
 
-        A reader that follows may ask at any time: new streams then show in the lists that all streams share.
+        A reader that follows may call this at any time: the shared requests show new streams.
         """
         with self._lock:
             age = None if self._listed_at is None else self._clock() - self._listed_at
@@ -72,7 +72,7 @@ class CloudLoggingReader(LogSink):
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
         """Yield the stream's records with ``seq > after``, in order, each once; see LogSink.
 
-        A line that has just arrived is held back while one before it is missing: that one may show later.
+        A line that has just arrived is held back while an earlier line is missing, which may still appear.
         """
         check_stream(stream)
         received_ms: int | None = None
@@ -98,7 +98,7 @@ class CloudLoggingReader(LogSink):
         self._follow(followed, received_ms=received_ms or 0)
 
     def read_back(self, stream: str) -> Iterator[LogRecord]:
-        """Yield the stream's records from the newest back; see LogSink. Fetches no more than is needed."""
+        """Yield the stream's records, newest first; see LogSink. Pages are fetched when they are needed."""
         check_stream(stream)
         reader = EntryReader(stream, self._labels)
         received: dict[int, int] = {}
@@ -111,13 +111,13 @@ class CloudLoggingReader(LogSink):
 
         lowest_ms = self._now_ms()
         for record in read_back(pages()):
-            # A reader that continues after this line is spared what was delivered before it.
+            # A reader that continues after this line need not read the entries delivered before it.
             lowest_ms = min(lowest_ms, received.pop(record.seq, lowest_ms))
             self._places[stream] = (record.seq, lowest_ms)
             yield record
 
     def pieces(self) -> Sequence[LogPiece]:
-        """Return each stream as one piece, without its size; see LogSink. One list holds a thousand days."""
+        """Return each stream as one piece, without its size; see LogSink. One request finds 1000 days."""
         days: dict[str, set[date]] = {}
         for entry in self._marks():
             with suppress(*UNREADABLE):
@@ -134,9 +134,9 @@ class CloudLoggingReader(LogSink):
         ]
 
     def _read_on(self, followed: _Followed, after: int) -> list[LogRecord] | None:
-        """Return what has come since, from the lists that all followed streams share.
+        """Return the records that have arrived since, from the requests that all followed streams share.
 
-        None: a line in between is not there, and the stream must be read by itself.
+        Return None if a line in between is missing; the stream must then be read by itself.
         """
         with self._lock:
             self._share()
@@ -152,9 +152,9 @@ class CloudLoggingReader(LogSink):
             return records
 
     def _follow(self, followed: _Followed, *, received_ms: int) -> None:
-        """Let a stream that was read to its end take part in the shared lists from now on.
+        """Include a stream that was read to its end in the shared requests from now on.
 
-        ``received_ms`` is when its reading began: what came since may be missing.
+        ``received_ms`` is when its reading began; entries received since then may be missing.
         """
         with self._lock:
             followed.received_ms = max(followed.received_ms, received_ms)
@@ -163,14 +163,14 @@ class CloudLoggingReader(LogSink):
                 self._received_ms = min(self._received_ms, followed.received_ms)
 
     def _share(self) -> None:
-        """Ask what has come for all streams, unless that was a moment ago; wait longer after many pages."""
+        """Fetch new entries of all streams, unless that was a moment ago; wait longer after many pages."""
         if self._shared_at is None or self._clock() - self._shared_at >= self._wait_seconds:
             num_pages = self._fetch_new()
             self._wait_seconds = self._share_seconds * num_pages
             self._shared_at = self._clock()
 
     def _fetch_new(self) -> int:
-        """Give all followed streams what Logging received since the last time; return the number of lists."""
+        """Give all followed streams the entries received since the last time; return the number of pages."""
         if self._received_ms is None:
             self._received_ms = min((one.received_ms for one in self._followed.values()), default=0)
         newest, num_pages = self._received_ms, 0
@@ -191,12 +191,12 @@ class CloudLoggingReader(LogSink):
             self._known.add(entry["labels"]["stream"])
 
     def _marks(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the entries that begin a stream's day."""
+        """Yield the marked entries, the first of each stream and day."""
         for page in self._requests.pages(f'labels.mark="{MARK}"'):
             yield from (entry for entry in page if self._stream_of(entry) is not None)
 
     def _stream_of(self, entry: Mapping[str, Any]) -> str | None:
-        """Return the stream of an entry, if it is this job's: Logging ignores case when it compares."""
+        """Return an entry's stream, or None if it is another job's: Logging ignores case in queries."""
         labels: Mapping[str, Any] = entry.get("labels") or {}
         name = str(labels.get("stream", ""))
         is_ours = all(labels.get(key) == value for key, value in self._labels.items())
@@ -207,7 +207,7 @@ class CloudLoggingReader(LogSink):
 
 
 class _Followed:
-    """How far a stream has been read."""
+    """A followed stream, and how far it has been read."""
 
     def __init__(self, stream: str, labels: Mapping[str, str], *, after: int) -> None:
         self.stream = stream
@@ -215,11 +215,11 @@ class _Followed:
         self.seq = after
         """The number of the last line that was yielded."""
         self.passed_ms = 0
-        """When Logging received that line; 0: unknown."""
+        """When Logging received that line; 0 if unknown."""
         self.received_ms = 0
-        """When Logging received the newest entry that was read, or may have received one that was not."""
+        """When Logging received the newest entry that was read; it may have received unread ones since."""
         self.waiting: list[Arrival] = []
-        """Lines that came with another stream's, or that wait for one before them."""
+        """Lines that a shared request has fetched, or that wait for an earlier line."""
 
     def take(self, page: Sequence[Mapping[str, Any]]) -> list[Arrival]:
         """Return the lines that the entries complete."""
@@ -232,7 +232,7 @@ class _Followed:
         self.waiting += [one for one in self.take([entry]) if one.record.seq > self.seq]
 
     def passed_on(self, arrivals: Iterator[Arrival]) -> Iterator[LogRecord]:
-        """Yield the lines, and remember how far that is."""
+        """Yield the lines, and remember the last one."""
         for arrival in arrivals:
             self.seq, self.passed_ms = arrival.record.seq, arrival.ingested_ms
             yield arrival.record
@@ -244,7 +244,7 @@ def about_stream(stream: str) -> str:
 
 
 def _since(received_ms: int) -> str:
-    """Return the query for what Logging has received since about then."""
+    """Return the query for the entries that Logging has received since then, less the overlap."""
     since = datetime.fromtimestamp(received_ms / 1000, timezone.utc) - OVERLAP
-    oldest = since - 2 * MAX_AGE  # Only to spare Logging a search through all that it has.
+    oldest = since - 2 * MAX_AGE  # This only spares Logging a search through all of its entries.
     return f'timestamp>="{iso(oldest)}" AND receiveTimestamp>="{iso(since)}"'

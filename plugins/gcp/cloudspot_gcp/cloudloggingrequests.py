@@ -15,11 +15,11 @@ from cloudspot_gcp.errors import ERRORS, error_of
 
 PAGE_ENTRIES = 1000
 NUM_THROTTLED_TRIES = 10
-"""How often a throttled list is tried: 51 s in all, since the quota is per minute."""
+"""How often a throttled list request is tried: for 51 s in all, because the quota is per minute."""
 
 
 class EntryRefused(CloudspotError):
-    """Logging will never take an entry."""
+    """Logging will never accept an entry."""
 
 
 class _Throttled(TransientError):
@@ -31,7 +31,7 @@ class _Unwell(TransientError):
 
 
 class LogRequests:
-    """Asks about the entries of one log that carry some labels. Thread-safe; construction does no I/O."""
+    """Writes and lists the entries of one log with given labels. Thread-safe; construction does no I/O."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class LogRequests:
         self._labels = labels
         self._sleep = sleep
         self.answered_ms = 0
-        """When Logging gave the last answer, by its own clock; 0: unknown."""
+        """When Logging gave the last answer, by its own clock; 0 if unknown."""
 
     @property
     def log(self) -> str:
@@ -54,11 +54,11 @@ class LogRequests:
         return f"projects/{self._clients.project}/logs/{self._log_name}"
 
     def write(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        """Write entries with the labels, besides their own.
+        """Write entries with the labels, in addition to their own.
 
         Raises:
-            EntryRefused: Logging will never take some of them; it has taken the others.
-            TransientError: some may not be written; they may be written again.
+            EntryRefused: Logging will never accept some of them; it has accepted the others.
+            TransientError: some may not have been written; it is safe to write them again.
         """
         body = {
             "logName": self.log,
@@ -90,7 +90,7 @@ class LogRequests:
             body["pageToken"] = token
 
     def _ask(self, method: str, body: Mapping[str, Any], *, num_tries: int = 5) -> Any:
-        """Make a request, again if it failed in passing: each of ours may be repeated."""
+        """Make a request, and repeat it after a transient failure: every request here is safe to repeat."""
 
         def call() -> Any:
             try:
@@ -126,7 +126,7 @@ class LogRequests:
 
 
 def _listing(answer: Any) -> dict[str, Any]:
-    """Return an answer with its entries; raise TypeError if it is of another shape."""
+    """Return an answer as a dictionary; raise TypeError if its entries are not entries."""
     entries = answer.get("entries", [])
     if not isinstance(entries, list) or any(
         not isinstance(one, dict) or not isinstance(one.get("labels") or {}, dict) for one in entries
@@ -136,7 +136,7 @@ def _listing(answer: Any) -> dict[str, Any]:
 
 
 def _milliseconds(date: str) -> int:
-    """Return the time of a header, in milliseconds since 1970; 0 if there is none."""
+    """Return the time in a header, in milliseconds since 1970, or 0 if it has none."""
     try:
         return int(parsedate_to_datetime(date).timestamp() * 1000)
     except UNREADABLE:

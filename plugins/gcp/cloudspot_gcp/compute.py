@@ -1,4 +1,4 @@
-"""Creates, lists and ends Compute Engine machines: one bulk insert per launch, safe to repeat by its id."""
+"""Creates, lists and ends Compute Engine machines. A launch is one bulk insert, repeatable by its id."""
 
 from __future__ import annotations
 
@@ -50,33 +50,34 @@ from cloudspot_gcp.refusals import MIN_COUNT, NoticeRefusedError, causes_of, fai
 from cloudspot_gcp.request import ComputeRequest, render_request, request_id, without_notice
 
 UNREACHABLE: Final = "UNREACHABLE"
-"""The warning in place of a zone's part of a listing, in an answer that counts as good all the same."""
+"""The warning in place of a zone's part of a listing, in an answer that is a success nevertheless."""
 PAGE: Final = 500
 """The most items on a page of a listing."""
 CONSOLE_BYTES: Final = 64 << 10
-"""How much of a console is asked for; a negative start counts from the end (Compute Engine API reference,
+"""How much of a console is requested; a negative start counts from the end (Compute Engine API reference,
 instances.getSerialPortOutput, checked 2026-11)."""
 _ENDS: Final = " OR ".join(f'(operationType = "{kind}")' for kind in END_OPERATIONS)
-"""The targets' names are compared here: the API's own filter cannot match a part of a URL."""
+"""The filter for operations that end machines. Their targets' names are compared in this module, because the
+API's filter cannot match part of a URL."""
 
 _BUSY: Final = {"resourceNotReady": TransientError, "resourceInUseByAnotherResource": TransientError}
-"""Another operation is making or ending it ("Troubleshooting VM creation")."""
+"""The codes for a machine that another operation is making or ending ("Troubleshooting VM creation")."""
 _LATER: Final = {**_BUSY, "notFound": TransientError, "conditionNotMet": TransientError}
-"""Also a machine that does not show yet, and one whose attributes somebody else has just changed."""
+"""Also the codes for a machine that is not visible yet, and for attributes that have just been changed."""
 
 _log = logging.getLogger("cloudspot.gcp.compute")
 
 
 class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
-    """The machines of one project. Thread-safe; asks nothing before it is asked."""
+    """The machines of one project. Thread-safe; construction does no I/O."""
 
     provider = "gcp"
     finder_type = GcpOfferFinder
-    # Google does not say how long Compute Engine remembers a request id; its younger APIs promise an hour. We
-    # count on half of that: a launch still unknown by then is closed, and another one begun.
+    # Google does not state how long Compute Engine remembers a request id; its newer APIs promise an hour.
+    # This is half of that: a launch that is still unknown by then is closed, and another one is begun.
     token_seconds = 1800.0
-    # The operation that ended a machine reports its end. Without one (operations are kept for two weeks) ten
-    # minutes of absence prove it: listings lag by seconds at most.
+    # The operation that ended a machine reports its end. Without one (operations are kept for two weeks), ten
+    # minutes of absence prove the end, because listings lag by seconds at most.
     absence_proves_after_seconds = 600.0
 
     def __init__(self, options: GcpOptions, clients: GcpClients) -> None:
@@ -85,7 +86,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         self._stores: dict[str, str] = {}
         """The stores whose machines were seen, by ``store_digest``."""
         self._has_notice = True
-        """Nobody was told yet that Compute Engine gives no notice."""
+        """Whether no launch has been refused for its notice so far; the refusal is logged once."""
 
     def render(self, group: InstanceGroup) -> LaunchRequest:
         return render_request(self.options, group)
@@ -93,8 +94,8 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
     def create(self, request: CreateRequest) -> CreateResult:
         """Create the machines of the request by one bulk insert, or none.
 
-        This waits for its operation: only that tells whether there is capacity. A launch that is refused for
-        the notice that it asks for is sent again without, under an id that follows from the token, too.
+        This waits for its operation, which alone shows whether there is capacity. A launch that is refused
+        for the notice that it asks for is sent again without it, under another id derived from the token.
         """
         body, token = decode_request(request.request, ComputeRequest), request.token
         self._learn_store(body.store_url)
@@ -107,7 +108,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
                 is_new, self._has_notice = self._has_notice, False
             if is_new:
                 _log.warning(
-                    "%s; launching without: machines hear of a reclaim 30 seconds ahead at best "
+                    "%s; launching without it: machines get a notice of 30 seconds at best "
                     "(providers.gcp.preemption_notice = 0 avoids the refused request)",
                     error,
                 )
@@ -129,7 +130,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
         """Correct the attributes where they differ from the facts; safe to repeat.
 
-        The request itself has told the machines how many its launch has, and the name of the first.
+        The launch's request has set the number of its machines and the name of the first.
         """
         address = facts.get(attributes.MASTER_ADDR)
         first = next((place_of_id(one.id) for one in instances if address and one.address == address), None)
@@ -139,9 +140,9 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
                 self._tell(place, None if first is None or first.zone != place.zone else first.name, facts)
 
     def instances(self, request: InstancesRequest) -> InstancesResult:
-        """Return the machines, and for two weeks those that are gone; see Provisioner.
+        """Return the machines, including those deleted within two weeks; see Provisioner.
 
-        Without a job, machines that are gone are left out if their job's id is too long for their names.
+        Without a job, deleted machines are left out if their job's id is too long for their names.
         """
         with readable("listing the machines"):
             listed = self._listed(request.job_id)
@@ -173,9 +174,9 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         return end_all(request.instance_ids, end)
 
     def console(self, instance: Instance) -> str:
-        """Return the end of what the machine has written to its first serial port; see Provisioner.
+        """Return the end of the output of the machine's first serial port; see Provisioner.
 
-        Images write what their boot and their startup script print to it. It is gone with the machine.
+        Images send the output of the boot and the startup script there. It is deleted with the machine.
         """
         place = place_of_id(instance.id)
         if place is None:
@@ -186,9 +187,9 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         return str(answer.contents)
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
-        """Delete what the job has left: stopped machines and placement policies; see Provisioner.
+        """Delete the job's stopped machines and its placement policies; see Provisioner.
 
-        A machine that shuts itself down stays, stopped, and its disk is billed.
+        A machine that shuts itself down remains as a stopped machine, and its disk is billed.
         """
         wanted = f'labels.{machinetags.JOB} = "{job_id}"'
         digest = machinetags.store_digest(store_url) if store_url else None
@@ -209,7 +210,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         from google.cloud.compute_v1 import BulkInsertInstanceResource
 
         try:
-            # Exactly the fields of the stored request: one that the SDK does not know is an error.
+            # The request has exactly the stored fields: a field that the SDK does not know is an error.
             resource = BulkInsertInstanceResource.from_json(json.dumps(body.bulk_insert))
         except ParseError as error:
             raise ProvisionError(
@@ -230,10 +231,10 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
             raise self.unless_new(refusal(error, body)) from error
 
     def _group(self, operation: Any, body: ComputeRequest) -> list[Any]:
-        """Return the operations that insert the launch's machines, one each.
+        """Return the operations that insert the launch's machines, one for each.
 
-        A launch that failed before there was any machine may name no group. Then nothing is asked: operations
-        of other jobs name no group either.
+        A launch that failed before there was any machine may name no group. Then there is nothing to ask for,
+        because operations of other jobs name no group either.
         """
         if not operation.operation_group_id:
             return []
@@ -246,21 +247,21 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         ]
 
     def _remove(self, made: Sequence[Place], what: str) -> None:
-        """Delete what a failed launch has made all the same, by its operations."""
+        """Delete the machines that a failed launch has made nevertheless."""
         if not made:
             return
         try:
-            self._delete(made, f"{what}: deleting what is left of it")
+            self._delete(made, f"{what}: deleting the machines of the failed launch")
         except TransientError:
             raise
         except CloudspotError as error:
             raise TransientError(f"{error}; machines may be left") from error
 
     def _made(self, body: ComputeRequest, made: Sequence[Place]) -> tuple[Instance, ...]:
-        """Return the machines of a successful launch; no listing may have the youngest yet."""
+        """Return the machines of a successful launch, even those that listings do not show yet."""
         job_id = body.labels[machinetags.JOB]
         if not made:
-            raise TransientError(f"{launching(body)}: no machine shows yet; asking again")
+            raise TransientError(f"{launching(body)}: no machine is visible yet; asking again")
         listed = {one.id: one for one in self.instances(InstancesRequest(job_id=job_id)).instances}
         instances = []
         for place in made:
@@ -289,10 +290,10 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         return [one for scope in scopes for one in scope.operations]
 
     def _scopes(self, kind: str, expression: str, what: str) -> list[Any]:
-        """Return what each zone and region has.
+        """Return the listing of each zone and region.
 
         Raises:
-            TransientError: one of the job's own does not answer: its machines run on, unlisted.
+            TransientError: one that the job uses does not answer, so its machines run but are not listed.
         """
         request = {"project": self.clients.project, "filter": expression, "max_results": PAGE}
         pages = ask(what, lambda: list(self.clients.call(kind, "aggregated_list", request).pages))
@@ -303,7 +304,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
             for name, scope in page.items.items()
             if scope.warning.code == UNREACHABLE
         }
-        regions = wanted_regions(self.options)  # Stored with the job, which has no machines elsewhere.
+        regions = wanted_regions(self.options)  # The stored options; the job has no machines elsewhere.
         ours = sorted(one for one in silent if {one, region_of(one)} & {"global", *regions})
         if ours:
             raise TransientError(f"{what}: {', '.join(ours)} cannot be reached, so not all are known")
@@ -326,7 +327,10 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
     # --- single machines --------------------------------------------------------------------------
 
     def _tell(self, place: Place, first_name: str | None, facts: Mapping[str, str]) -> None:
-        """``first_name`` is as good as the address in the facts; None: that has no name here."""
+        """Write the facts to a machine's attributes.
+
+        ``first_name`` names the machine at the facts' address and may stand in its place; None if it cannot.
+        """
         what = "announcing to the machines"
         with ERRORS.translated(what, _LATER):
             metadata = self._ask_about(place, "get").metadata
@@ -346,7 +350,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
             raise TransientError(f"{what}: {causes[0].message} ({causes[0].code})")
 
     def _delete(self, targets: Sequence[Place], what: str) -> None:
-        """Ask for the end of each, even if that fails for another; the first error is raised."""
+        """Delete each machine, even if that fails for another; raise the first error at the end."""
         first: CloudspotError | None = None
         for place in targets:
             try:

@@ -17,7 +17,7 @@ from cloudspot_gcp.refusals import causes_of
 
 
 def preempt(clients: GcpClients, instance_id: str, *, notice_seconds: float | None) -> None:
-    """Reclaim a running spot machine with its launch's notice; raise CloudspotError for another one."""
+    """Reclaim a running spot machine with its launch's notice; raise CloudspotError for any other."""
     place = place_of_id(instance_id)
     if place is None:
         raise CloudspotError(f"{instance_id} is not a machine of cloudspot's; expected ZONE/NAME/NUMBER")
@@ -30,7 +30,7 @@ def preempt(clients: GcpClients, instance_id: str, *, notice_seconds: float | No
     scheduling = machine.scheduling
     if scheduling.provisioning_model != "SPOT" or machine.status != "RUNNING":
         raise CloudspotError(
-            f"{instance_id} is not a running spot machine, and no other is ever reclaimed; end it with: "
+            f"{instance_id} is not a running spot machine, and Google reclaims no others; end it with: "
             f"gcloud compute instances delete {place.name} --zone {place.zone}"
         )
     own = float(scheduling.preemption_notice_duration.seconds)

@@ -1,4 +1,4 @@
-"""The errors of Google's SDKs as cloudspot's: the class says what to do next; the message is one line."""
+"""Translates the errors of Google's SDKs: the class says what to do next, and the message is one line."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _NO_BILLING = frozenset(
     {"accountDisabled", "billingNotEnabled", "BILLING_DISABLED", "UserProjectAccountProblem"}
 )
 UNUSABLE = NOT_ENABLED | _NO_BILLING
-"""No granted right helps: the API is off, or the project has no billing."""
+"""The codes of errors that no right can fix: the API is off, or the project has no billing."""
 _REQUEST_LINE = re.compile(r"^[A-Z]+ https?://\S+: ")
-"""What google-api-core puts before Google's words."""
+"""The text that google-api-core puts before Google's message."""
 _LOG_IN = "run `gcloud auth application-default login`"
 
 
 def error_of(answer: requests.Response) -> api.GoogleAPICallError:
-    """Return the SDK's error for an answer, whatever body that has."""
+    """Return the SDK's error for an answer, even if its body cannot be read."""
     try:
         error = api.from_http_response(answer)
-        ERRORS.code_of(error)  # which reads more of the body
+        ERRORS.code_of(error)  # this reads more of the body, and so may fail
         return error
     except UNREADABLE:
         return api.from_http_status(answer.status_code, "the answer cannot be read", response=answer)
@@ -44,7 +44,7 @@ _UNREAD = (requests.exceptions.JSONDecodeError, requests.exceptions.InvalidJSONE
 
 
 class _GoogleErrors(SdkErrors):
-    """The code is Google's word for an error, such as ``notFound``, ``SERVICE_DISABLED`` or ``NOT_FOUND``."""
+    """The errors of Google's SDKs. Codes are such as ``notFound``, ``SERVICE_DISABLED`` or ``NOT_FOUND``."""
 
     cloud = "Google"
     raised = (
@@ -88,13 +88,13 @@ class _GoogleErrors(SdkErrors):
     def code_of(self, error: BaseException) -> str:
         if not isinstance(error, api.GoogleAPICallError):
             return ""
-        if error.reason:  # From an ErrorInfo, the finest.
+        if error.reason:  # an ErrorInfo's, the most specific code
             return str(error.reason)
         for one in error.errors:
             if isinstance(one, Mapping) and one.get("reason"):
                 return str(one["reason"])
         status = getattr(error.grpc_status_code, "name", None)
-        return str(status or int(error.code or 0) or "")  # before Python 3.11 an HTTPStatus is no digits
+        return str(status or int(error.code or 0) or "")  # str(HTTPStatus) is a name before Python 3.11
 
     def status_of(self, error: BaseException) -> int:
         return int(error.code or 0) if isinstance(error, api.GoogleAPICallError) else 0
@@ -115,7 +115,7 @@ class _GoogleErrors(SdkErrors):
         return super().refusal(error, what, codes)
 
     def _service(self, error: BaseException) -> str:
-        """Return the service that an error is about, as ``gcloud services enable`` takes it."""
+        """Return the service that an error is about, in the form of ``gcloud services enable``."""
         for detail in getattr(error, "details", ()):
             metadata: Any = getattr(detail, "metadata", None) or (
                 detail.get("metadata") if isinstance(detail, Mapping) else None
@@ -144,17 +144,17 @@ class _GoogleErrors(SdkErrors):
         if isinstance(error, auth.TransportError):
             cause = error.args[0] if error.args and isinstance(error.args[0], BaseException) else error
             return TransientError(f"{what}: no token: {self._unreached(cause)}")
-        return AuthError(f"{what}: the Google credentials cannot be had: {text}")
+        return AuthError(f"{what}: cannot get Google credentials: {text}")
 
     def _unreached(self, error: BaseException) -> str:
-        """Say where nobody answered. The URL may be signed; its host is no secret."""
+        """Return a message with the host that did not answer; the whole URL may be signed, and is secret."""
         request = getattr(error, "request", None)
         host = urlsplit(str(getattr(request, "url", "") or "")).netloc.rpartition("@")[2]
         return f"{f'no answer from {host}' if host else 'the connection broke'}: {self.innermost(error)}"
 
 
 def _words(error: BaseException) -> str:
-    """Return what a google-auth error says: it may wrap another, and carry answers beside the words."""
+    """Return the message of a google-auth error, which may wrap another error and carry answers."""
     first = error.args[0] if error.args else None
     if isinstance(first, auth.GoogleAuthError):
         return _words(first)
@@ -162,7 +162,7 @@ def _words(error: BaseException) -> str:
 
 
 def _is_passing(error: auth.RefreshError) -> bool:
-    """Return whether a machine's metadata server failed, which google-auth reports like an ended login."""
+    """Return whether a machine's metadata server failed, which google-auth reports as an expired login."""
     cause = error.args[0] if error.args else None
     if not isinstance(cause, auth.TransportError):
         return False

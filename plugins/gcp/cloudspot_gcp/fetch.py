@@ -1,4 +1,4 @@
-"""Part of the boot script: fetches an object of Cloud Storage by the machine's own service account."""
+"""Part of the boot script: fetches an object from Cloud Storage with the machine's service account."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_ope
 
 METADATA = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
 MAX_BYTES = 1 << 30
-TOKEN = "computeMetadata/v1/instance/service-accounts/default/token"  # noqa: S105 - where one is to be had
+TOKEN = "computeMetadata/v1/instance/service-accounts/default/token"  # noqa: S105 - the path of a token
 
 
 def fetch(store_url: str, key: str, path: Path) -> None:
@@ -40,14 +40,14 @@ def fetch(store_url: str, key: str, path: Path) -> None:
 
 
 class NoRedirects(HTTPRedirectHandler):
-    """A redirect is an error: it would get the machine's credentials."""
+    """Refuses redirects, whose target would receive the machine's credentials."""
 
     def redirect_request(self, *_: object) -> None:
         """Return no request."""
 
 
 def ask(url: str, headers: dict[str, str]) -> HTTPResponse:
-    """Return the open answer; never by way of a proxy that the environment names."""
+    """Return the open answer. The environment's proxies are not used."""
     request = Request(url, headers=headers)  # noqa: S310
     answer: HTTPResponse = build_opener(ProxyHandler({}), NoRedirects).open(request, timeout=60)
     return answer

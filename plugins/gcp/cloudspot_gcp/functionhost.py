@@ -1,7 +1,7 @@
-"""Cloud Run functions as the host of a driver: Cloud Scheduler runs it, and Eventarc when a machine is taken.
+"""Cloud Run functions as the host of a driver: Cloud Scheduler runs it, and so does Eventarc at a preemption.
 
-The trigger is the function's own: it is made, kept and removed with it. The schedule sends the same kind of
-request as the trigger, a CloudEvent, so that one function takes both.
+The trigger is part of the function: it is made, kept and removed with it. The schedule sends the same kind of
+request as the trigger, a CloudEvent, so that one function handles both.
 
 Source: Cloud Functions API v2 (its discovery document), "Write event-driven functions", "Runtime support",
 "Quotas"; Cloud Scheduler API; Cloud Run, "Restrict network ingress"; Eventarc, "Cloud Audit Logs"; Compute
@@ -53,7 +53,7 @@ from cloudspot_gcp.functionschedules import (
 MEMORY_MIB: Final = 512
 """A pass over a live job took 203 MB at its peak, in the sandbox."""
 VCPUS: Final = 0.333
-"""What comes with that memory (Cloud Run functions, "Configure memory"; from memory)."""
+"""The vCPUs that come with ``MEMORY_MIB`` (Cloud Run functions, "Configure memory"; from memory)."""
 MAX_INSTANCES: Final = 3
 """Passes may overlap: a notice does not wait for the schedule."""
 RUNTIME: Final = f"python{sys.version_info[0]}{sys.version_info[1]}"
@@ -68,8 +68,8 @@ USD_A_VCPU_SECOND: Final = 0.000024
 USD_A_GIB_SECOND: Final = 0.0000025
 USD_A_CALL: Final = 0.0000004
 USD_A_SCHEDULE: Final = 0.10
-"""Prices of Cloud Run in us-central1 and of Cloud Scheduler, from memory; what Google gives free is not taken
-off."""
+"""Prices of Cloud Run in us-central1 and of Cloud Scheduler, from memory; Google's free tier is not
+deducted."""
 BUILD_SECONDS: Final = 900.0
 LOG_CHARACTERS: Final = 500
 _TIME: Final = (2020, 1, 1, 0, 0, 0)
@@ -77,7 +77,7 @@ _CODE: Final = "cloudspot-code"
 _VERSION: Final = "CLOUDSPOT_DRIVER_VERSION"
 _REQUIREMENTS: Final = "functions-framework>=3.8,<4\n"
 _MAIN: Final = '''\
-"""What Cloud Run functions calls: {handler}, with the schedule's event, or at a preemption."""
+"""The entry point of Cloud Run functions: calls {handler} with the schedule's event, or at a preemption."""
 
 from {module} import {name} as handle
 
@@ -94,18 +94,18 @@ def drive(event):
 
 
 class CloudRunHost(FunctionHost):
-    """Functions in one project and region. What belongs to one has its name, or begins with it."""
+    """Functions in one project and region. The name of each resource begins with its function's name."""
 
     def __init__(
         self, clients: GcpClients, *, region: str, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        """Do no I/O; ``sleep`` waits for Google to build, and to know new accounts and grants."""
+        """Do no I/O; ``sleep`` is used to wait for builds, and for new accounts and grants to be known."""
         self._clients = clients
         self._region = region
         self._sleep = sleep
 
     def plan(self, function: DriverFunction) -> Sequence[str]:
-        """Return what is made and what it costs; see FunctionHost."""
+        """Return the resources to make and their cost; see FunctionHost."""
         minutes, bucket = _minutes(function), _checked_bucket(function)
         second = VCPUS * USD_A_VCPU_SECOND + MEMORY_MIB / 1024 * USD_A_GIB_SECOND
         usd = passes_a_month(minutes) * (PASS_SECONDS * second + USD_A_CALL)
@@ -121,7 +121,7 @@ class CloudRunHost(FunctionHost):
         )
 
     def deploy(self, function: DriverFunction) -> None:
-        """Make it, or bring it up to date, and run it once; see FunctionHost."""
+        """Make or update the driver, and run it once; see FunctionHost."""
         minutes, bucket = _minutes(function), _checked_bucket(function)
         rights = self._rights(function.name)
         with ERRORS.translated("deploying the driver"):
@@ -137,7 +137,7 @@ class CloudRunHost(FunctionHost):
             schedules.try_once(job, config["revision"])
 
     def status(self, name: str) -> FunctionStatus | None:
-        """Return what Cloud Functions and Cloud Scheduler tell; see FunctionHost."""
+        """Return the state that Cloud Functions and Cloud Scheduler report; see FunctionHost."""
         with ERRORS.translated("asking for the driver"):
             described = self._found(self._function_url(name))
             if described is None:
@@ -150,14 +150,14 @@ class CloudRunHost(FunctionHost):
             state=described["state"],
             every_seconds=every,
             version=environment.get(_VERSION, "unknown"),
-            # With nanoseconds, which Python does not read.
+            # Python cannot parse the nanoseconds.
             changed_at=moment(str(changed)[:19]),
         )
 
     def remove(self, name: str) -> Sequence[str]:
         """Remove schedules, function with its trigger, grants, roles and account; see FunctionHost.
 
-        What it has printed stays in Cloud Logging until that drops it: entries are not deleted by service.
+        Its output stays in Cloud Logging until it expires, because entries cannot be deleted by service.
         """
         removed: list[str] = []
         with ERRORS.translated("removing the driver"):
@@ -169,15 +169,15 @@ class CloudRunHost(FunctionHost):
         return removed
 
     def rest(self, name: str) -> DriverRest | None:
-        """Return what a driver has besides its function, of which Cloud Scheduler's jobs go first."""
-        with ERRORS.translated("asking for what is left of the driver"):
+        """Return the pieces of a driver that can outlive its function and schedules."""
+        with ERRORS.translated("looking for the remains of the driver"):
             return self._rights(name).rest()
 
     def region_of(self, name: str) -> str | None:
-        """Return the region in which there is a function of this name; None: in no region.
+        """Return the region that has a function of this name, or None if no region has one.
 
         Raises:
-            TransientError: not all regions could be asked.
+            TransientError: some regions did not answer.
         """
         url = f"{endpoint('cloudfunctions')}/v2/projects/{self._clients.project}/locations/-/functions"
         asked = {"pageSize": 1000}
@@ -224,7 +224,7 @@ class CloudRunHost(FunctionHost):
         return made
 
     def _wanted(self, function: DriverFunction, email: str, code: str) -> dict[str, Any]:
-        """Return the function as it is to be, but for its source."""
+        """Return the wanted description of the function, without its source."""
         environment = {
             **function.environment,
             _VERSION: cloudspot.__version__,
@@ -251,13 +251,13 @@ class CloudRunHost(FunctionHost):
                     {"attribute": "methodName", "value": "compute.instances.preempted"},
                 ],
                 "serviceAccountEmail": email,
-                # A pass that fails is made up for by the next one.
+                # The next pass makes up for a failed one.
                 "retryPolicy": "RETRY_POLICY_DO_NOT_RETRY",
             },
         }
 
     def _upload(self, archive: bytes) -> Any:
-        """Hand the code over where Google says: it needs no right to a bucket, and leaves nothing in it."""
+        """Upload the code to the URL that Google gives, which needs no right to a bucket."""
         url = f"{self._function_url('').rstrip('/')}:generateUploadUrl"
         answer = self._ask("POST", url, json={"environment": "GEN_2"})
         # Google refuses credentials beside the URL's own.
@@ -270,24 +270,24 @@ class CloudRunHost(FunctionHost):
         )
         if not sent.ok:
             raise CloudspotError(
-                f"the driver's code cannot be handed over: HTTP {sent.status_code} "
+                f"the driver's code cannot be uploaded: HTTP {sent.status_code} "
                 f"{ERRORS.one_line(sent.text[:LOG_CHARACTERS])}"
             )
         return answer["storageSource"]
 
     def _settled(self, name: str) -> dict[str, Any] | None:
-        """Return the function, or None, once no earlier deployment or removal is under way."""
+        """Wait for an earlier deployment or removal to end; return the function, or None if there is none."""
         end = time.monotonic() + BUILD_SECONDS
         while True:
             found = self._found(self._function_url(name))
             if found is None or found["state"] not in {"DEPLOYING", "DELETING"}:
                 return found
             if time.monotonic() >= end:
-                raise CloudspotError(f"the function {name} is {found['state']} for {BUILD_SECONDS:g} s")
+                raise CloudspotError(f"the function {name}: {found['state']} after {BUILD_SECONDS:g} s")
             self._sleep(2.0)
 
     def _wait_for(self, operation: Mapping[str, Any]) -> None:
-        """Return when the operation has succeeded; raise CloudspotError with Google's words otherwise."""
+        """Wait until the operation has succeeded; raise CloudspotError with Google's message if it fails."""
         end = time.monotonic() + BUILD_SECONDS
         while not operation.get("done"):
             if time.monotonic() >= end:
@@ -327,7 +327,7 @@ class CloudRunHost(FunctionHost):
 
 
 def _with_entry(function: DriverFunction) -> bytes:
-    """Return the archive with what Google's build asks for beside the code: equal code gives equal bytes."""
+    """Return the archive with the files that Google's build needs; equal code gives equal bytes."""
     module, _, name = function.handler.rpartition(".")
     main = _MAIN.format(
         handler=function.handler, module=module, name=name, source=SOURCE, wait=NOTICE_SECONDS, mark=MARK

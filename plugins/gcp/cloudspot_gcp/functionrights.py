@@ -1,4 +1,4 @@
-"""The service account that a driver runs as, and its rights: two roles of its own, and three grants of them.
+"""The service account of a driver, and its rights: two roles of its own, and three grants.
 
 Source: IAM API reference, ServiceAccount, Role, Policy ("Allow policies and role bindings": versions, etags);
 "Create and manage custom roles": the id of a deleted role is taken for 37 days (checked 2026-11).
@@ -37,7 +37,7 @@ from cloudspot_gcp.iampolicies import (
 from cloudspot_gcp.options import DEFAULT_SERVICE_ACCOUNT
 
 KNOWN_SECONDS: Final = 120.0
-"""How long a new account, or a new grant, may be unknown. "Typically 2 minutes, potentially 7 minutes or
+"""How long a new account or grant may be unknown to Google. "Typically 2 minutes, potentially 7 minutes or
 longer" for grants (IAM documentation, "Access change propagation")."""
 REAP_PERMISSIONS: Final = (
     "cloudfunctions.functions.get",
@@ -48,19 +48,19 @@ REAP_PERMISSIONS: Final = (
     "iam.roles.list",
     "iam.serviceAccounts.get",
 )
-"""What `cloudspot reap` takes besides, where the driver stands."""
+"""The permissions that `cloudspot reap` needs in addition to a driver's own."""
 _DESCRIPTION: Final = re.compile(r"cloudspot: drives the jobs of gs://(\S+?)(?: since (\S+))?")
 _INVOKER: Final = "roles/run.invoker"
 _ACCOUNT_USER: Final = "roles/iam.serviceAccountUser"
 
 
 class DriverRights:
-    """Makes and removes what one driver may do. Whatever is there already is brought up to date."""
+    """Makes and removes the account and the rights of one driver. Existing ones are brought up to date."""
 
     def __init__(
         self, clients: GcpClients, name: str, *, region: str, sleep: Callable[[float], None]
     ) -> None:
-        """Do no I/O; ``sleep`` waits for Google to know a new account."""
+        """Do no I/O; ``sleep`` is used to wait until Google knows a new account."""
         self._clients = clients
         self._name = name
         self._region = region
@@ -72,7 +72,7 @@ class DriverRights:
         return f"{self._name}@{self._clients.project}.iam.gserviceaccount.com"
 
     def make(self, function: DriverFunction, bucket: str) -> None:
-        """Make the account, and grant it what a driver needs: machines, the bucket, the nodes' account."""
+        """Make the account, and give it rights to machines, to the bucket and to the nodes' account."""
         self._make_account(bucket)
         role = json.loads(Path(__file__).with_name("role-driver.json").read_text(encoding="utf-8"))
         more = REAP_PERMISSIONS if function.reaps else ()
@@ -83,14 +83,14 @@ class DriverRights:
         self._bind(self._account_policy(), _ACCOUNT_USER)
 
     def let_it_run(self) -> None:
-        """Let the account, and nobody else, run the function: as it, the schedule and the trigger do."""
+        """Let the account, and no other, run the function: the schedule and the trigger use it to do so."""
         self._bind(self._service_policy(), _INVOKER)
 
     def remove(self) -> Iterator[str]:
-        """Take the grants back, then remove roles and account; yield what was there.
+        """Take the grants back, then remove the roles and the account; yield the name of each removed.
 
-        The account and the roles tell the bucket, so they go last, and a removal that was cut off can be
-        repeated, as can one after somebody has deleted the account.
+        The account and the roles name the bucket, so they are removed last: a removal that was interrupted
+        can be repeated, and one can be made after the account was deleted by hand.
         """
         account = self._account()
         described = [account or {}, *self._roles("driver"), *self._roles("bucket")]
@@ -111,7 +111,7 @@ class DriverRights:
             yield f"service account {self.email}"
 
     def rest(self) -> DriverRest | None:
-        """Return what there is of all this, as far as it is cloudspot's; None: nothing."""
+        """Return the account and the roles that exist and are cloudspot's, or None if there are none."""
         account = self._account() or {}
         roles = [*self._roles("driver"), *self._roles("bucket")]
         parts = ["service account"] if _DESCRIPTION.fullmatch(str(account.get("description"))) else []
@@ -121,9 +121,9 @@ class DriverRights:
         return DriverRest(tuple(parts), min(since, default=None)) if parts else None
 
     def once_known(self, call: Callable[[], Any]) -> Any:
-        """Return what ``call`` returns, as soon as Google knows the new account and what it may do.
+        """Repeat ``call`` until Google knows the new account and its rights; return its result.
 
-        An AuthError says that the account lacks a right; one of the caller's own is no such error.
+        Only an error about this account is repeated; one about the caller's own rights is raised at once.
         """
 
         def is_new(error: Exception) -> bool:
@@ -162,7 +162,7 @@ class DriverRights:
         self._ask("POST", self._account_url.rpartition("/")[0], json=body)
 
     def _roles(self, kind: str) -> list[dict[str, Any]]:
-        """Return the driver's roles of this kind, by their title: ids cannot be used again for weeks."""
+        """Find the driver's roles of this kind by their title, because ids cannot be reused for weeks."""
         url = f"{endpoint('iam')}/v1/projects/{self._clients.project}/roles"
         roles: list[dict[str, Any]] = []
         asked = {"view": "FULL", "pageSize": 1000}
@@ -174,7 +174,7 @@ class DriverRights:
             asked["pageToken"] = answer["nextPageToken"]
 
     def _make_role(self, kind: str, wanted: Sequence[str], bucket: str) -> str:
-        """Return the name of the role with these permissions."""
+        """Make or update the role with these permissions; return its name."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         role = {
             "title": f"{self._name} {kind}",
@@ -215,7 +215,7 @@ class DriverRights:
         return account_policy(project, f"{DEFAULT_SERVICE_ACCOUNT}@{project}.iam.gserviceaccount.com")
 
     def _service_policy(self) -> Policy:
-        """Return the policy of the function's service, which goes when the function does."""
+        """Return the policy of the function's service, which is removed with the function."""
         where = f"projects/{self._clients.project}/locations/{self._region}/services/{self._name}"
         url = f"{endpoint('run')}/v2/{where}"
         asked = "options.requestedPolicyVersion=3"

@@ -1,4 +1,4 @@
-"""The schedules that run a driver's function, and a first run by one of them, as the function's log shows it.
+"""The schedules that run a driver's function, and a trial run that is followed in the function's log.
 
 Source: Cloud Scheduler API v1 (its discovery document), "Cron job format"; Cloud Run, "Logging" (checked
 2026-11).
@@ -23,9 +23,9 @@ from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.functionrights import KNOWN_SECONDS
 
 SOURCE: Final = "cloudspot/schedule"
-"""What the schedules' events name as their source."""
+"""The source that the schedules' events name."""
 MARK: Final = "cloudspot pass:"
-"""What the function prints when a pass has ended."""
+"""The beginning of the line that the function prints when a pass has ended."""
 TIMEOUT_SECONDS: Final = 300
 """How long a pass may take."""
 DENIED: Final = frozenset({7, 16})
@@ -33,16 +33,16 @@ DENIED: Final = frozenset({7, 16})
 LOG_CHARACTERS: Final = 500
 DAILY: Final = "every 24 hours"
 NUM_LINES: Final = 50
-"""How many of the function's newest lines are looked at."""
+"""How many of the function's newest lines are read."""
 
 
 class DriverSchedules:
-    """The schedules of one driver: their names are its own, or begin with it and a hyphen."""
+    """The schedules of one driver: each has the driver's name, or one that begins with it and a hyphen."""
 
     def __init__(
         self, clients: GcpClients, email: str, *, region: str, sleep: Callable[[float], None]
     ) -> None:
-        """Do no I/O; ``email`` is the account whose name the driver has, and as which schedules run it."""
+        """Do no I/O; ``email`` is the driver's service account, with which the schedules run it."""
         self._clients = clients
         self._email = email
         self._name = email.partition("@")[0]
@@ -50,7 +50,7 @@ class DriverSchedules:
         self._sleep = sleep
 
     def make(self, job_id: str, uri: str, rate: str, event: Mapping[str, object]) -> dict[str, Any]:
-        """Have the function at ``uri`` run at this rate with this event; return the job as it is now."""
+        """Make or update a schedule of the function at ``uri``; return Cloud Scheduler's job."""
         told = {"specversion": "1.0", "type": "cloudspot.pass", "source": SOURCE, "id": job_id, "data": event}
         body = {
             "name": self._path(job_id),
@@ -78,12 +78,12 @@ class DriverSchedules:
         return dict(job)
 
     def drop(self, job_id: str) -> None:
-        """Remove one, if it is there."""
+        """Remove a schedule, if it exists."""
         with suppress(api.NotFound):
             self._ask("DELETE", self._url(job_id))
 
     def every_seconds(self) -> float | None:
-        """Return how often the function runs; None: it does not."""
+        """Return the seconds between two runs of the function, or None if it does not run."""
         job = self._found(self._name) or {}
         words = str(job.get("schedule", "")).split()
         is_ours = len(words) == 3 and words[0] == "every" and words[2] == "minutes"
@@ -91,7 +91,7 @@ class DriverSchedules:
         return None if minutes is None else 60.0 * minutes
 
     def remove(self) -> Iterator[str]:
-        """Remove all of them; yield their names."""
+        """Remove all schedules of the driver; yield their names."""
         asked, names = {"pageSize": 500}, list[str]()
         while True:
             answer = self._ask("GET", self._url("").rstrip("/"), params=asked)
@@ -105,10 +105,9 @@ class DriverSchedules:
                 yield name
 
     def try_once(self, job: Mapping[str, Any], revision: str) -> None:
-        """Have the job run this revision once; raise CloudspotError with the function's words if it fails.
+        """Let the job run this revision once; raise CloudspotError with the function's output if it fails.
 
-        So what runs the function is tried, too. Grants that were just made may take a while to hold. All
-        times are Google's own.
+        This tries the schedule as well. New grants may take a while to take effect. All times are Google's.
         """
         end, since = time.monotonic() + KNOWN_SECONDS, str(job["userUpdateTime"])
         while True:
@@ -124,9 +123,9 @@ class DriverSchedules:
             self._sleep(5.0)
 
     def _wait(self, revision: str, *, since: str, attempted: str) -> tuple[str, str, str]:
-        """Wait for a pass that ends after ``since``: return when it did, its mark, and what it printed.
+        """Wait for a pass that ends after ``since``; return its end, its mark and its earlier output.
 
-        Or, in the mark's place, why the function was not reached.
+        If the schedule cannot reach the function, the reason takes the place of the mark.
         """
         end = time.monotonic() + TIMEOUT_SECONDS + 30
         while time.monotonic() < end:
@@ -140,10 +139,10 @@ class DriverSchedules:
             if code in DENIED and job.get("lastAttemptTime", "") != attempted:
                 return since, f"Cloud Scheduler is not let in (code {code})", ""
             self._sleep(2.0)
-        raise CloudspotError(f"the driver {self._name} has told nothing for {TIMEOUT_SECONDS + 30} s")
+        raise CloudspotError(f"the driver {self._name} has not reported for {TIMEOUT_SECONDS + 30} s")
 
     def _printed(self, revision: str, since: str) -> list[tuple[str, str]]:
-        """Return when the function has printed what after ``since``, the oldest first."""
+        """Return the time and text of each line that the function printed after ``since``, oldest first."""
         parts = (
             'resource.type="cloud_run_revision"',
             f'resource.labels.service_name="{self._name}"',
@@ -178,5 +177,5 @@ class DriverSchedules:
 
 
 def rate_of(minutes: int) -> str:
-    """Return the schedule in Cloud Scheduler's English: cron's can say only divisors of an hour."""
+    """Return the schedule in Cloud Scheduler's own syntax; cron's allows only divisors of an hour."""
     return f"every {minutes} minutes"

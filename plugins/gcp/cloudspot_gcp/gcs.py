@@ -1,9 +1,9 @@
-"""An object store in Cloud Storage: what ``gs://bucket/prefix`` opens.
+"""The object store in Cloud Storage that ``gs://bucket/prefix`` opens.
 
-Create-only puts are made by Storage's preconditions (``ifGenerationMatch=0``), which hold on versioned
-buckets too. Contents are sent from where they lie and read as they come, by the JSON API, with one CRC32C
-that Storage compares and that is compared with what comes back; for all else there is google-cloud-storage.
-An upload goes up whole, or in pieces that go on after a broken connection.
+Create-only puts use Storage's preconditions (``ifGenerationMatch=0``), which hold on versioned buckets too.
+Contents are sent and received without a copy, by the JSON API, with one CRC32C that Storage verifies on
+writes and this module on reads; all other requests use google-cloud-storage. An upload is sent whole, or in
+pieces that continue after a broken connection.
 
 Source: Cloud Storage, "Resumable uploads", "Perform resumable uploads" (checked 2026-11). Storage checks the
 condition of a create-only upload when it ends: googleapis/google-cloud-java#201.
@@ -26,16 +26,16 @@ from cloudspot_gcp.gcsbucket import WRITER, GcsBucket, fields_of
 from cloudspot_gcp.gcspayload import Body, extend_crc32c, multipart, shown_crc32c
 
 UNIT_BYTES = 256 << 10
-"""Every piece but the last must be a multiple of it."""
+"""The size of every piece but the last must be a multiple of this."""
 _CONTENT_TYPE = "application/octet-stream"
 _REACHED = re.compile(r"bytes=0-([0-9]{1,18})")
 
 
 class GcsUploadRequests(PartedRequests):
-    """The requests of one upload. Its parts go up one after another: one thread at a time.
+    """The requests of one upload. Its parts are sent one after another, by one thread at a time.
 
-    The last part's odd end is held back for ``complete``, since the size is known only then. An upload that
-    is not completed costs nothing, and Storage forgets it after a week.
+    The odd end of the last part is held back for ``complete``, because the size is known only then. An upload
+    that is not completed costs nothing, and Storage deletes it after a week.
     """
 
     bucket: GcsBucket
@@ -47,9 +47,9 @@ class GcsUploadRequests(PartedRequests):
         self._condition = {"ifGenerationMatch": "0"} if if_absent else {}
         self._num_sent = 0
         self._start = 0
-        """Where the part that is being sent begins."""
+        """The offset of the part that is being sent."""
         self._position: int | None = 0
-        """How much Storage has; None: unknown, since a connection broke."""
+        """The number of bytes that Storage has; None if unknown, after a connection broke."""
         self._checksum = 0
         self._rest = b""
 
@@ -84,7 +84,9 @@ class GcsUploadRequests(PartedRequests):
 
     def send(self, upload_id: str, number: int, part: memoryview) -> Any:
         if number != self._num_sent + 1:
-            raise CloudspotError(f"{self.bucket.url}: a part of {self.key} before this one is missing")
+            raise CloudspotError(
+                f"{self.bucket.url}: part {number} of {self.key} was sent before part {self._num_sent + 1}"
+            )
         whole = len(part) - len(part) % UNIT_BYTES
         with part[:whole] as pieces, part[whole:] as rest:
             self._carry(upload_id, pieces, total=None)
@@ -106,12 +108,12 @@ class GcsUploadRequests(PartedRequests):
             self.bucket.clients.session().delete(upload_id, timeout=TIMEOUT)
 
     def _carry(self, upload_id: str, view: memoryview, *, total: int | None) -> dict[str, Any]:
-        """Send what belongs at the start, until Storage has all of it.
+        """Send the bytes at the part's offset, until Storage has all of them.
 
-        Returns the object's description if ``total`` says that this is the end, else nothing.
+        Returns the object's description if ``total`` is given, because this is then the end, else nothing.
 
         Raises:
-            TransientError: a connection broke, or Storage failed; the next call continues where it was.
+            TransientError: a connection broke, or Storage failed; the next call continues from there.
         """
         start, end = self._start, self._start + len(view)
         while total is not None or self._position != end:
@@ -140,10 +142,10 @@ class GcsUploadRequests(PartedRequests):
         return {}
 
     def _described(self, answer: Any) -> dict[str, Any]:
-        """Return what Storage says of the object that an upload has become.
+        """Return Storage's description of the object that an upload has created.
 
         Raises:
-            TransientError: the answer cannot be read, so the caller must look up whose object is there.
+            TransientError: the answer cannot be read, so the caller must look up who wrote the object.
         """
         with self.bucket.asking(self.verb, self.key):
             described = fields_of(answer)
@@ -174,4 +176,4 @@ class GcsStore(BucketStore):
 
     bucket_type = GcsBucket
     upload_type = GcsUploadRequests
-    num_threads: ClassVar[int] = 1  # A resumable upload takes its parts one after another.
+    num_threads: ClassVar[int] = 1  # A resumable upload accepts its parts one after another.

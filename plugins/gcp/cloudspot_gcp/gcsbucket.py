@@ -40,13 +40,13 @@ WRITER = "cloudspot-writer"
 
 _NO_BUCKET = "bucket does not exist"
 _CHANGED = "match calculated"
-"""From Storage's words for a checksum that differs."""
+"""Part of Storage's message for a checksum that differs."""
 _NOT_MET = frozenset({"conditionNotMet", "412"})
-"""The one reason for a 412 that is about a write's own condition; another is orgPolicyConstraintFailed.
-Google's storage-testbench and fake-gcs-server give none, and the code is then the status.
+"""The codes of a 412 that is about a write's own condition; another reason is orgPolicyConstraintFailed.
+Google's storage-testbench and fake-gcs-server give no reason, and the code is then the status.
 Source: Cloud Storage JSON API, "HTTP status and error codes for JSON" (checked 2026-11)."""
 _OBJECT = "size,crc32c,updated,generation,metadata"
-# An empty listing has its kind and nothing else.
+# An empty listing has only its kind.
 _LISTED = "kind,items(name,size,crc32c,updated,generation),nextPageToken"
 _CRC32C = re.compile(r"(?:^|,)\s*crc32c=([^,\s]+)")
 _KINDS: Mapping[int, type[CloudspotError]] = {
@@ -59,9 +59,7 @@ _MISSING: Mapping[str, type[CloudspotError]] = {
     **dict.fromkeys(("list", "ask for"), SpecError),
     **dict.fromkeys(("read", "delete"), ObjectMissing),
 }
-"""What a 404 means, by verb."""
-
-# Below the logger whose lines an agent delivers with its job's log.
+"""The error that a 404 means, by verb."""
 
 
 class GcsBucket(Bucket):
@@ -122,7 +120,7 @@ class GcsBucket(Bucket):
         is_partial = answer.status_code == HTTPStatus.PARTIAL_CONTENT
 
         def verify(data: memoryview) -> None:
-            """Compare the checksum, which is of the whole object, with what was read whole."""
+            """Compare the checksum, which covers the whole object, with an object that was read whole."""
             _, _, total = answer.headers.get("Content-Range", "").partition("/")
             told = _CRC32C.search(answer.headers.get("x-goog-hash", ""))
             if told is None or (is_partial and total != str(len(data))):
@@ -138,8 +136,8 @@ class GcsBucket(Bucket):
     ) -> tuple[Sequence[Listed], str | None]:
         asked = {
             "prefix": prefix,
-            # Storage lists from a name on, inclusive. No key comes between ``after`` and the same with a
-            # key's smallest character appended.
+            # Storage includes the name that a listing starts from. No key comes between ``after`` and
+            # ``after`` with the smallest character of a key appended.
             "startOffset": None if after is None else f"{after} ",
             "pageToken": token,
             "maxResults": limit,
@@ -157,7 +155,7 @@ class GcsBucket(Bucket):
         with self.send("DELETE", self._path(name)) as answer:
             is_told = answer.status_code == HTTPStatus.NO_CONTENT
         if not is_told:
-            # storage-testbench and fake-gcs-server answer 200, as a login page does: only the store has none.
+            # storage-testbench and fake-gcs-server answer 200, as a login page does: check that it is gone.
             with suppress(NotFound):
                 self.head(client, name)
                 raise NotTold("the status 204")
@@ -165,7 +163,7 @@ class GcsBucket(Bucket):
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
         """Return a URL that reads the object; see Bucket.
 
-        The service account's key signs it, or IAM on a machine, which has no key.
+        A service account's key signs it; on a machine, which has no key, IAM does.
 
         Raises:
             CloudspotError: the credentials are a user's own login, which cannot sign.
@@ -183,7 +181,7 @@ class GcsBucket(Bucket):
     def sign_link(self, client: Any, name: str, seconds: int, media_type: str) -> LinkResult:
         """Return a URL that a browser shows; see Bucket.
 
-        A signature is a service account's, and outlives the token that it was asked for with.
+        A service account signs it, and the signature outlives the token that was used to request it.
 
         Raises:
             CloudspotError: the credentials are a user's own login, which cannot sign.
@@ -218,13 +216,13 @@ class GcsBucket(Bucket):
     def send(self, method: str, path: str, **options: Any) -> Any:
         """Make a request by the JSON API, with a bearer token, and return the ``requests.Response``.
 
-        For contents, which the SDK would copy several times. ``path`` is below the endpoint, or a whole URL.
-        To be used within ``asking``.
+        It is for contents, which the SDK would copy several times. ``path`` is below the endpoint, or a whole
+        URL. Call this within ``asking``.
 
         Raises:
             GoogleAPICallError: the answer is an error.
             requests.RequestException: there was no answer.
-            TransientError: somebody else answered, such as a network's own login page.
+            TransientError: another server answered, such as a network's own login page.
         """
         url = path if "://" in path else endpoint("storage") + path
         answer = self.clients.session().request(
@@ -238,14 +236,14 @@ class GcsBucket(Bucket):
         if is_redirect:
             answer.close()
             raise TransientError(
-                f"{self.url}: the answer leads elsewhere (HTTP status {answer.status_code}): is there a "
-                "proxy or a login page in between?"
+                f"{self.url}: the answer (HTTP status {answer.status_code}) is not Cloud Storage's: is there "
+                "a proxy or a login page in between?"
             )
         return answer
 
 
 def fields_of(answer: Any) -> dict[str, Any]:
-    """Return an answer's JSON fields; raise NotTold if it has none. To be used within ``asking``."""
+    """Return an answer's JSON fields; raise NotTold if it has none. Call this within ``asking``."""
     value = answer.json()
     return told(value if isinstance(value, dict) else None, "JSON fields")
 
@@ -254,5 +252,5 @@ def _size_and_time(described: Mapping[str, Any]) -> tuple[int, datetime]:
     updated = told(described.get("updated"), "a time")
     size = described.get("size")
     if size is None and described.get("crc32c") == shown_crc32c(0):
-        size = "0"  # storage-testbench tells the size of no empty object, but the checksum
+        size = "0"  # storage-testbench omits the size of an empty object
     return told(whole_number(size), "a size"), from_rfc3339(updated)

@@ -1,4 +1,4 @@
-"""The bytes that Cloud Storage is sent: from where they lie, with a checksum that is computed once."""
+"""Request bodies for Cloud Storage, sent without a copy, with a checksum that is computed once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cloudspot.plugin.bufferbody import BLOCK_BYTES
 
 
 class Body:
-    """A request's body in pieces, sent without being copied together; each attempt iterates it anew.
+    """A request's body in pieces, which are sent without being joined; each attempt iterates over it anew.
 
-    ``requests`` asks such an object for its length and its pieces, and urllib3 hands each piece to
-    ``socket.sendall`` as it is. Close it when the request is over: held by an error's traceback, it would
-    keep the caller's buffer exported.
+    ``requests`` asks such an object for its length and its pieces, and urllib3 passes each piece to
+    ``socket.sendall``. Close it when the request is over: if an error's traceback held it, the caller's
+    buffer would stay exported.
     """
 
     def __init__(self, view: memoryview, *, head: bytes = b"", tail: bytes = b"") -> None:
@@ -54,7 +54,7 @@ class Body:
 
 def multipart(view: memoryview, described: Mapping[str, Any]) -> tuple[Body, str]:
     """Return the body that sends a whole object with its description, and the body's content type."""
-    # No content holds a mark of this length by chance.
+    # No content contains a mark of this length by chance.
     mark = secrets.token_hex(24)
     head = (
         f"--{mark}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(described)}\r\n"
@@ -65,13 +65,13 @@ def multipart(view: memoryview, described: Mapping[str, Any]) -> tuple[Body, str
 
 
 def extend_crc32c(checksum: int, view: memoryview) -> int:
-    """Return the CRC32C of the bytes that had ``checksum`` followed by ``view``; 0 is that of no bytes.
+    """Extend the CRC32C ``checksum`` of some bytes by the bytes in ``view``; the checksum of no bytes is 0.
 
-    google_crc32c, which the SDK brings, takes only ``bytes``, and so a copy of them.
+    google_crc32c, which comes with the SDK, accepts only ``bytes``, and so would need a copy.
     """
     return int(crc32.iscsi(view, checksum))
 
 
 def shown_crc32c(checksum: int) -> str:
-    """Return the checksum as Storage's fields and headers show it."""
+    """Return the checksum in the form of Storage's fields and headers."""
     return base64.b64encode(checksum.to_bytes(4, "big")).decode("ascii")

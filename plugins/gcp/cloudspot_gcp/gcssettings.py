@@ -1,4 +1,4 @@
-"""A bucket's settings: what it keeps that is billed, and what would keep jobs from working."""
+"""Checks a bucket's settings: some keep deleted objects, which are billed, and some would break jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NONCURRENT = frozenset({"daysSinceNoncurrentTime", "noncurrentTimeBefore", "num
 
 
 def check_settings(handle: Any, prefix: str) -> Sequence[CheckResult]:
-    """Return what is to be said of a bucket; ``handle`` is the SDK's, with its settings loaded."""
+    """Return the results for a bucket; ``handle`` is the SDK's, with its settings loaded."""
     return (
         CheckResult(name="bucket location", ok=True, detail=str(handle.location)),
         CheckResult(name="bucket versioning", ok=True, detail=_versioning(handle)),
@@ -27,7 +27,7 @@ def _versioning(handle: Any) -> str:
     if not handle.versioning_enabled:
         return "off"
     return (
-        "on: what cloudspot deletes or replaces stays as an old version and is billed; add a lifecycle rule "
+        "on: deleted and replaced objects stay as old versions and are billed; add a lifecycle rule "
         "that deletes noncurrent versions"
     )
 
@@ -38,7 +38,7 @@ def _soft_delete(handle: Any) -> str:
     if seconds == 0:
         return "off"
     return (
-        f"on: what cloudspot deletes or replaces is billed for {seconds / 86400:g} more days; turn it off "
+        f"on: deleted and replaced objects are billed for {seconds / 86400:g} more days; turn it off "
         f"(gcloud storage buckets update gs://{handle.name} --clear-soft-delete)"
     )
 
@@ -48,7 +48,7 @@ def _storage_class(handle: Any) -> str:
     if name == "STANDARD":
         return name
     return (
-        f"{name}: each object is billed for a minimum of days, and cloudspot deletes many sooner; STANDARD "
+        f"{name}: each object is billed for a minimum time, and cloudspot deletes many sooner; STANDARD "
         "has no minimum"
     )
 
@@ -64,7 +64,7 @@ def _check_lifecycle(handle: Any, prefix: str) -> CheckResult:
             return CheckResult(
                 name="bucket lifecycle",
                 ok=False,
-                detail="a rule deletes objects below the store's prefix, needed checkpoints too",
+                detail="a rule deletes objects below the store's prefix, even checkpoints that are needed",
                 remedy="leave the prefix out of the rule, or use another bucket",
             )
     return CheckResult(name="bucket lifecycle", ok=True, detail="no rule deletes live objects")

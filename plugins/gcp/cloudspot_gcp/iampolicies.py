@@ -1,4 +1,4 @@
-"""Google Cloud's allow policies: who has which role on a project, a bucket, an account or a service.
+"""Google Cloud's allow policies: the roles of members on a project, a bucket, an account or a service.
 
 Source: "Allow policies and role bindings" (versions, etags, conditions); IAM, Resource Manager and Cloud
 Storage API references, getIamPolicy and setIamPolicy (checked 2026-11).
@@ -16,7 +16,7 @@ from google.api_core import exceptions as api
 from cloudspot_gcp.clients import GcpClients, endpoint
 
 NUM_TRIES: Final = 8
-"""How often a policy is changed when others change it at the same time."""
+"""How often a change of a policy is tried when others change it at the same time."""
 Binding = Mapping[str, Any]
 """A role, its members and perhaps a condition."""
 Change = Callable[[Sequence[Binding]], Sequence[Binding]]
@@ -24,12 +24,12 @@ Change = Callable[[Sequence[Binding]], Sequence[Binding]]
 
 @dataclass(frozen=True)
 class Policy:
-    """Where a resource's policy is read and written: services differ in the form."""
+    """The requests that read and write a resource's policy; services differ in their form."""
 
     read: tuple[str, str]
     write: tuple[str, str]
     is_wrapped: bool = True
-    """It is written as ``{"policy": ...}``."""
+    """Whether it is written as ``{"policy": ...}``."""
     asked: Mapping[str, Any] | None = None
     """The body of the request that reads it."""
 
@@ -63,9 +63,9 @@ def read_policy(clients: GcpClients, policy: Policy) -> Sequence[Binding]:
 def change_policy(
     clients: GcpClients, policy: Policy, change: Change, *, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Read the policy, change its bindings and write it, again if somebody else has written meanwhile.
+    """Read the policy, change its bindings and write it; repeat this if another write came in between.
 
-    Version 3 is asked for: an older one would lose the conditions of others' grants.
+    Version 3 is requested, because an older one would lose the conditions of other grants.
     """
     for left in reversed(range(NUM_TRIES)):
         read = clients.ask_json(*policy.read, json=policy.asked)
@@ -87,7 +87,7 @@ def change_policy(
 def with_member(
     bindings: Sequence[Binding], role: str, member: str, condition: Mapping[str, str] | None = None
 ) -> Sequence[Binding]:
-    """Return the bindings with this one; the same ones if it is among them."""
+    """Return the bindings with the member in this one; return ``bindings`` itself if it is there."""
     for binding in bindings:
         if binding["role"] == role and binding.get("condition") == condition:
             if member in binding["members"]:
@@ -99,8 +99,8 @@ def with_member(
 
 
 def without_member(bindings: Sequence[Binding], member: str, role: str | None = None) -> list[Binding]:
-    """Return the bindings without the member's, of one role or of all."""
-    # Of an account that was deleted, Google keeps the grants, under this name.
+    """Return the bindings without the member, for one role or for all."""
+    # Google keeps the grants of a deleted account, under this name.
     deleted = f"deleted:{member}?"
 
     def others(binding: Binding) -> list[str]:

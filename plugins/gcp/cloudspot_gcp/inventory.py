@@ -1,10 +1,10 @@
-"""What cloudspot makes in a Google Cloud project, in all regions at once, for ``cloudspot reap``.
+"""Finds the resources that cloudspot has made in a Google Cloud project, for ``cloudspot reap``.
 
-Machines and disks are found again by their labels. A placement policy has none, so it counts as cloudspot's
-by its name and its description, and shows only to those who know the store whose digest it holds. External
-addresses are the machine's own and go with it; cloudspot makes no instance template and no schedule: Compute
-Engine itself deletes machines when their time is up. Nobody is charged for an unfinished upload to Cloud
-Storage, which forgets it after a week ("Resumable uploads"; checked 2026-11).
+It lists all regions at once. Machines and disks are recognised by their labels. A placement policy has none,
+so it is recognised by its description and by its name, which holds the digest of a known store. External
+addresses are deleted with their machine. cloudspot makes no instance template and no schedule, because
+Compute Engine itself deletes machines when their time is up. An unfinished upload to Cloud Storage is free,
+and is deleted after a week ("Resumable uploads"; checked 2026-11).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _IN_USE: Final = {"resourceInUseByAnotherResource": TransientError, "resourceNot
 
 
 def inventories(options: GcpOptions, clients: GcpClients) -> tuple[Inventory, ...]:
-    """Return the inventories of the project, in the order in which to end things."""
+    """Return the inventories of the project, in the order in which to end their assets."""
     prices = _Prices(clients)
     return (
         _Machines(options, clients, prices),
@@ -51,14 +51,14 @@ def inventories(options: GcpOptions, clients: GcpClients) -> tuple[Inventory, ..
 
 
 class _Prices:
-    """What machines and disks cost; the list is read when something is to be priced."""
+    """The prices of machines and disks; the price list is read when the first is needed."""
 
     def __init__(self, clients: GcpClients) -> None:
         self._clients = clients
         self._lists: dict[str, PriceList] = {}
 
     def machine(self, described: Any, market: Market) -> float | None:
-        """Return what the machine costs a day, without its disk and address; None: not known."""
+        """Return the machine's price per day, without its disk and address, or None if it is not known."""
         with suppress(CloudspotError):
             zone = last_part(described.zone)
             found = find_machine_type(self._clients, zone, last_part(described.machine_type))
@@ -69,7 +69,7 @@ class _Prices:
         return None
 
     def disk(self, described: Any) -> float | None:
-        """Return what the disk costs a day; None: not known."""
+        """Return the disk's price per day, or None if it is not known."""
         with suppress(CloudspotError):
             region, kind = region_of(last_part(described.zone)), last_part(described.type_)
             an_hour = self._list(region).disk(kind, region, size_gib=described.size_gb)
@@ -83,7 +83,7 @@ class _Prices:
 
 
 class _Machines(Inventory):
-    """The machines, also those that have shut themselves down: they stay, and their disks are billed."""
+    """The machines, including those that have shut themselves down, whose disks are still billed."""
 
     title = "machines"
 
@@ -120,7 +120,7 @@ class _Machines(Inventory):
 
 
 class _Disks(Inventory):
-    """The disks that no machine has: those that one has go with it."""
+    """The detached disks; attached ones are deleted with their machine."""
 
     title = "disks"
 
@@ -151,7 +151,7 @@ class _Disks(Inventory):
 
 
 class _PlacementPolicies(Inventory):
-    """The policies by which a job's nodes were placed together; they cost nothing."""
+    """The placement policies of jobs with several nodes; they cost nothing."""
 
     title = "placement policies"
 
@@ -183,7 +183,7 @@ class _PlacementPolicies(Inventory):
 
 
 class _Drivers(DriverInventory):
-    """The functions of ``cloudspot driver``, in any region; what outlives one is its account and roles."""
+    """The functions of ``cloudspot driver`` in all regions, and accounts and roles that outlived theirs."""
 
     title = "drivers"
 
@@ -201,7 +201,7 @@ class _Drivers(DriverInventory):
 
 
 def _all(clients: GcpClients, kind: str, field: str, what: str, expression: str) -> list[Any]:
-    """Return what every zone and region has; raise TransientError if one of them does not answer."""
+    """Return the listed items of all zones and regions; raise TransientError if one does not answer."""
     request = {"project": clients.project, "max_results": PAGE}
     if expression:
         request["filter"] = expression
@@ -213,6 +213,6 @@ def _all(clients: GcpClients, kind: str, field: str, what: str, expression: str)
 
 
 def _store_of(labels: Any, store_urls: Sequence[str]) -> str:
-    """Return which of the stores the digest in a label is of; "": none of them."""
+    """Return the store whose digest a label holds, or "" if it is none of these."""
     digest = labels.get(machinetags.STORE, "")
     return next((one for one in store_urls if machinetags.store_digest(one) == digest), "")

@@ -1,4 +1,4 @@
-"""Turns Compute Engine's description of a machine, or of its end, into ours."""
+"""Turns Compute Engine's description of a machine, or of its end, into cloudspot's."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _STATES: Final = {
     "STAGING": InstanceState.PENDING,
     "PENDING": InstanceState.PENDING,
     "RUNNING": InstanceState.RUNNING,
-    # Its host failed, and it is moving to another: it may come back.
+    # Its host failed and it is moving to another, so it may come back.
     "REPAIRING": InstanceState.RUNNING,
-    # A machine that was shut down from within stays like this, and its disk is billed: `release` deletes it.
-    # If somebody starts it again, it boots a second time, and so ends itself.
+    # A machine that shut itself down stays in this state, and its disk is billed until `release` deletes it.
+    # If somebody starts it again, it boots a second time, and then ends itself.
     "TERMINATED": InstanceState.ENDED,
 }
 _OTHER: Final = InstanceState.SHUTTING_DOWN
-"""STOPPING and DEPROVISIONING; also SUSPENDED, which somebody did by hand and may undo."""
+"""The state for STOPPING and DEPROVISIONING, and for SUSPENDED, which was done by hand and may be undone."""
 PREEMPTED: Final = "compute.instances.preempted"
 END_OPERATIONS: Final = {
     PREEMPTED: EndReason.RECLAIMED,
@@ -35,7 +35,7 @@ END_OPERATIONS: Final = {
     "stop": EndReason.TERMINATED,
     "delete": EndReason.TERMINATED,
 }
-"""Operations that end a machine, the most telling first: a reclaimed machine is deleted as well (Compute
+"""Operations that end a machine, the most specific first: a reclaimed machine is deleted as well (Compute
 Engine documentation, "View preempted VMs", "Troubleshooting VM shutdowns"; and Google's own
 github.com/GoogleCloudPlatform/gcpdiag; checked 2026-11)."""
 
@@ -46,8 +46,8 @@ class Place(NamedTuple):
     zone: str
     name: str
     number: str
-    """Compute Engine's own id. A name may be used again: by a launch that is sent again too late, or by a
-    later job of the same id. Two such machines must not be taken for one."""
+    """Compute Engine's own id. It distinguishes machines of the same name, which a launch that is repeated
+    too late may use again, or a later job of the same id."""
 
     @property
     def id(self) -> str:
@@ -56,22 +56,22 @@ class Place(NamedTuple):
 
     @property
     def instance(self) -> str:
-        """Return what the API finds it by: its number, or its name where an operation tells no number."""
+        """Return the identifier for API requests: the number, or the name if an operation has no number."""
         return self.name if self.number == "0" else self.number
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """What the operations say of a machine's end."""
+    """A machine's end according to its operations."""
 
     place: Place
     reason: EndReason
     at: datetime | None
     is_over: bool
-    """An operation that ends it is done. Until then it may still be running."""
+    """Whether an operation that ends it is done. Until then it may still be running."""
 
 
 def place_of_id(instance_id: str) -> Place | None:
-    """Return what one of our ids says; None: it is not one."""
+    """Return the place in one of cloudspot's machine ids, or None if it is not such an id."""
     parts = instance_id.split("/")
     if len(parts) != len(Place._fields) or not parts[0] or not parts[2].isdigit():
         return None
@@ -79,7 +79,7 @@ def place_of_id(instance_id: str) -> Place | None:
 
 
 def place_of(described: Any) -> Place:
-    """Return which machine Compute Engine describes."""
+    """Return the place of the machine that Compute Engine describes."""
     return Place(last_part(described.zone), described.name, str(described.id))
 
 
@@ -91,10 +91,11 @@ def last_part(url: str) -> str:
 def to_instance(described: Any, ending: Ending | None) -> Instance | None:
     """Return the machine that Compute Engine describes, or None if it carries no label of cloudspot's.
 
-    ``ending`` is what the operations say of it. Its name says its rank; the machine itself reads the same.
+    ``ending`` is its end according to the operations. The rank is in its name, where the machine reads it
+    too.
     """
     labels = dict(described.labels)
-    if not labels.get(machinetags.JOB):  # an empty tag is nobody's, and spoils no list
+    if not labels.get(machinetags.JOB):  # an empty label names no job, and must not fail the listing
         return None
     state = _STATES.get(described.status, _OTHER)
     is_ending = state in {InstanceState.ENDED, InstanceState.SHUTTING_DOWN}
@@ -106,7 +107,7 @@ def to_instance(described: Any, ending: Ending | None) -> Instance | None:
         id=place.id,
         state=state,
         job_id=labels[machinetags.JOB],
-        # As launch 0 a machine whose label was tampered with is ended.
+        # A machine whose label was tampered with is ended, because launch 0 does not exist.
         launch=launch if named is not None and named[0] == launch else 0,
         rank=None if named is None else named[1],
         end_reason=(EndReason.UNKNOWN if ending is None else ending.reason) if is_ending else None,
@@ -121,7 +122,7 @@ def to_instance(described: Any, ending: Ending | None) -> Instance | None:
 
 
 def to_vanished_instance(ending: Ending, *, job_id: str, store_url: str) -> Instance:
-    """Return a machine that is no longer listed, by its operations alone."""
+    """Return a machine that is no longer listed, as its operations describe it."""
     launch, rank = attributes.launch_and_rank(ending.place.name) or (0, None)
     return Instance(
         id=ending.place.id,
@@ -137,9 +138,9 @@ def to_vanished_instance(ending: Ending, *, job_id: str, store_url: str) -> Inst
 
 
 def endings(operations: Iterable[Any]) -> dict[str, Ending]:
-    """Return what operations say about the ends of cloudspot's machines, by the machine's id.
+    """Return the ends of cloudspot's machines according to operations, by the machine's id.
 
-    A machine's most telling operation, the first in ``END_OPERATIONS``, names the reason.
+    A machine's most specific operation, the first in ``END_OPERATIONS``, gives the reason.
     """
     order = list(END_OPERATIONS)
     by_id: dict[str, tuple[int, Ending]] = {}
@@ -158,20 +159,20 @@ def endings(operations: Iterable[Any]) -> dict[str, Ending]:
             both = (by_id[place.id], (rank, ending))
             (rank, ending), (_, lesser) = sorted(both, key=lambda one: one[0])
             if lesser.is_over and not ending.is_over:
-                # The time of one that is under way is that of its request.
+                # An operation that is under way has only the time of its request.
                 ending = msgspec.structs.replace(ending, is_over=True, at=lesser.at)
         by_id[place.id] = (rank, ending)
     return {key: ending for key, (_, ending) in by_id.items()}
 
 
 def _reason(operation: Any, place: Place) -> EndReason:
-    # An operation keeps its request's id.
+    # An operation shows its request's id.
     is_own = operation.client_operation_id == selfend.request_id(*place)
     return EndReason.SELF if is_own else END_OPERATIONS[operation.operation_type]
 
 
 def target_of(operation: Any) -> Place | None:
-    """Return the machine that an operation is about; None: it is not one of ours."""
+    """Return the machine that an operation is about, or None if it is not cloudspot's."""
     where = operation.target_link.partition("/zones/")[2].split("/")
     if len(where) != 3 or where[1] != "instances" or attributes.launch_and_rank(where[2]) is None:
         return None

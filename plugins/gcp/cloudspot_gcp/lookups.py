@@ -1,7 +1,7 @@
-"""Looks up what a launch needs and only Google knows; says which option names something that does not exist.
+"""Looks up in Google Cloud the image, the network and the machine types that a launch needs.
 
-Each function asks once; :mod:`cloudspot_gcp.offers` keeps the answers. All of them raise SpecError with
-the option's name, AuthError with the missing right, and TransientError when Google did not answer.
+:mod:`cloudspot_gcp.offers` caches the answers. Each function raises SpecError if an option names something
+that does not exist, AuthError if a right is missing, and TransientError if Google does not answer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from cloudspot_gcp.series import (
 )
 
 NUM_TRIES: Final = 4
-"""How often a request is tried that may be repeated."""
+"""How often a repeatable request is tried."""
 _IMAGE: Final = re.compile(r"projects/(?P<project>[^/]+)/global/images/(?P<family>family/)?(?P<name>[^/]+)")
 
 T = TypeVar("T")
@@ -56,29 +56,30 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     """``projects/PROJECT/global/images/NAME``: one image, even if a family was named."""
     architecture: str
     size_gib: int
-    """How large it counts for the boot disk."""
+    """The size to count for the boot disk."""
     setup_key: str | None = None
-    """Of the job's setup, if that is done in it."""
+    """The key of the job's setup, if the image contains it."""
 
 
 class GcpMachineType(MachineType, frozen=True, kw_only=True):
-    """A machine type with the accelerators attached to it; their name is such as ``nvidia-l4``."""
+    """A machine type with its accelerators, which are named as in ``nvidia-l4``."""
 
     architecture: str
     is_attached: bool = False
-    """The accelerators are not the type's own."""
+    """Whether the accelerators are attached to it, not built in."""
     is_shared: bool = False
-    """It has a share of its processors only, and may use more for a while; or a share of an accelerator."""
+    """Whether it has only a share of its processors, which it may exceed for a while, or of an
+    accelerator."""
     zones: tuple[str, ...] = ()
-    """Where it can be had at all."""
+    """The zones that offer it."""
 
     def is_called(self, accelerator: str) -> bool:
-        """Return whether people mean this type's accelerator; see the function."""
+        """Return whether ``accelerator`` is a usual name of this type's accelerator; see the function."""
         return is_called(self.accelerator, accelerator)
 
 
 def is_called(accelerator: str | None, wanted: str) -> bool:
-    """Return whether people mean this one: ``A100`` is ``nvidia-tesla-a100`` or ``nvidia-a100-80gb``."""
+    """Return whether the names match: ``A100`` is ``nvidia-tesla-a100`` or ``nvidia-a100-80gb``."""
     name, word = _plain(accelerator or ""), _plain(wanted)
     return name == word or name.startswith(f"{word}-")
 
@@ -89,7 +90,7 @@ def _plain(name: str) -> str:
 
 
 def wanted_regions(options: GcpOptions) -> tuple[str, ...]:
-    """Return the regions to try, by the options, else by the zones in them or by gcloud's own variable."""
+    """Return the regions to try: the options' regions, else their zones' regions, else gcloud's variable."""
     if options.regions:
         return options.regions
     if options.zones:
@@ -98,7 +99,7 @@ def wanted_regions(options: GcpOptions) -> tuple[str, ...]:
 
 
 def ask(what: str, call: Callable[[], T]) -> T:
-    """Return what the call returns; it is tried again if Google fails in passing or throttles."""
+    """Make the call and return its result; repeat it if Google throttles it or fails for a moment."""
 
     def once() -> T:
         with ERRORS.translated(what):
@@ -108,14 +109,14 @@ def ask(what: str, call: Callable[[], T]) -> T:
 
 
 def list_all(clients: GcpClients, kind: str, what: str, **request: Any) -> list[Any]:
-    """Return every item of every page of what a client of this kind lists."""
+    """Return all items, of all pages, that a client of this kind lists."""
     asked = {"project": clients.project, "max_results": 500, **request}
     return ask(what, lambda: list(clients.call(kind, "list", asked)))
 
 
 @contextmanager
 def _naming(field: str, value: str, where: str = "") -> Iterator[None]:
-    """Turn "not found" into an error about the option that names it."""
+    """Turn "not found" into a SpecError that names the option."""
     try:
         yield
     except (api.NotFound, api.BadRequest) as error:
@@ -125,7 +126,7 @@ def _naming(field: str, value: str, where: str = "") -> Iterator[None]:
 
 
 def find_zones(clients: GcpClients, region: str) -> tuple[str, ...]:
-    """Return the region's standard zones; refuse a region that does not exist.
+    """Return the region's standard zones; raise SpecError if the region does not exist.
 
     A bulk insert puts no machine into an AI zone, and its list of locations may not name one (discovery
     document, LocationPolicy.locations; checked 2026-11).
@@ -146,7 +147,7 @@ def find_zones(clients: GcpClients, region: str) -> tuple[str, ...]:
 
 
 def find_image(clients: GcpClients, options: GcpOptions) -> Image:
-    """Return the image that the option names, by itself or by its family."""
+    """Return the image that the option names, directly or by its family."""
     named = options.image_or_default
     match = _IMAGE.fullmatch(named)
     assert match is not None, "the options were checked"
@@ -168,7 +169,7 @@ def find_image(clients: GcpClients, options: GcpOptions) -> Image:
 
 
 def check_names(clients: GcpClients, options: GcpOptions, regions: Sequence[str]) -> None:
-    """Look up what the options name and a request would pass on unchecked."""
+    """Check that the networks and the placement policy that the options name exist."""
     networks = set()
     for path in options.subnetworks:
         parts = path.split("/")
@@ -176,8 +177,8 @@ def check_names(clients: GcpClients, options: GcpOptions, regions: Sequence[str]
         subnetwork = _require(clients, "SubnetworksClient", "subnetworks", path, place)
         networks.add(str(subnetwork.network).partition("/projects/")[2])
     if len(networks) > 1:
-        why = "a job's nodes, which may be in several regions, reach each other within one only"
-        said = f"those named are in {len(networks)} networks ({', '.join(sorted(networks))}); {why}"
+        why = "a job's nodes reach each other within one only, so name subnetworks of one"
+        said = f"the subnetworks are in {len(networks)} networks ({', '.join(sorted(networks))}); {why}"
         raise field_error("subnetworks", said)
     if not options.subnetworks:
         path = options.network
@@ -198,7 +199,7 @@ def _project(clients: GcpClients, path: str) -> str:
 
 
 def _require(clients: GcpClients, kind: str, field: str, value: str, place: Mapping[str, str]) -> Any:
-    """Return what the option names; raise SpecError if there is no such thing."""
+    """Return the resource that the option names; raise SpecError if it does not exist."""
 
     def call() -> Any:
         with _naming(field, value):
@@ -235,7 +236,7 @@ def all_types(
 ) -> list[GcpMachineType]:
     """Return the zones' machine types, with the accelerators to attach.
 
-    Types with a shared core, those that have to be reserved, and those that cannot have the kind of disk are
+    Types with a shared core, types that must be reserved, and types that cannot have the kind of disk are
     left out.
     """
     types = [
@@ -249,7 +250,7 @@ def all_types(
 
 
 def offered_type(clients: GcpClients, offer: Offer) -> GcpMachineType | None:
-    """Return the machine type of an offer, with the accelerators attached; None: it is there no more."""
+    """Return the machine type of an offer, with its accelerators, or None if it no longer exists."""
     details = offer.details
     zone = details["zones"].partition(",")[0]
     found = _types_in(clients, (zone,), f'(name = "{offer.instance_type}")')
@@ -277,7 +278,7 @@ def _types_in(clients: GcpClients, zones: Sequence[str], expression: str) -> lis
 
 
 def find_machine_type(clients: GcpClients, zone: str, name: str) -> GcpMachineType | None:
-    """Return the machine type of that name; None: the zone has none."""
+    """Return the machine type of that name, or None if the zone does not have it."""
     what, wanted = f"looking for machine type {name} in {zone}", f'name = "{name}"'
     found = list_all(clients, "MachineTypesClient", what, zone=zone, filter=wanted)
     return _to_type(found[0], zone) if found else None
@@ -300,9 +301,9 @@ def _to_type(described: Any, zone: str) -> GcpMachineType:
 def _attached(
     clients: GcpClients, types: Sequence[GcpMachineType], zones: Sequence[str], resources: Resources
 ) -> list[GcpMachineType]:
-    """Return the types, with the wanted accelerator attached to those that can take it.
+    """Return the types, with the wanted accelerator attached to those that can have it.
 
-    Without its name nobody knows what to attach: then only types with accelerators of their own count.
+    If the accelerator is not named, nothing is attached, and only types with built-in accelerators count.
     """
     wanted = resources.accelerator
     attaching = [one for one in types if series_of(one.name) == ATTACHING_SERIES]
@@ -326,7 +327,7 @@ def _attached(
                 )
                 for zone in type_.zones
             }
-            # The zones differ in whether they have it, never in how many accelerators it needs.
+            # The zones differ in whether they offer it, never in the number of accelerators that it needs.
             able = {zone: n for zone, n in counts.items() if n is not None and places.get(zone, 0) >= n}
             if able:
                 attached.append(
@@ -342,7 +343,7 @@ def _attached(
 
 
 def _accelerators_in(clients: GcpClients, zones: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Return how many of each accelerator a machine can have, by zone."""
+    """Return the most that a machine can have of each accelerator, by zone."""
     most: dict[str, dict[str, int]] = {}
     for zone in zones:
         what = f"looking for accelerators in {zone}"

@@ -1,9 +1,9 @@
-"""Compute Engine's metadata server as a node reads it: who it is, and whether it will be reclaimed.
+"""Reads a node's identity and its notices from Compute Engine's metadata server.
 
-It uses only the standard library: every agent carries it, and it must work on a machine where nothing else
-does. Sources: Compute Engine documentation, "View and query VM metadata" ("Wait for
-updates", "Parts of a request"), "Predefined metadata keys", "Create and use Spot VMs", and the
-discovery document of compute v1, ``Scheduling.preemptionNoticeDuration`` (checked 2026-11).
+It uses only the standard library, because every agent carries it and it must work where nothing is installed.
+Sources: Compute Engine documentation, "View and query VM metadata" ("Wait for updates", "Parts of a
+request"), "Predefined metadata keys", "Create and use Spot VMs", and the discovery document of compute v1,
+``Scheduling.preemptionNoticeDuration`` (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -25,60 +25,61 @@ from cloudspot.plugin.metadataclient import ask_metadata
 from cloudspot_gcp.attributes import NOTICE_SECONDS, launch_and_rank
 
 HOST: Final = "GCE_METADATA_HOST"
-"""The environment variable that moves it, also for Google's own clients: ``host`` or ``host:port``."""
+"""The environment variable that overrides the server's address, also for Google's clients: ``host`` or
+``host:port``."""
 DEFAULT_HOST: Final = "169.254.169.254"
-"""What metadata.google.internal resolves to; the address needs no name server."""
+"""The address of metadata.google.internal; it needs no name server."""
 SHUTDOWN_SECONDS: Final = 30.0
 """The most between the power button (ACPI G2) and the end of a spot machine; less has been seen."""
 MAX_NOTICE_SECONDS: Final = 86_400.0
-"""A longer notice is none of Compute Engine's."""
+"""Compute Engine gives no longer notice."""
 MAX_LONG_POLL_SECONDS: Final = 60.0
 EXTRA_SECONDS: Final = 5.0
-"""How much longer than asked a long poll may take before it counts as broken."""
+"""How much longer than requested a long poll may take before it counts as broken."""
 EVENT_EVERY: Final = 10
-"""How many polls pass between two looks at the maintenance event, which moves nothing."""
+"""The maintenance event, which is only logged, is read once in this number of polls."""
 NO_EVENT: Final = "NONE"
 PREEMPTED: Final = "instance/preempted"
 _MAX_TEXT: Final = 200
 
-# Below the logger whose lines an agent delivers with its job's log.
+# A child of the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.gcp.metadata")
 
 
 @dataclass(frozen=True)
 class Value:
-    """One version of what the server has at a path."""
+    """One version of the server's value at a path."""
 
     text: str
     etag: str
-    """It changes with the value."""
+    """The version, which changes with the value."""
 
 
 class Metadata:
-    """A client of the metadata server. Thread-safe; it keeps nothing."""
+    """A client of the metadata server. Thread-safe; it caches nothing."""
 
     def __init__(self, *, host: str | None = None, timeout_seconds: float = 3.0) -> None:
-        """Do no I/O; ``host`` None: the environment's, else the real address."""
+        """Do no I/O. The default ``host`` is the environment's, else the real address."""
         self._host = host
         self._timeout_seconds = timeout_seconds
 
     def read(
         self, path: str, *, newer_than: str | None = None, wait_seconds: float | None = None
     ) -> Value | None:
-        """Return what the server has at ``/computeMetadata/v1/<path>``; None: nothing.
+        """Return the server's value at ``/computeMetadata/v1/<path>``, or None if it has none.
 
         With ``wait_seconds`` (rounded down, at least 1) the server answers as soon as the version differs
         from ``newer_than``, or with the same version when the time is up.
 
         Raises:
-            TransientError: the server did not answer, or answered with another error, or another answered.
+            TransientError: the server did not answer, answered with another error, or is not Google's.
         """
         timeout, query = self._timeout_seconds, ""
         if wait_seconds is not None:
             seconds = max(1, int(wait_seconds))
             asked = {"wait_for_change": "true", "timeout_sec": str(seconds)}
             if newer_than is not None:
-                # Without it, a change between two polls would be missed.
+                # Without the version, a change between two polls would be missed.
                 asked["last_etag"] = newer_than
             timeout, query = seconds + EXTRA_SECONDS, "?" + urllib.parse.urlencode(asked)
         host = self._host or os.environ.get(HOST) or DEFAULT_HOST
@@ -91,16 +92,16 @@ class Metadata:
                     return None
                 raise TransientError(f"the metadata service answered {error.code} to {path}") from error
         if headers.get("Metadata-Flavor") != "Google":
-            raise TransientError(f"what answers at {host} is not Google's metadata server")
+            raise TransientError(f"the server at {host} is not Google's metadata server")
         return Value(text, headers.get("ETag", ""))
 
     def get(self, path: str) -> str | None:
-        """Return what ``read`` does, without surrounding white space; None: there is nothing."""
+        """Return the text at the path without surrounding white space, or None if there is none."""
         value = self.read(path)
         return None if value is None else value.text.strip()
 
     def require(self, path: str) -> str:
-        """Return the text at the path; raise TransientError as ``read``, and while there is nothing yet."""
+        """Return the text at the path; raise TransientError as ``read`` does, and while there is none yet."""
         text = self.get(path)
         if not text:
             raise TransientError(f"the metadata server has no {path} yet")
@@ -110,8 +111,8 @@ class Metadata:
 class GcePreemptionSource(PreemptionSource):
     """Waits for ``instance/preempted``; a maintenance event is not a notice, and is logged once.
 
-    ``preempted`` says that the machine goes, not when. The power button is pressed after the notice duration
-    of its request, if there is one; then there are up to 30 seconds.
+    ``preempted`` does not state the time of the end. The power button is pressed after the notice duration of
+    the machine's request, if it has one; then up to 30 seconds are left.
     """
 
     poll_seconds: ClassVar[float] = 1.0
@@ -123,9 +124,9 @@ class GcePreemptionSource(PreemptionSource):
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Read from the machine's attribute how long the launch's notices are.
+        """Read the length of the launch's notices from the machine's attribute.
 
-        If the server cannot be asked, they count as the shortest.
+        If the server does not answer, they count as the shortest.
         """
         self._metadata = metadata or Metadata()
         self.notice_seconds = _notice_seconds(self._metadata)
@@ -143,8 +144,8 @@ class GcePreemptionSource(PreemptionSource):
     def wait(self, timeout: float) -> PreemptionNotice | None:
         """Return as soon as there is a notice, or None after ``timeout`` seconds.
 
-        This uses a long poll, and renews a broken connection. A server that answers too early, as one without
-        long polls does, is asked every ``poll_seconds``.
+        This uses a long poll, and renews a broken connection. A server that answers too early, because it has
+        no long polls, is asked every ``poll_seconds``.
 
         Raises:
             TransientError: the server does not answer at all.
@@ -157,7 +158,7 @@ class GcePreemptionSource(PreemptionSource):
             left = end - self._monotonic()
             if notice is not None or left <= 0:
                 return notice
-            if left < 1.0:  # less than the server can wait
+            if left < 1.0:  # a long poll takes at least a second
                 self._sleep(left)
                 return _as_notice(self._metadata.read(PREEMPTED))
             known = self._wait_for_change(known, min(left, MAX_LONG_POLL_SECONDS))
@@ -189,20 +190,19 @@ class GcePreemptionSource(PreemptionSource):
 
 
 def node_identity(metadata: Metadata | None = None) -> NodeIdentity:
-    """Return who this machine is; its name says its rank.
+    """Return this machine's identity; its name contains its rank.
 
-    Its id is ``<zone>/<name>/<number>``: the API finds it by its name, but another machine may have had that
-    name before, so the unique number stands beside it.
+    Its id is ``<zone>/<name>/<number>``. The number is unique; another machine may have had the same name.
 
     Raises:
-        TransientError: the metadata server is not up yet, or answers nonsense.
+        TransientError: the metadata server is not up yet, or its answer is invalid.
     """
     metadata = metadata or Metadata()
     name = metadata.require("instance/name")
     named = launch_and_rank(name)
     if named is None:
-        raise TransientError(f"the metadata server says instance/name {name[:80]!r}, which has no rank")
-    # These two come as projects/NUMBER/zones/ZONE and projects/NUMBER/machineTypes/TYPE.
+        raise TransientError(f"the metadata server's instance/name is {name[:80]!r}, which has no rank")
+    # These values are projects/NUMBER/zones/ZONE and projects/NUMBER/machineTypes/TYPE.
     zone = metadata.require("instance/zone").rpartition("/")[2]
     machine_type = metadata.get("instance/machine-type")
     is_spot = metadata.get("instance/scheduling/preemptible")

@@ -1,7 +1,7 @@
-"""What can be bought: machine types by region and market, with today's prices.
+"""Finds offers: machine types by region and market, with their current prices.
 
-All zones of a region have the same prices, and a launch asks the region for whichever of its zones has the
-machines. So an offer is for a region, and its ``zone`` is the region's name.
+All zones of a region have the same prices, and a launch lets the region choose a zone that has the machines.
+So an offer is for a region, and its ``zone`` is the region's name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from cloudspot_gcp.setup_images import GcpImageHost, path_of
 MAX_CANDIDATES: Final = 60
 """How many of the smallest types that fit are compared by price."""
 MAX_TYPES: Final = 4
-"""How many of the cheapest are offered: more would cost more calls than they bring chances."""
+"""How many of the cheapest are offered. More would cost calls and improve the chances little."""
 FROM_LIST: Final = "Google's price list"
 FROM_OPTIONS: Final = "the job's options"
 
@@ -52,10 +52,10 @@ class _Price(msgspec.Struct, frozen=True):
 
 
 class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
-    """Asks Google for offers, and keeps for a while what does not change. Thread-safe."""
+    """Asks Google for offers, and caches the answers that rarely change. Thread-safe."""
 
     def offers(self, resources: Resources) -> tuple[Offer, ...]:
-        """Return the offers: each region that has the type, on each market where it is sold."""
+        """Return an offer for each type, each region that has it, and each market where it is sold."""
         options, clients = self.options, self.clients
         regions = wanted_regions(options)
         image = self.cache.get("image", lambda: find_image(clients, options))
@@ -116,13 +116,13 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
         return tuple(offers)
 
     def spot_price(self, offer: Offer) -> float | None:
-        """Return the price that ``offers`` finds now, at most an hour old; None: nobody tells one.
+        """Return the price that ``offers`` finds now, at most an hour old, or None if it finds none.
 
-        A price that came from the list is not replaced by the options' while the list cannot be read.
+        A price from the list is not replaced by one from the options while the list cannot be read.
 
         Raises:
-            AuthError: the list cannot be read for lack of a right.
-            TransientError: it cannot be read now.
+            AuthError: the right to read the list is missing.
+            TransientError: the list cannot be read now.
         """
         prices = self._price_list()
         if isinstance(prices, CloudspotError) and offer.details.get("price_source") != FROM_OPTIONS:
@@ -132,7 +132,7 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
         return None if price is None else price.usd
 
     def _start(self, image: Image, resources: Resources) -> Image:
-        """Return from which image machines start."""
+        """Return the image from which machines start."""
         setup_image = self.setup_image(GcpImageHost(self.options, self.clients), self.options.setup_key)
         if setup_image is None:
             return image
@@ -164,12 +164,12 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
         known = self.cache.get(
             ("all types", asked), lambda: all_types(clients, options, everywhere, resources)
         )
-        # One with shared processors is bought only by its name.
+        # Types with shared processors are bought only if the options name them.
         usable = [one for one in known if one.architecture == image.architecture and not one.is_shared]
         return self._placeable(fitting_types(usable, resources))[:MAX_CANDIDATES]
 
     def _placeable(self, types: list[GcpMachineType]) -> list[GcpMachineType]:
-        """Return the types that can be placed close together, if that is wanted."""
+        """Return the types that can be placed close together if the options ask for that, else all."""
         if self.options.placement_policy is None:
             return types
         able = [one for one in types if can_be_compact(one.name)]
@@ -207,10 +207,10 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
     def _extras(
         self, resources: Resources, image: Image, region: str, market: Market, machine: _Price
     ) -> Extras:
-        """Return what the boot disk and the external address of a machine cost.
+        """Return the prices of the boot disk and the external address of a machine.
 
-        To a machine's price of the options nothing is added: nobody knows what it contains. A hyperdisk's
-        operations and throughput beyond those included cost extra, and more with its size ("Hyperdisk
+        Nothing is added to a machine's price from the options, which may include them. A hyperdisk's
+        operations and throughput beyond the included ones cost extra, which is not known here ("Hyperdisk
         pricing"; from memory).
         """
         options, prices = self.options, self._price_list()
@@ -228,10 +228,10 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
         }
 
     def _price_list(self) -> PriceList | CloudspotError:
-        """Return the price list, or why it cannot be read: the prices in the options may suffice.
+        """Return the price list, or the error of reading it, because the options' prices may suffice.
 
-        Google changes spot prices at most once a day ("Spot VMs", Pricing; checked 2026-11), so a list that
-        was read is kept for an hour, as other facts are.
+        Google changes spot prices at most once a day ("Spot VMs", Pricing; checked 2026-11), so a list is
+        cached for an hour, like other facts.
         """
 
         def read() -> PriceList | CloudspotError:
@@ -249,7 +249,7 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
     def _refuse_unpriced(self, name: str, region: str) -> None:
         prices = self._price_list()
         if isinstance(prices, CloudspotError):
-            advice = "; or give the prices in providers.gcp.on_demand_prices and spot_prices"
+            advice = "; or set the prices in providers.gcp.on_demand_prices and spot_prices"
             raise type(prices)(f"{prices}{advice}") from prices
         raise field_error(
             "on_demand_prices",
@@ -266,7 +266,7 @@ def _allowed(options: GcpOptions, all_zones: Mapping[str, tuple[str, ...]]) -> d
     if options.subnetworks:
         lacking = set(all_zones) - set(map(subnetwork_region, options.subnetworks))
         if lacking:
-            raise field_error("subnetworks", f"none is in {min(lacking)}; name one for each region")
+            raise field_error("subnetworks", f"no subnetwork is in {min(lacking)}; name one for each region")
     return {
         region: tuple(zone for zone in zones if not options.zones or zone in options.zones)
         for region, zones in all_zones.items()

@@ -1,4 +1,4 @@
-"""Waits for Compute Engine's operations; the caller reads their errors, since a failed one is done, too."""
+"""Waits for Compute Engine's operations. The caller checks their errors: a failed operation is done, too."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from cloudspot_gcp.listing import is_done
 from cloudspot_gcp.lookups import ask
 
 WAIT_SECONDS: Final = 150.0
-"""How long one call of ``wait`` may take: the server holds it for two minutes (discovery document)."""
+"""How long one call of ``wait`` may take; the server holds it for two minutes (discovery document)."""
 MAX_SECONDS: Final = 120.0
-"""When to stop waiting for an operation; the next try finds it by its request's id."""
+"""How long to wait for an operation; the next try finds it by its request's id."""
 NUM_WAITS: Final = 20
-"""How often to ask, a second apart: a busy server answers a wait at once."""
+"""How often to ask, a second apart, because a busy server answers a wait at once."""
 
 
 def wait_for_region(
     clients: GcpClients, region: str, operation: Any, what: str, *, deadline: float = math.inf
 ) -> Any:
-    """Return the operation of a region when it is done, until the deadline at most; see ``_wait``."""
+    """Wait for a region's operation until the deadline, and return it when it is done; see ``_wait``."""
     most = min(MAX_SECONDS, max(0.0, deadline - time.monotonic()))
     return _wait(clients, "RegionOperationsClient", operation, what, most_seconds=most, region=region)
 
 
 def wait_for_global(clients: GcpClients, operation: Any, what: str) -> Any:
-    """Return the operation of no region or zone when it is done; see ``_wait``."""
+    """Wait for a global operation, and return it when it is done; see ``_wait``."""
     return _wait(clients, "GlobalOperationsClient", operation, what)
 
 
@@ -41,10 +41,10 @@ def _wait(
     most_seconds: float = MAX_SECONDS,
     **place: str,
 ) -> Any:
-    """Return the operation when it is done; ``refusals.causes_of`` tells whether it succeeded.
+    """Return the operation when it is done; ``refusals.causes_of`` shows whether it succeeded.
 
-    The SDK's own waiting will not do: it asks another endpoint than the configured one, and takes an
-    operation with errors for a success.
+    The SDK's own waiting is no alternative: it ignores the configured endpoint, and counts an operation with
+    errors as a success.
 
     Raises:
         TransientError: it is not done yet, or Google did not answer: the outcome is open.
@@ -64,4 +64,4 @@ def _wait(
             time.sleep(1.0)
     if is_done(operation):
         return operation
-    raise TransientError(f"{what}: not decided yet after {time.monotonic() - began:.0f} s; asking again")
+    raise TransientError(f"{what}: not done after {time.monotonic() - began:.0f} s; asking again")

@@ -15,10 +15,10 @@ DEFAULT_IMAGE: Final = (
 )
 """Google's Deep Learning VM image with PyTorch 2.7, Python 3.10 and NVIDIA driver 570, by its family. It has
 had no patches since 2026-04-13, and is available until 2027-04-13 (Deep Learning VM documentation, "Choose an
-image", as of 2026-09-15, as a public note quotes it; checked 2026-11). That the Python with PyTorch is the
-system's, which is 3.10 as well, is an assumption."""
+image", as of 2026-09-15, as a public note quotes it; checked 2026-11). We assume that the Python with PyTorch
+is the system's, which is 3.10 as well."""
 DEFAULT_REGION: Final = "us-central1"
-"""The region where nobody names one: the largest, and the cheapest for most machine types (from memory)."""
+"""The largest region, and the cheapest for most machine types (from memory)."""
 DEFAULT_SERVICE_ACCOUNT: Final = "cloudspot-node"
 CLOUD_PLATFORM: Final = "https://www.googleapis.com/auth/cloud-platform"
 Price = Annotated[float, msgspec.Meta(gt=0)]
@@ -74,71 +74,75 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """``[providers.gcp]``: Compute Engine machines. Every field may be left out."""
 
     project: str | None = None
-    """The project's id, such as ``"my-project-123"``; left out: ``GOOGLE_CLOUD_PROJECT``, that of the
-    credentials, or the one this machine is in."""
+    """The project's id, such as ``"my-project-123"``. The default is ``GOOGLE_CLOUD_PROJECT``, else the
+    credentials' project, else the project of this machine."""
     regions: tuple[str, ...] = ()
-    """Such as ``["us-central1", "europe-west4"]``, tried in the order of their prices; left out:
-    ``CLOUDSDK_COMPUTE_REGION``, or ``us-central1``. Name the bucket's first: what checkpoints cost on their
-    way there is reckoned to that one."""
+    """The regions to use, such as ``["us-central1", "europe-west4"]``, tried in the order of their prices.
+    The default is ``CLOUDSDK_COMPUTE_REGION``, else ``us-central1``. Name the bucket's region first: the
+    price of sending checkpoints is computed for the first one."""
     zones: tuple[str, ...] = ()
-    """Only in these, such as ``["us-central1-a"]``; left out: whichever zone of a region has the machines."""
+    """The only zones to use, such as ``["us-central1-a"]``. The default is any zone of a region that has the
+    machines."""
     machine_types: tuple[str, ...] = ()
-    """Only these, such as ``["g2-standard-8", "n1-standard-8"]``; left out: the cheapest that have
-    ``resources``."""
+    """The only types to use, such as ``["g2-standard-8", "n1-standard-8"]``. The default is the cheapest
+    types that have ``resources``."""
     image: str | None = None
     """``"projects/PROJECT/global/images/NAME"``, or ``".../images/family/FAMILY"`` for the newest of a
-    family. Left out: Google's Deep Learning VM with PyTorch on Ubuntu 22.04."""
+    family. The default is Google's Deep Learning VM with PyTorch on Ubuntu 22.04."""
     setup_key: str | None = None
-    """Set by cloudspot on submission: which image of ``cloudspot image bake`` machines start from, if it is
-    there."""
+    """Set by cloudspot on submission: the key of the image from ``cloudspot image bake`` that machines start
+    from, if it exists."""
     image_has_cloudspot: bool = False
-    """The image carries this very version of cloudspot, with this plugin: nothing is installed at boot."""
+    """Whether the image contains this exact version of cloudspot and this plugin, so that nothing is
+    installed at boot."""
     agent_python: str = "python3"
     """The image's Python, 3.10 or newer, that runs the agent or makes the agent's environment."""
     train_python: str = "python3"
-    """The image's Python for setup and training where the job names none."""
+    """The image's Python for setup and training if the job names none."""
     data_cache: str | None = None
-    """An absolute path: the directory in which machines keep the files of ``[data]``. If left out: on empty
-    disks of the machine's own, if it has any, and else below the agent's own directory, on the boot disk."""
+    """The absolute path of the directory in which machines keep the files of ``[data]``. The default is on
+    the machine's empty local disks if it has any, else in the agent's own directory on the boot disk."""
     service_account: str = DEFAULT_SERVICE_ACCOUNT
-    """The service account that the machines are: it gives them the bucket and the logs. Its name in the
+    """The machines' service account, which lets them use the bucket and write their logs: its name in the
     project, or its whole address."""
     scopes: tuple[str, ...] = (CLOUD_PLATFORM,)
-    """What of the service account's rights the machines may use at most."""
+    """Access scopes, which limit the service account's rights on the machines."""
     network: str = "default"
     """The VPC network; its firewall must let the nodes of a job reach each other on every TCP port, as the
     default network's does."""
     subnetworks: tuple[str, ...] = ()
-    """At most one a region, all in one network, such as ``["regions/us-central1/subnetworks/train"]``; left
-    out: the network's own, as an auto mode network has one in each region."""
+    """At most one subnetwork a region, all in one network, such as
+    ``["regions/us-central1/subnetworks/train"]``. The default is the network's own, which an auto mode
+    network has in each region."""
     network_tags: tuple[str, ...] = ()
-    """For firewall rules that name tags."""
+    """The machines' network tags, for firewall rules."""
     public_ip: bool = True
     """Whether machines get a public address; without one they need Cloud NAT or Private Google Access to
     reach the bucket."""
     disk: Size = 0
-    """The boot disk; left out: the image's own size and 50 GiB, or what ``resources.disk`` asks on top."""
+    """The size of the boot disk. The default is the image's own size plus ``resources.disk``, or plus 50 GiB
+    if that is not set."""
     disk_type: DiskType = "pd-balanced"
     """The kind of disk. The newest machine types take hyperdisk-balanced only."""
     preemption_notice: Duration = 120.0
-    """How long before its end a spot machine is to hear of a reclaim, 30 s besides: ``"120s"``, or 0 for what
-    Compute Engine always gave, 30 s at best."""
+    """The notice of a reclaim to request for spot machines: ``"120s"``, which is followed by up to 30 s for
+    the shutdown, or 0 for that shutdown alone."""
     on_demand_prices: dict[str, float] = msgspec.field(default_factory=dict)
-    """USD an hour by machine type, such as ``{"g2-standard-8" = 0.85}``, or for one region as in
-    ``"europe-west4/g2-standard-8"``; for what Google's price list does not tell, or when it cannot be
+    """USD an hour by machine type, such as ``{"g2-standard-8" = 0.85}``, or for one region, as in
+    ``"europe-west4/g2-standard-8"``. It is used if Google's price list does not have the type or cannot be
     read. No disk or address is added to it."""
     spot_prices: dict[str, float] = msgspec.field(default_factory=dict)
-    """The same on the spot market."""
+    """The same for the spot market."""
     placement_policy: str | None = None
-    """``"auto"`` puts the nodes of a job of several close together by a compact placement policy, which is
-    made for the job in each region that it uses and removed with it; another name is one of yours. For nodes
-    that talk much: they, and those that replace them, then compete for capacity in one place."""
+    """``"auto"`` makes a compact placement policy for a job of several nodes, in each region that it uses,
+    and removes it with the job; any other name is a policy of yours. A policy makes traffic between nodes
+    faster, but they and their replacements compete for the capacity of one place."""
     logs: Literal["cloud-logging", "bucket"] = "cloud-logging"
-    """Where the nodes' logs go: to Cloud Logging, or beside the checkpoints."""
+    """Where the nodes' logs go: to Cloud Logging, or beside the checkpoints in the bucket."""
     log_name: str | None = None
-    """The log in Cloud Logging, which jobs may share; left out: ``cloudspot``."""
+    """The log in Cloud Logging, which jobs may share. The default is ``cloudspot``."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
-    """Put on every machine and disk, beside cloudspot's own; for your bills."""
+    """Labels for every machine and disk, such as for your bills, in addition to cloudspot's own."""
 
     @property
     def image_or_default(self) -> str:
@@ -147,7 +151,7 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def is_ai_zone(zone: str) -> bool:
-    """Return whether it is one such as ``us-central1-ai1a``, away from its region's standard zones.
+    """Return whether ``zone`` is an AI zone such as ``us-central1-ai1a``, apart from the standard zones.
 
     Source: Compute Engine documentation, "AI zones" (checked 2026-11).
     """
@@ -160,7 +164,7 @@ def region_of(zone: str) -> str:
 
 
 def check_options(options: GcpOptions) -> None:
-    """Raise SpecError, which names the field, for what can be seen to be wrong without asking Google."""
+    """Raise SpecError, naming the field, for errors that can be found without asking Google."""
     for zone in filter(is_ai_zone, options.zones):
         raise field_error(
             "zones", f'"{zone}" is an AI zone, which cloudspot cannot use; name a standard zone'

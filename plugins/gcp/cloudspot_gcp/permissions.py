@@ -1,7 +1,7 @@
-"""The roles of Google Cloud that cloudspot needs, each in a file: the only list of its permissions.
+"""The Google Cloud roles that cloudspot needs, one in each file: the only list of its permissions.
 
-``cloudspot setup`` makes these, and docs/gcp.md shows them. The files are those that
-``gcloud iam roles create --file`` takes; a comment before some permissions says what they are for.
+``cloudspot setup`` makes these, and docs/gcp.md shows them. ``gcloud iam roles create --file`` accepts the
+files; a comment before a group of permissions gives their reason.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ class Role:
     title: str
     description: str
     groups: Mapping[str, Sequence[str]]
-    """Its permissions, by what they are for."""
+    """Its permissions, by their reason."""
 
     @property
     def permissions(self) -> tuple[str, ...]:
-        """Return all of them, in order."""
+        """Return all permissions, sorted."""
         return tuple(sorted(one for group in self.groups.values() for one in group))
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return each reason with its permissions, a line each."""
+        """Return a line for each reason, with its permissions."""
         return tuple(f"{why}: {', '.join(group)}" for why, group in self.groups.items())
 
     def body(self) -> dict[str, Any]:
-        """Return it as IAM's API takes it."""
+        """Return the role in the form of IAM's API."""
         return {
             "title": self.title,
             "description": self.description,
@@ -61,7 +61,7 @@ def role(name: str) -> Role:
 
 
 def self_end_condition() -> dict[str, str]:
-    """Return the condition under which machines have the role ``self-end``."""
+    """Return the condition of the machines' grant of the role ``self-end``."""
     lines = (DIRECTORY / "condition-self-end.yaml").read_text(encoding="utf-8").splitlines()
     title = next(line for line in lines if line.startswith("title: ")).removeprefix("title: ")
     return {"title": title, "expression": lines[-1].strip()}

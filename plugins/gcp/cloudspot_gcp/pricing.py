@@ -1,9 +1,9 @@
-"""What machines cost: Google's price list (the Cloud Billing catalog), added up by machine type.
+"""Prices of machines: sums of the prices in Google's price list (the Cloud Billing catalog).
 
-Compute Engine has no price for a machine type: it bills vCPUs, memory and accelerators, each by family,
-region and market; and beside them the disk by its size, and the external address by the machine's market.
-Sources: Cloud Billing API, services.skus.list; "VM instance pricing"; the descriptions' wording is from
-public code that reads them (checked 2026-11).
+Compute Engine has no price for a machine type. It bills vCPUs, memory and accelerators, each by family,
+region and market; the disk by its size; and the external address by the machine's market. Sources: Cloud
+Billing API, services.skus.list; "VM instance pricing"; the wording of the descriptions is from public code
+that reads them (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from cloudspot_gcp.clients import GcpClients, endpoint
 from cloudspot_gcp.lookups import GcpMachineType, ask
 
 BILLING: Final = Billing(minimum_seconds=60.0)
-"""By the second, at least a minute; no page that was found promises a preempted machine for nothing (Compute
-Engine, "VM instance pricing", Billing model; checked 2026-11)."""
+"""By the second, at least a minute. No page was found that promises not to charge for a preempted machine
+(Compute Engine, "VM instance pricing", Billing model; checked 2026-11)."""
 SERVICE: Final = "6F81-5844-456A"
 """Compute Engine's id in the price list."""
 PAGE: Final = 5000
@@ -40,11 +40,12 @@ _PART: Final = re.compile(
     r"(?P<what>Core|Ram) running in .*"
 )
 _C2_PART: Final = re.compile(r"Compute optimized(?: Instance)? (?P<what>Core|Ram) running in .*")
-"""Only the family c2 is named after its kind."""
+"""The family c2, the only one whose description does not contain its name."""
 _DISK: Final = re.compile(
     r"(?P<kind>Balanced PD|SSD backed PD|Storage PD|Hyperdisk Balanced) Capacity(?: in .*)?"
 )
-"""In some regions without a place. What is replicated costs twice as much, and begins with Regional."""
+"""The place is missing in some regions. The description of a replicated disk, at twice the price, begins with
+"Regional"."""
 _DISKS: Final = {
     "Balanced PD": "pd-balanced",
     "SSD backed PD": "pd-ssd",
@@ -52,7 +53,7 @@ _DISKS: Final = {
     "Hyperdisk Balanced": "hyperdisk-balanced",
 }
 _ADDRESS: Final = re.compile(r"External IP Charge on a (?:Standard|Spot Preemptible) VM")
-"""In the region "global"; the first tier is a free month of the whole account."""
+"""It is in the region "global"; its first tier is a free month for the whole account."""
 ADDRESS: Final = "address"
 GLOBAL: Final = "global"
 _GPU: Final = re.compile(r"Nvidia (?P<gpu>.+?) GPU running in .*")
@@ -63,7 +64,7 @@ _FAMILIES: Final = {"a3-megagpu": "a3plus", "a3-ultragpu": "a3ultra"}
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What has a price: a vCPU, a GiB, an accelerator or an address, in a region, on a market."""
+    """A priced part of a machine: a vCPU, a GiB, an accelerator or an address, in a region, on a market."""
 
     name: str
     """``n2/core``, ``n2/ram``, an accelerator such as ``l4``, ``pd-balanced``, or ``address``."""
@@ -72,12 +73,12 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class PriceList(msgspec.Struct, frozen=True):
-    """The prices of parts, in USD an hour; of a disk's GiB, in USD a month."""
+    """The prices of parts, in USD an hour; a disk's GiB is in USD a month."""
 
     parts: dict[Part, float]
 
     def of(self, machine: GcpMachineType, region: str, market: Market) -> float | None:
-        """Return a machine's price in USD an hour; None: the list has none, or it is not sold that way."""
+        """Return a machine's price in USD an hour, or None if the list has none for this market."""
         family = _family(machine.name)
         core = self.parts.get(Part(f"{family}/core", region, market))
         ram = self.parts.get(Part(f"{family}/ram", region, market))
@@ -92,17 +93,17 @@ class PriceList(msgspec.Struct, frozen=True):
         return round(price, 6)
 
     def disk(self, kind: str, region: str, *, size_gib: int) -> float | None:
-        """Return the price of a disk's size in USD an hour; None: the list has none."""
+        """Return the price of a disk of this size in USD an hour, or None if the list has none."""
         price = self.parts.get(Part(kind, region, Market.ON_DEMAND))
         return None if price is None else size_gib * price / HOURS_A_MONTH
 
     def address(self, market: Market) -> float | None:
-        """Return the price of a machine's external address in USD an hour; None: the list has none."""
+        """Return the price of a machine's external address in USD an hour, or None if the list has none."""
         return self.parts.get(Part(ADDRESS, GLOBAL, market))
 
 
 def gpu_name(accelerator: str) -> str:
-    """Return the name that the price list and we share: ``t4`` for ``nvidia-tesla-t4``."""
+    """Return an accelerator's name in the price list: ``t4`` for ``nvidia-tesla-t4``."""
     known = _GPU_NAMES.get(accelerator)
     return known or _plain_gpu(accelerator)
 
@@ -113,15 +114,15 @@ def _family(machine_type: str) -> str:
 
 
 _CONTINENTS: Final = {"us": "america", "northamerica": "america", "europe": "europe", "asia": "asia"}
-"""By how a region's name begins; the rest of the world is dearer."""
+"""The continent by the prefix of a region's name; the rest of the world is dearer."""
 
 
 def transfer_price(region: str, home: str) -> float:
-    """Return what a GiB between two regions costs, in USD, in the dearer direction.
+    """Return the price of sending a GiB between two regions, in USD, in the dearer direction.
 
-    From memory of "Network pricing" (data transfer within Google Cloud) and of "Cloud Storage pricing", of
-    which no page with figures was found: 0.02 within North America or Europe, 0.05 between the two, 0.08 with
-    Asia, and up to 0.15 elsewhere. What may be dearer is rounded up.
+    The figures are from memory of "Network pricing" (data transfer within Google Cloud) and "Cloud Storage
+    pricing", because no page with figures was found: 0.02 within North America or Europe, 0.05 between the
+    two, 0.08 with Asia, and up to 0.15 elsewhere. A price that may be higher is rounded up.
     """
     if region == home:
         return 0.0
@@ -136,7 +137,7 @@ def transfer_price(region: str, home: str) -> float:
 def read_price_list(clients: GcpClients, regions: Iterable[str]) -> PriceList:
     """Return the prices in the regions.
 
-    The whole list comes in some ten pages: the API cannot filter it by region.
+    This reads the whole list, about ten pages, because the API cannot filter it by region.
     """
     wanted, parts, token = {GLOBAL, *regions}, dict[Part, float](), ""
     url = f"{endpoint('cloudbilling')}/v1/services/{SERVICE}/skus"
@@ -173,7 +174,7 @@ def _add(parts: dict[Part, float], sku: Mapping[str, Any], wanted: set[str]) -> 
 
 
 def _part_name(description: str) -> str | None:
-    """Return the part that a description prices; None: not one that we add up."""
+    """Return the part that a description is about, or None if it is no part of our sums."""
     plain = _SPOT.sub("", description)
     match = _PART.fullmatch(plain)
     if match is not None:
@@ -192,13 +193,11 @@ def _part_name(description: str) -> str | None:
 
 def _plain_gpu(name: str) -> str:
     word = re.sub(r"[^a-z0-9]+", "-", name.lower()).removeprefix("nvidia-").removeprefix("tesla-")
-    return (
-        "h100-80gb-plus" if word == "h100-80gb-mega" else word
-    )  # by region it has the one name or the other
+    return "h100-80gb-plus" if word == "h100-80gb-mega" else word  # the name depends on the region
 
 
 def _usd(sku: Mapping[str, Any]) -> float:
-    """Return the price of the last tier: the first may be free."""
+    """Return the price of the last tier, because the first may be free."""
     infos = sku.get("pricingInfo") or ()
     rates = (infos[-1].get("pricingExpression") or {}).get("tieredRates") or () if infos else ()
     if not rates:

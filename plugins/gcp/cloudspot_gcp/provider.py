@@ -1,4 +1,4 @@
-"""The provider ``gcp``: what the core asks for by name."""
+"""The provider ``gcp``, which the core opens by name."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
         return node_identity()
 
     def boot_profile(self) -> BootProfile:
-        """Return how the image starts the agent, and the project, which the SDK may not find by itself."""
+        """Return how the image starts the agent, with the project, which the SDK may not find by itself."""
         project = self.options.project or self.clients.project
         return BootProfile(
             agent_python=self.options.agent_python,
@@ -62,7 +62,7 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
                 **data_cache_variable(self.name, self.options.data_cache),
             },
             end_code=Path(__file__).with_name("selfend.py").read_text(encoding="utf-8"),
-            # As Google's images name local SSDs (Compute Engine, "Add Local SSD disks"; checked 2026-11).
+            # Google's images' names of local SSDs (Compute Engine, "Add Local SSD disks"; checked 2026-11).
             own_disks=("/dev/disk/by-id/google-local-nvme-ssd-*", "/dev/disk/by-id/google-local-ssd-*"),
             has_cloudspot=self.options.image_has_cloudspot,
             fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),
@@ -103,13 +103,13 @@ class GcpProvider(CloudProvider[GcpOptions, "GcpClients"]):
         return CloudRunHost(self.clients, region=wanted_regions(self.options)[0])
 
     def image_host(self) -> ImageHost:
-        """Return where images are kept: in the project, for all its regions; see Provider."""
+        """Return the host of images, which are the project's, for all its regions; see Provider."""
         from cloudspot_gcp.setup_images import GcpImageHost
 
         return GcpImageHost(self.options, self.clients)
 
     def inventories(self, *, all_regions: bool) -> Sequence[Inventory]:
-        """Return the inventories of the project: Compute Engine lists all regions at once; see Provider."""
+        """Return the inventories of the project, each of all regions at once; see Provider."""
         from cloudspot_gcp.inventory import inventories
 
         return inventories(self.options, self.clients)

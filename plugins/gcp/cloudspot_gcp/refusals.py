@@ -1,4 +1,4 @@
-"""What Compute Engine's refusals of a launch mean: no capacity, no quota, a missing right, or never."""
+"""Translates Compute Engine's refusals of a launch: no capacity, no quota, no right, or a wrong request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cloudspot_gcp.errors import ERRORS
 from cloudspot_gcp.request import ComputeRequest
 
 MIN_COUNT: Final = "VM_MIN_COUNT_NOT_REACHED"
-"""The code of a bulk insert that fell short; the operations of its machines tell the cause."""
+"""The code of a bulk insert that made too few machines; the operations of its machines have the cause."""
 LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "ZONE_RESOURCE_POOL_EXHAUSTED": CapacityError,
     "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS": CapacityError,
@@ -29,8 +29,8 @@ LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "stockout": CapacityError,
     "IP_SPACE_EXHAUSTED": CapacityError,
     MIN_COUNT: CapacityError,
-    # A passing failure, reported by an operation: sending this launch again would only find that operation
-    # again. The next launch may succeed.
+    # A transient failure, reported by an operation. Repeating this launch would only find the same operation,
+    # but the next launch may succeed.
     "INTERNAL_ERROR": CapacityError,
     "SERVICE_UNAVAILABLE": CapacityError,
     "RESOURCE_NOT_READY": CapacityError,
@@ -47,7 +47,7 @@ LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "alreadyExists": ProvisionError,
     "CONDITION_NOT_MET": ProvisionError,
 }
-"""Codes of operations in capitals, reasons of refused requests in small letters (Compute Engine
+"""The classes by the codes of operations, in capitals, and by the reasons of refused requests (Compute Engine
 documentation, "Troubleshooting resource availability errors", "Troubleshooting quota errors"; public code
 that reads them; the rest from memory; checked 2026-11)."""
 _FIELDS: Final = (
@@ -65,16 +65,16 @@ _FIELDS: Final = (
     (".labels", "labels"),
     (".tags", "network_tags"),
 )
-"""The option that is wrong, by what a refusal mentions."""
+"""The option that is wrong, by a word in the refusal."""
 _QUOTA_ADVICE: Final = "ask for more under IAM & Admin > Quotas, or use another type, market or region"
 _POLICY_ADVICE: Final = "; docs/gcp.md has the role"
 _IMAGE_IS_GONE: Final = re.compile(r"/images/.* (?:was not found|cannot be found|is not ready)")
-"""What is said of an image that was removed, or is being removed; the last from memory."""
+"""Messages about an image that was removed or is being removed; the last is from memory."""
 _NEEDED: Final = re.compile(r"Required '([a-zA-Z.]+)' permission")
 
 
 class NoticeRefusedError(ProvisionError):
-    """Compute Engine refuses the launch for the notice of a reclaim that it asks for."""
+    """Compute Engine refuses the launch because of the notice of a reclaim that it asks for."""
 
 
 class Cause(NamedTuple):
@@ -85,7 +85,7 @@ class Cause(NamedTuple):
 
 
 def causes_of(operation: Any) -> list[Cause]:
-    """Return what went wrong in an operation. Only this tells: a failed operation is DONE, too."""
+    """Return the errors of an operation; without them it succeeded. A failed operation is DONE, too."""
     causes = [Cause(str(one.code), ERRORS.one_line(str(one.message))) for one in operation.error.errors]
     if not causes and operation.http_error_status_code:
         said = ERRORS.one_line(str(operation.http_error_message))
@@ -94,7 +94,7 @@ def causes_of(operation: Any) -> list[Cause]:
 
 
 def refusal(error: Exception, body: ComputeRequest) -> CloudspotError:
-    """Return what a refused request for machines means, and whose field it is."""
+    """Return the error for a refused request for machines, with the option that is wrong if one is."""
     what = launching(body)
     if _has_lost_its_image(body, str(error)):
         return CapacityError(f"{what}: {IMAGE_IS_GONE}")
@@ -108,12 +108,12 @@ def refusal(error: Exception, body: ComputeRequest) -> CloudspotError:
 
 
 def failure(causes: Sequence[Cause], body: ComputeRequest) -> CloudspotError:
-    """Return what the errors of operations mean: the gravest counts, since it will come again."""
+    """Return the error for failed operations: the most serious counts, because it will occur again."""
     if any(_has_lost_its_image(body, cause.message) for cause in causes):
         return CapacityError(f"{launching(body)}: {IMAGE_IS_GONE}")
     kinds = (AuthError, ProvisionError, QuotaError, CapacityError)
     by_kind: dict[type[CloudspotError], Cause] = {}
-    # MIN_COUNT only says that there is another error.
+    # MIN_COUNT only means that there is another error.
     for cause in [one for one in causes if one.code != MIN_COUNT] or causes:
         by_kind.setdefault(LAUNCH_CODES.get(cause.code, ProvisionError), cause)
     kind = next(kind for kind in kinds if kind in by_kind)
@@ -125,7 +125,7 @@ def failure(causes: Sequence[Cause], body: ComputeRequest) -> CloudspotError:
 
 
 def launching(body: ComputeRequest) -> str:
-    """Return the launch as messages call it."""
+    """Return the description of the launch for messages."""
     properties = body.bulk_insert["instanceProperties"]
     spot = "spot" if properties["scheduling"]["provisioningModel"] == "SPOT" else "on-demand"
     return f"launching {body.bulk_insert['count']} {spot} {body.machine_type} in {body.region}"

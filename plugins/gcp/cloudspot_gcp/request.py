@@ -1,4 +1,4 @@
-"""Renders the bulk insert of a launch; pure: whatever must be looked up is in the offer."""
+"""Renders the bulk insert of a launch, without I/O: the offer holds everything that is looked up."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MAX_SCRIPT_BYTES: Final = 262144
 """The longest value of one attribute (Compute Engine documentation, "Set custom metadata", limitations)."""
 MIN_RUN_SECONDS: Final = 30
 MAX_RUN_SECONDS: Final = 120 * 24 * 3600
-"""What maxRunDuration may be ("Limit the run time of a VM"; checked 2026-11)."""
+"""The most that maxRunDuration may be ("Limit the run time of a VM"; checked 2026-11)."""
 GRACE_SECONDS: Final = 600
-"""The machine's own timer comes first, and ends it in good order."""
+"""How long Compute Engine waits for the machine's own timer, which ends it in good order."""
 NOTICE_FIELD: Final = "preemptionNoticeDuration"
 _TOKEN_SPACE: Final = uuid.UUID("6f2a4c7e-51d8-4d8b-9a35-0c3e8a6f1b27")
 
@@ -33,28 +33,28 @@ class ComputeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     project: str
     region: str
-    """A request id counts per project and region: the same request in another one would launch again."""
+    """A request id is valid in one project and region; the same request elsewhere would launch again."""
     bulk_insert: dict[str, Any]
-    """The body of regionInstances.bulkInsert, as the REST API has it."""
+    """The body of regionInstances.bulkInsert in the REST API."""
     has_setup_image: bool = False
-    """Its image is one that ``cloudspot image bake`` has made."""
+    """Whether its image was made by ``cloudspot image bake``."""
     made_placement_policy: str | None = None
     """The policy to make before the first machine, and to remove with the job."""
 
     @property
     def machine_type(self) -> str:
-        """Return such as ``n2-standard-4``."""
+        """Return the machine type, such as ``n2-standard-4``."""
         return str(self.bulk_insert["instanceProperties"]["machineType"])
 
     @property
     def market(self) -> Market:
-        """Return the market that they are requested on."""
+        """Return the market of the machines."""
         scheduling = self.bulk_insert["instanceProperties"]["scheduling"]
         return Market.SPOT if scheduling["provisioningModel"] == "SPOT" else Market.ON_DEMAND
 
     @property
     def store_url(self) -> str:
-        """Return where the job's records lie, as the machines are told."""
+        """Return the URL of the job's store in the machines' metadata."""
         items = self.bulk_insert["instanceProperties"]["metadata"]["items"]
         return next((str(one["value"]) for one in items if one["key"] == machinetags.STORE), "")
 
@@ -65,12 +65,12 @@ class ComputeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def request_id(token: str) -> str:
-    """Return the launch token as Compute Engine wants it: a UUID, the same each time."""
+    """Return the UUID that Compute Engine needs for a launch token, the same each time."""
     return str(uuid.uuid5(_TOKEN_SPACE, token))
 
 
 def without_notice(body: ComputeRequest) -> ComputeRequest:
-    """Return the request without the notice of a reclaim, of which its machines are told, too."""
+    """Return the request without the notice of a reclaim, which its metadata then states as 0."""
     properties = body.bulk_insert["instanceProperties"]
     scheduling = {name: value for name, value in properties["scheduling"].items() if name != NOTICE_FIELD}
     items = [
@@ -117,13 +117,13 @@ def render_request(options: GcpOptions, group: InstanceGroup) -> LaunchRequest:
 def policy_name(job_id: str, store_url: str) -> str:
     """Return the name of the placement policy that is made for a job in a region.
 
-    Another store may have a job of the same id.
+    It contains the store, because another store may have a job of the same id.
     """
     return f"{attributes.machine_stem(job_id)}-{machinetags.store_digest(store_url)}"
 
 
 def _location_policy(group: InstanceGroup) -> dict[str, Any]:
-    """Return the zones of which Compute Engine chooses one, by what it has."""
+    """Return the zones from which Compute Engine chooses one with capacity."""
     details = group.offer.details
     locations = {f"zones/{zone}": {"preference": "ALLOW"} for zone in details["zones"].split(",")}
     for zone in filter(None, details.get("other_zones", "").split(",")):
@@ -198,7 +198,7 @@ def _interface(options: GcpOptions, region: str) -> dict[str, Any]:
 
 
 def _scheduling(options: GcpOptions, group: InstanceGroup, *, is_placed: bool) -> dict[str, Any]:
-    """Return how the machines end: a reclaim, or the end of their time, deletes them.
+    """Return the scheduling, with which a reclaim or the end of their time deletes the machines.
 
     Source: Compute Engine documentation, "Create and use Spot VMs", "Limit the run time of a VM", and the
     description of Scheduling in the API's discovery document (checked 2026-11).
@@ -210,7 +210,7 @@ def _scheduling(options: GcpOptions, group: InstanceGroup, *, is_placed: bool) -
         "instanceTerminationAction": "DELETE",
         "maxRunDuration": {"seconds": str(min(max(limit, MIN_RUN_SECONDS), MAX_RUN_SECONDS))},
     }
-    # Neither accelerators nor machines that are placed together move to another host while they run.
+    # Machines with accelerators, or placed together, cannot move to another host while they run.
     can_move = not group.offer.details.get("has_accelerator") and not is_placed
     scheduling["onHostMaintenance"] = "MIGRATE" if can_move else "TERMINATE"
     if group.offer.market is Market.SPOT:

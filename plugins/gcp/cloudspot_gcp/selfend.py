@@ -1,7 +1,7 @@
-"""Part of the boot script: deletes this machine by its own service account. Standard library only.
+"""Part of the boot script: deletes this machine with its own service account. Standard library only.
 
-A Compute Engine machine that is shut down from within stays, and its disk is billed; only deletion ends both.
-It is deleted by its name, since the condition on that right is about names (docs/gcp.md).
+A Compute Engine machine that shuts itself down still exists, and its disk is billed; only deletion ends both.
+It is deleted by its name, because the condition on that right is about names (docs/gcp.md).
 """
 
 import json
@@ -16,7 +16,7 @@ COMPUTE = "https://compute.googleapis.com"
 
 
 def request_id(zone: str, name: str, number: str) -> str:
-    """Return the request's id, by which the operation shows that the machine ended itself."""
+    """Return the request's id, which shows in the operation that the machine ended itself."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"cloudspot/self-end/{zone}/{name}/{number}"))
 
 
@@ -32,19 +32,19 @@ def release() -> None:
 
 
 def read(key: str) -> str:
-    """Return what the metadata server says."""
+    """Return the metadata server's value."""
     return ask(f"http://{METADATA}/computeMetadata/v1/{key}", {"Metadata-Flavor": "Google"})
 
 
 class NoRedirects(HTTPRedirectHandler):
-    """A redirect is an error: it would get the machine's credentials."""
+    """Refuses redirects, whose target would receive the machine's credentials."""
 
     def redirect_request(self, *_: object) -> None:
         """Return no request."""
 
 
 def ask(url: str, headers: dict[str, str], method: str = "GET") -> str:
-    """Return the answer; never by way of a proxy that the environment names."""
+    """Return the answer. The environment's proxies are not used."""
     request = Request(url, headers=headers, method=method)  # noqa: S310
     try:
         with build_opener(ProxyHandler({}), NoRedirects).open(request, timeout=15) as answer:

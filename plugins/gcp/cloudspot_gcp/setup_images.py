@@ -1,7 +1,7 @@
-"""Images that hold a job's setup: made of a running machine's boot disk, and found by their labels.
+"""Images that hold a job's setup: made from a running machine's boot disk, and found by their labels.
 
-A project's images are for all its regions. One has the architecture, the licenses and the guest features of
-the disk that it is made of.
+A project's images are for all its regions. An image inherits the architecture, the licenses and the guest
+features of its disk.
 
 Source: Compute Engine API reference, images, and "Create custom images" (checked 2026-11; what an image
 inherits from memory).
@@ -29,11 +29,11 @@ _READY: Final = "READY"
 _UNDER_WAY: Final = frozenset({_READY, "PENDING"})
 _GOING: Final = "DELETING"
 _BUSY: Final = {"resourceNotReady": TransientError, "resourceInUseByAnotherResource": TransientError}
-"""Another operation is making or ending it."""
+"""The codes for an image or a disk that another operation is making or ending."""
 
 
 def path_of(project: str, name: str) -> str:
-    """Return an image's path, as a request for machines has it."""
+    """Return an image's path in requests for machines."""
     return f"projects/{project}/global/images/{name}"
 
 
@@ -74,7 +74,7 @@ class GcpImageHost(setupimages.TaggedImageHost):
             "labels": dict(own_tags),
             "source_disk": self._boot_disk(instance, what),
         }
-        # A disk that a running machine has is copied only if that is forced.
+        # The disk of a running machine is copied only with force_create.
         request = {"project": self._clients.project, "force_create": True, "image_resource": resource}
 
         def call() -> Any:
@@ -92,7 +92,7 @@ class GcpImageHost(setupimages.TaggedImageHost):
         """Return the URL of the machine's boot disk."""
         place = place_of_id(instance.id)
         if place is None:
-            raise CloudspotError(f"{what}: it is no machine of cloudspot's")
+            raise CloudspotError(f"{what}: it is not a machine of cloudspot's")
         request = {"project": self._clients.project, "zone": place.zone, "instance": place.instance}
         described = ask(what, lambda: self._clients.call("InstancesClient", "get", request))
         return next(str(one.source) for one in described.disks if one.boot)
@@ -119,7 +119,7 @@ def _to_image(described: Any) -> MachineImage:
 
 
 def _check(operation: Any, what: str, *, unless: str) -> None:
-    """Raise what went wrong in an operation, ``unless`` that says that all is as wanted."""
+    """Raise the error of an operation, except one with the code ``unless``, which means success."""
     for cause in causes_of(operation):
         if cause.code != unless:
             kind = QuotaError if LAUNCH_CODES.get(cause.code) is QuotaError else CloudspotError

@@ -30,15 +30,15 @@ from cloudspot_gcp.iampolicies import (
 from cloudspot_gcp.permissions import Role
 
 OPERATION_SECONDS: Final = 300.0
-"""How long the making of a network, or the enabling of a service, may take."""
+"""How long making a network or enabling a service may take."""
 KNOWN_SECONDS: Final = 120.0
-"""How long IAM may not know a new account."""
+"""How long a new account may be unknown to IAM."""
 LABEL: Final = {"cloudspot-setup": "cloudspot"}
-"""On the bucket."""
+"""The bucket's label."""
 MARK: Final = "made by cloudspot setup"
-"""In the description of what has no labels."""
+"""The description of parts that cannot have labels."""
 ABORT_DAYS: Final = 3
-"""After how many days what is left of an upload is deleted."""
+"""The days after which the parts of an unfinished upload are deleted."""
 
 
 class GcpPart(CloudPart):
@@ -59,12 +59,12 @@ class GcpPart(CloudPart):
         rights: Sequence[str] = (),
         commands: Sequence[Sequence[str]] = (),
     ) -> None:
-        """Do no I/O; ``commands`` are gcloud's, without its name."""
+        """Do no I/O; ``commands`` are gcloud's arguments."""
         super().__init__(kind, name, purpose, cost=cost, rights=rights, commands=[*map(_gcloud, commands)])
         self.clients = clients
 
     def look(self, *, is_own: bool) -> PartState:
-        """Return what stands in its place; nothing does where its API is off."""
+        """Return the state of the part; if its API is off, it does not exist."""
         with self.errors.translated(f"looking at {self.kind} {self.name}"):
             try:
                 return self.state(is_own=is_own)
@@ -74,7 +74,7 @@ class GcpPart(CloudPart):
                 return PartState(exists=False)
 
     def make(self) -> None:
-        """Make it; an API that was just enabled may be unknown for a while."""
+        """Make the part, and repeat that while a newly enabled API is not known yet."""
         with self.explained(f"making {self.kind} {self.name}"):
             end = time.monotonic() + KNOWN_SECONDS
             while True:
@@ -92,21 +92,21 @@ class GcpPart(CloudPart):
         return self.clients.ask_json(method, url, **options)
 
     def find(self, url: str) -> Any:
-        """Return what is there; None: nothing is."""
+        """Return the resource at the URL, or None if there is none."""
         try:
             return self.ask("GET", url)
         except api.NotFound:
             return None
 
     def unless_there(self, method: str, url: str, **options: Any) -> Any:
-        """Make something, and return the answer; None: it is there."""
+        """Make a resource and return the answer, or None if it exists."""
         try:
             return self.ask(method, url, **options)
         except api.Conflict:
             return None
 
     def drop(self, url: str) -> Any:
-        """Delete something, and return the answer; None: it was not there."""
+        """Delete a resource and return the answer, or None if it did not exist."""
         answer = self.clients.session().request("DELETE", url, timeout=60.0)
         if answer.status_code == 404:
             return None
@@ -115,10 +115,10 @@ class GcpPart(CloudPart):
         return answer.json() if answer.content else {}
 
     def wait(self, look: Callable[[], bool], what: str, *, seconds: float = OPERATION_SECONDS) -> None:
-        """Wait until it is so.
+        """Wait until ``look`` returns True.
 
         Raises:
-            TransientError: it takes too long.
+            TransientError: it takes longer than ``seconds``.
         """
         end = time.monotonic() + seconds
         while not look():
@@ -128,16 +128,16 @@ class GcpPart(CloudPart):
 
 
 class Services(GcpPart):
-    """APIs of Google's that the project uses."""
+    """Google's APIs that the project uses."""
 
     def __init__(self, clients: GcpClients, whose: str, names: Sequence[str]) -> None:
-        """``whose`` says who uses them."""
+        """Do no I/O; ``whose`` names the users of the APIs."""
         full = [f"{one}.googleapis.com" for one in names]
         super().__init__(
             clients,
             "APIs",
             whose,
-            f"have to be enabled: {', '.join(names)}",
+            f"must be enabled: {', '.join(names)}",
             cost="no charge by itself",
             commands=[("services", "enable", *full, f"--project={clients.project}")],
         )
@@ -145,18 +145,18 @@ class Services(GcpPart):
         self._urls = {name: f"{url}/{name}.googleapis.com" for name in names}
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether all are on."""
+        """Return whether all APIs are enabled."""
         return PartState(exists=not self._missing())
 
     def create(self) -> None:
-        """Enable those that are off."""
+        """Enable the APIs that are off."""
         for name in self._missing():
             self.ask("POST", f"{self._urls[name]}:enable", json={})
         self.wait(lambda: not self._missing(), f"enabling the {self.kind} {self.name}")
 
     def delete(self) -> str:
-        """Leave them on."""
-        return "stay enabled, as something else may use them by now"
+        """Leave the APIs enabled."""
+        return "stay enabled, because something else may use them by now"
 
     def _missing(self) -> list[str]:
         return [name for name, url in self._urls.items() if self.ask("GET", url).get("state") != "ENABLED"]
@@ -168,7 +168,7 @@ class Bucket(GcpPart):
     is_store = True
 
     def __init__(self, clients: GcpClients, name: str, *, location: str, members: Sequence[str]) -> None:
-        """``members`` are those whom the setup itself lets in."""
+        """Do no I/O; ``members`` get access by the setup itself."""
         where = (f"gs://{name}", f"--project={clients.project}")
         super().__init__(
             clients,
@@ -208,7 +208,7 @@ class Bucket(GcpPart):
         }
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whose bucket it is, and whom it lets in."""
+        """Return whether the bucket exists, is the project's, and is closed to others."""
         try:
             found = self.find(self._url)
         except api.Forbidden as error:
@@ -245,13 +245,13 @@ class Bucket(GcpPart):
         return PartState(exists=True, excess=(*state.excess, *beyond), lacks=state.lacks)
 
     def create(self) -> None:
-        """Make it, or mend its settings."""
+        """Make the bucket, or correct its settings."""
         body = {"name": self.name, "location": self._location, **self._wanted}
         url = f"{endpoint('storage')}/storage/v1/b?project={self.clients.project}"
         if self.unless_there("POST", url, json=body) is None:
             if self.state(is_own=True).excess:
                 raise CloudspotError(
-                    f"bucket {self.name}: the name was taken meanwhile: choose another one with --store"
+                    f"bucket {self.name}: somebody else has just taken the name: choose another with --store"
                 )
             self.ask("PATCH", self._url, json=self._wanted)
 
@@ -264,7 +264,7 @@ class CustomRole(GcpPart):
     """A custom role of the project."""
 
     def __init__(self, clients: GcpClients, role_id: str, role: Role) -> None:
-        """``role_id`` such as ``cloudspot_node``."""
+        """Do no I/O; ``role_id`` is such as ``cloudspot_node``."""
         permissions = ",".join(role.permissions)
         super().__init__(
             clients,
@@ -285,7 +285,7 @@ class CustomRole(GcpPart):
         self._url = f"{self._roles}/{role_id}"
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return what it grants beyond the part."""
+        """Return whether the role exists, and how its permissions differ."""
         found = self.find(self._url)
         if found is None or found.get("deleted"):
             return PartState(exists=False)
@@ -297,7 +297,7 @@ class CustomRole(GcpPart):
         )
 
     def create(self) -> None:
-        """Make it, take back its deletion, or bring it up to date."""
+        """Make, undelete or update the role."""
         found = self.find(self._url)
         if found is None:
             self.unless_there("POST", self._roles, json={"roleId": self.name, "role": self._role.body()})
@@ -318,7 +318,7 @@ class Account(GcpPart):
     """A service account."""
 
     def __init__(self, clients: GcpClients, name: str, purpose: str) -> None:
-        """``name`` without the project."""
+        """Do no I/O; ``name`` is without the project."""
         super().__init__(
             clients,
             "service account",
@@ -330,7 +330,7 @@ class Account(GcpPart):
         self._url = f"{self._accounts}/{name}@{clients.project}.iam.gserviceaccount.com"
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether it is there; what it may do is told by its grants."""
+        """Return whether the account exists; its grants are parts of their own."""
         return PartState(exists=self.find(self._url) is not None)
 
     def create(self) -> None:
@@ -358,10 +358,10 @@ class Grant(GcpPart):
         command: Sequence[str],
         condition: Mapping[str, str] | None = None,
     ) -> None:
-        """``on`` and ``command`` name what it is granted on, for people and for gcloud."""
+        """Do no I/O; ``on`` and ``command`` name the resource, for people and for gcloud."""
         binding = [f"--member={member}", f"--role={role}"]
         if condition is not None:
-            # gcloud separates the fields by commas unless another separator is named.
+            # gcloud separates the fields at commas unless another separator is named.
             binding.append(f"--condition=^|^expression={condition['expression']}|title={condition['title']}")
         elif on == f"project {clients.project}":
             binding.append("--condition=None")
@@ -375,7 +375,7 @@ class Grant(GcpPart):
         self._member, self._role, self._policy, self._condition = member, role, policy, condition
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the member has the role, without a condition or with this one."""
+        """Return whether the member has the role, and whether without the wanted condition."""
         try:
             bindings = read_policy(self.clients, self._policy)
         except api.NotFound:
@@ -388,7 +388,7 @@ class Grant(GcpPart):
         return PartState(exists=True, excess=tuple(wider))
 
     def create(self) -> None:
-        """Grant it, as soon as IAM knows the account."""
+        """Grant the role, as soon as IAM knows the account."""
 
         def is_known() -> bool:
             try:
@@ -406,7 +406,7 @@ class Grant(GcpPart):
         self.wait(is_known, f"until IAM knows {self._member}", seconds=KNOWN_SECONDS)
 
     def delete(self) -> None:
-        """Take it back."""
+        """Take the grant back."""
         try:
             change_policy(
                 self.clients, self._policy, lambda found: without_member(found, self._member, self._role)
@@ -419,12 +419,12 @@ class Network(GcpPart):
     """A VPC network of cloudspot's own: Google's default one lets anybody in at SSH's and RDP's ports."""
 
     def __init__(self, clients: GcpClients, name: str) -> None:
-        """It has a subnetwork in each region."""
+        """Do no I/O. The network has a subnetwork in each region."""
         super().__init__(
             clients,
             "network",
             name,
-            "is where machines are; it has a subnetwork in each region",
+            "holds the machines; it has a subnetwork in each region",
             commands=[
                 ("compute", "networks", "create", name, "--subnet-mode=auto", f"--project={clients.project}")
             ],
@@ -433,7 +433,7 @@ class Network(GcpPart):
         self._url = f"{self._networks}/{name}"
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether it is there; whom it lets in is told by its rules."""
+        """Return whether the network exists; its firewall rule is a part of its own."""
         found = self.find(self._url)
         if found is None:
             return PartState(exists=False)
@@ -441,13 +441,13 @@ class Network(GcpPart):
         return PartState(exists=True, lacks=lacks)
 
     def create(self) -> None:
-        """Make it, and wait until it is there."""
+        """Make the network, and wait until it exists."""
         body = {"name": self.name, "description": MARK, "autoCreateSubnetworks": True}
         self.unless_there("POST", self._networks, json=body)
         self.wait(lambda: self.find(self._url) is not None, f"making network {self.name}")
 
     def delete(self) -> None:
-        """Delete it, and wait until it is gone: its name is free then."""
+        """Delete the network, and wait until its name is free."""
         self.drop(self._url)
         self.wait(lambda: self.find(self._url) is None, f"removing network {self.name}")
 
@@ -456,7 +456,7 @@ class Rule(GcpPart):
     """The network's one firewall rule: machines with the nodes' account reach one another."""
 
     def __init__(self, clients: GcpClients, name: str, *, network: str, account: str) -> None:
-        """``account`` is the nodes' address."""
+        """Do no I/O; ``account`` is the address of the nodes' account."""
         super().__init__(
             clients,
             "firewall rule",
@@ -475,7 +475,7 @@ class Rule(GcpPart):
         self._network, self._account = network, account
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whom it and the network's other rules let in."""
+        """Return whether the rule exists, and whether it or another rule of the network lets in others."""
         listed = self.ask("GET", self._rules).get("items", ())
         ours = [one for one in listed if str(one["network"]).rpartition("/")[2] == self._network]
         others = [
@@ -493,7 +493,7 @@ class Rule(GcpPart):
         return PartState(exists=True, excess=(*state.excess, *others), lacks=state.lacks)
 
     def create(self) -> None:
-        """Make it, and wait until it is there; one that was changed is made anew."""
+        """Make the rule, and wait until it exists; replace one that was changed."""
         if self.state(is_own=True).lacks:
             self.delete()
         body = {
@@ -509,7 +509,7 @@ class Rule(GcpPart):
         self.wait(lambda: self.find(f"{self._rules}/{self.name}") is not None, f"making {self.name}")
 
     def delete(self) -> None:
-        """Delete it, and wait until it is gone."""
+        """Delete the rule, and wait until it is gone."""
         self.drop(f"{self._rules}/{self.name}")
         self.wait(lambda: self.find(f"{self._rules}/{self.name}") is None, f"removing {self.name}")
 

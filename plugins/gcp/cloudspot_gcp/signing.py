@@ -1,4 +1,4 @@
-"""Who signs a URL: a service account's own key, or, on a machine that has none, IAM in its stead."""
+"""Signs URLs with a service account's own key, or with IAM on a machine, which has no key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudspot_gcp.clients import GcpClients, endpoint
 
 
 class IamSigner(google.auth.credentials.Signing):  # type: ignore[misc] # google-auth's class is untyped here
-    """Signs by IAM's signBlob, as a service account that may sign for itself (Token Creator on itself)."""
+    """Signs with IAM's signBlob, for a service account that is Token Creator on itself."""
 
     def __init__(self, clients: GcpClients, email: str) -> None:
         self._clients = clients
@@ -21,12 +21,12 @@ class IamSigner(google.auth.credentials.Signing):  # type: ignore[misc] # google
 
     @property
     def signer_email(self) -> str:
-        """Return who signs."""
+        """Return the signing account's address."""
         return self._email
 
     @property
     def signer(self) -> Any:
-        """Return this, which signs."""
+        """Return this object, which signs."""
         return self
 
     def sign_bytes(self, message: bytes) -> bytes:
@@ -43,12 +43,12 @@ def signer(clients: GcpClients) -> Any:
     if isinstance(credentials, google.auth.credentials.Signing):
         return credentials
     email = getattr(credentials, "service_account_email", None)
-    if email == "default":  # Of a machine's: its name comes with the first token.
+    if email == "default":  # A machine's account, whose address comes with the first token.
         credentials.refresh(google.auth.transport.requests.Request())
         email = credentials.service_account_email
     if not email:
         raise CloudspotError(
-            "cannot presign a URL by a user's own login; set GOOGLE_APPLICATION_CREDENTIALS to a service "
+            "cannot presign a URL with a user's own login; set GOOGLE_APPLICATION_CREDENTIALS to a service "
             "account's key, or impersonate one (gcloud auth application-default login "
             "--impersonate-service-account=EMAIL)"
         )

@@ -1,4 +1,4 @@
-"""``cloudspot setup kubernetes``: what a namespace of a cluster needs before its first job."""
+"""``cloudspot setup kubernetes``: the parts that a namespace needs before its first job."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cloudspot_kubernetes.options import KubernetesOptions
 from cloudspot_kubernetes.setupparts import Binding, Made, Namespace, Policy, Role, subject_of
 
 NAMESPACE: Final = "cloudspot"
-"""Where neither the options nor the kubeconfig name one."""
+"""The namespace if neither the options nor the kubeconfig name one."""
 NETWORK_POLICY: Final = "cloudspot-nodes"
 _EVERYBODY: Final = ("system:authenticated", "system:unauthenticated", "system:serviceaccounts")
 _ROOT: Final = "system:masters"
 
 
 class KubernetesAccountSetup(AccountSetup):
-    """The parts of one namespace."""
+    """The setup of one namespace."""
 
     def __init__(self, options: KubernetesOptions, cluster: Cluster) -> None:
         """Do no I/O."""
@@ -34,7 +34,7 @@ class KubernetesAccountSetup(AccountSetup):
         return f"{self._cluster.digest}/{self._namespace}"
 
     def parts(self, request: SetupRequest) -> Sequence[SetupPart]:
-        """Return namespace, network policy, roles, the pods' account, and who has the roles."""
+        """Return the namespace, network policy, roles, the pods' account and the bindings."""
         if request.monthly_limit is not None:
             raise SpecError("--budget: a cluster sends no bill; set a budget at the cloud that has its nodes")
         cluster, namespace, options = self._cluster, self._namespace, self._options
@@ -45,26 +45,24 @@ class KubernetesAccountSetup(AccountSetup):
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
         pods = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account}
         parts: list[SetupPart] = [
-            Namespace(
-                cluster, body, "is where the pods of jobs are, apart from others", pods_in=namespace, **about
-            ),
+            Namespace(cluster, body, "holds the pods of jobs, apart from others", pods_in=namespace, **about),
             Policy(cluster, NETWORK_POLICY, pods_in=namespace, **about),
-            Made(cluster, pods, "is whom pods are", pods_in=namespace, **about),
+            Made(cluster, pods, "is the account of the pods", pods_in=namespace, **about),
             submitter,
             lister,
         ]
         for name in self._pods_roles:
             role = Role(cluster, name, pods_in=namespace, **about)
-            # A ClusterRoleBinding is known by its name in all the cluster.
+            # The name of a ClusterRoleBinding must be unique in the cluster.
             bound = f"cloudspot-{name}" if role.namespace else f"cloudspot-{name}-{namespace}"
-            why = "lets pods ask, as the options want it"
+            why = "lets pods read the objects that the options ask for"
             parts += [role, Binding(role, bound, {"kind": "ServiceAccount", **account}, why, **about)]
         for whom in request.grant_to:
             parts += self._grants(whom, (submitter, lister), about)
         return parts
 
     def settings(self, request: SetupRequest) -> SetupSettings:
-        """Return the namespace, the store if one was named, and what only people know."""
+        """Return the namespace, the store if one was named, and notes on the settings that are missing."""
         notes = []
         if request.store_url is None:
             notes.append(
@@ -91,7 +89,7 @@ class KubernetesAccountSetup(AccountSetup):
 
     @property
     def _pods_roles(self) -> Sequence[str]:
-        """Return the roles that the options of pods need."""
+        """Return the roles that the pods need with these options."""
         options = self._options
         asks = ["node"] if options.read_deadline or options.watch_taints else []
         return [*asks, "node-taints"] if options.watch_taints else asks
@@ -100,13 +98,13 @@ class KubernetesAccountSetup(AccountSetup):
         subject = subject_of(whom)
         if subject is None:
             raise SpecError(
-                f"--grant-to {whom}: write user:NAME, group:NAME or serviceaccount:NAMESPACE:NAME, as the "
-                "cluster knows them"
+                f"--grant-to {whom}: write user:NAME, group:NAME or serviceaccount:NAMESPACE:NAME, with the "
+                "cluster's names"
             )
         if subject["kind"] == "Group" and subject["name"].startswith(_EVERYBODY):
             raise SpecError(f"--grant-to {whom}: that is everybody; name those who may submit jobs")
         if subject["name"] == _ROOT:
-            raise SpecError(f"--grant-to {whom}: its members may do everything already")
+            raise SpecError(f"--grant-to {whom}: its members have all rights already")
         digest = hashlib.sha256(whom.encode()).hexdigest()[:8]
         made = []
         for role in roles:

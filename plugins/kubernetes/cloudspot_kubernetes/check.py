@@ -1,4 +1,4 @@
-"""``cloudspot providers check kubernetes``: tries what a job needs, and says how to mend what fails."""
+"""``cloudspot providers check kubernetes``: tries each thing that a job needs, with advice on failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOT_COMPARED: Final = (
 
 
 def check(options: KubernetesOptions, clients: Cluster, resources: Resources) -> Sequence[CheckResult]:
-    """Try in order what a submission would need; skip what depends on something that failed."""
+    """Try in order each thing that a submission needs; skip those that depend on a failed one."""
     lines = Checklist(remedy=_ROLE)
     if not lines.attempt(
         "kubeconfig", lambda: f"{clients.connect().configuration.host}, {clients.namespace}"
@@ -46,7 +46,7 @@ def check(options: KubernetesOptions, clients: Cluster, resources: Resources) ->
 
 
 def _rights(clients: Cluster) -> str:
-    """Ask the API server what this user may do; every user may ask that."""
+    """Check the user's rights with the API server, which answers every user."""
     missing = []
     for right in sorted(permissions.rights(permissions.role("submitter")["rules"])):
         group, (resource, _, sub), verb = right[0], right[1].partition("/"), right[2]
@@ -76,7 +76,7 @@ class _Nodes:
         self._found: Sequence[noderoom.Node] | None = None
 
     def read(self) -> Sequence[noderoom.Node] | None:
-        """Return them; None: this user may not list them."""
+        """Return the nodes, or None if this user may not list them."""
         try:
             self._found = self._found or tuple(self._clients.list("/api/v1/nodes", selector=""))
         except Refusal as refusal:
@@ -98,7 +98,7 @@ def _pod(provisioner: PodProvisioner, offer: Offer) -> Mapping[str, Any]:
 
 
 def _room(options: KubernetesOptions, nodes: _Nodes, pods: Sequence[Mapping[str, Any]]) -> str:
-    """Compare what a pod asks for with what the nodes of its zones can allocate; they may be full."""
+    """Compare a pod's requests with the allocatable resources of its nodes, which may be in use."""
     with readable("reading the nodes"):
         found = nodes.read()
         if found is None:
@@ -108,14 +108,14 @@ def _room(options: KubernetesOptions, nodes: _Nodes, pods: Sequence[Mapping[str,
             return noderoom.room(allowed, pods[0]["spec"]["containers"][0]["resources"]["requests"])
     if options.capacity_wait <= KubernetesOptions().capacity_wait:
         raise CloudspotError(
-            "no node has its labels and only taints that it tolerates; where an autoscaler makes them, set "
-            "capacity_wait to what a new one takes"
+            "no node has its labels and only taints that it tolerates; with an autoscaler, set capacity_wait "
+            "to the time that a new node takes"
         )
     return "no node has its labels and only taints that it tolerates now: an autoscaler has to make one"
 
 
 def _launch(provisioner: PodProvisioner, clients: Cluster, offer: Offer) -> str:
-    """Send the pod that a job would send as a dry run: admission judges it, the scheduler does not."""
+    """Send a job's pod as a dry run, which admission checks, but the scheduler does not."""
     pod = _pod(provisioner, offer)
     path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods"
     try:
@@ -124,4 +124,4 @@ def _launch(provisioner: PodProvisioner, clients: Cluster, offer: Offer) -> str:
         raise translated(refusal, "a pod of this kind") from refusal
     if not found["metadata"].get("name"):
         raise CloudspotError("a pod of this kind: the answer to the dry run cannot be read")
-    return f"a pod of the type {offer.instance_type} is admitted; whether there is room only a launch shows"
+    return f"a pod of the type {offer.instance_type} is admitted; only a launch shows whether there is room"

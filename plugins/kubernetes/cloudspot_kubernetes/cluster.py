@@ -1,4 +1,4 @@
-"""The cluster's API: requests with a kubeconfig's credentials, and refusals as cloudspot's errors."""
+"""Makes requests to the cluster's API with a kubeconfig's credentials, and translates its refusals."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from cloudspot_kubernetes.options import KubernetesOptions, field_error
 TIMEOUT_SECONDS: Final = 30.0
 PAGE: Final = 500
 STARTING_SECONDS: Final = 60.0
-"""For how long after a failure a missing right may be that of an API server that has just started."""
+"""How long after a failure a denial may come from an API server that has just started."""
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _MAX_MESSAGE: Final = 400
 _MAX_REFUSAL: Final = 3900
-"""A quota's refusal names each of its resources three times."""
+"""The most characters of a refusal; a quota's names each of its resources three times."""
 _NO_LIMIT: Final = ("must specify limits.", "No limit is specified")
-"""What a ResourceQuota and a LimitRange say of a container without the limit that they want."""
+"""The messages of a ResourceQuota and a LimitRange about a container without the limit that they require."""
 
 
 class Refusal(CloudspotError):
-    """The API server refused a request; ``translated`` says what that means."""
+    """The API server refused a request; ``translated`` turns this into cloudspot's error."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class Cluster:
 
     @property
     def digest(self) -> str:
-        """Return what tells this cluster from others, whatever the address by which it is reached."""
+        """Return a digest that identifies this cluster, whatever its address is."""
         settings = self.connect().configuration
         authority = settings.ssl_ca_cert
         identity = Path(authority).read_bytes() if authority else str(settings.host).encode()
@@ -74,8 +74,8 @@ class Cluster:
         """Return the SDK's client, without a request.
 
         Raises:
-            AuthError: there is no kubeconfig, or it leads to another cluster than the job's.
-            SpecError: it has no such context.
+            AuthError: there is no kubeconfig, or it leads to a cluster other than the job's.
+            SpecError: the kubeconfig does not have the context.
         """
         with self._lock:
             if self._api is None:
@@ -84,8 +84,8 @@ class Cluster:
                 if wanted is not None and wanted != self.digest:
                     self._api = None
                     raise AuthError(
-                        f"providers.kubernetes.cluster: the job's pods are in the cluster {wanted}, and this "
-                        "kubeconfig leads to another; use the one of that cluster, or name its context"
+                        f"providers.kubernetes.cluster: the job's pods are in the cluster {wanted}, but this "
+                        "kubeconfig leads to another; use that cluster's kubeconfig, or name its context"
                     )
             return self._api
 
@@ -101,16 +101,16 @@ class Cluster:
         """Make a request once, and return the answer's JSON, or its text.
 
         Raises:
-            Refusal: it was refused.
-            TransientError: there is no answer that can be read; it may have been carried out.
+            Refusal: the request was refused.
+            TransientError: there is no readable answer; the request may have been carried out.
         """
         api = self.connect()
         settings = api.configuration
         headers = {
             "Content-Type": "application/merge-patch+json" if method == "PATCH" else "application/json"
         }
-        # Read each time: the SDK renews what a program or a file has brought. Its methods are not used, since
-        # their models refuse what another version of the cluster answers.
+        # These are read each time, because the SDK renews credentials that come from a program or a file. Its
+        # methods are not used, because their models refuse the answers of other versions of Kubernetes.
         for one in settings.auth_settings().values():
             headers[one["key"]] = one["value"]
         url = f"{settings.host}{path}"
@@ -149,9 +149,9 @@ class Cluster:
             query["continue"] = following
 
     def _understood(self, refusal: Refusal) -> CloudspotError:
-        """Return the refusal, unless it is one of an API server that has not read its roles yet.
+        """Return the refusal, or a TransientError if the API server may not have read its roles yet.
 
-        One that has just started refuses everybody everything for some seconds (seen on 1.20).
+        A server that has just started refuses every request for some seconds (seen on 1.20).
         """
         if refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self._failed_at = self._monotonic()
@@ -191,11 +191,11 @@ class Cluster:
 
 
 def translated(refusal: Refusal, what: str) -> CloudspotError:
-    """Return what a refusal means to the caller, with ``what`` before the reason.
+    """Return the error for a refusal, with ``what`` before the reason.
 
-    Admission refuses with the same status as RBAC: the message tells them apart. Sources: the API concepts
-    and the admission plugins of Kubernetes ("exceeded quota" of ResourceQuota, "no PriorityClass", "error
-    looking up service account"), seen on 1.20.
+    Admission refuses with the same status as RBAC, so the message distinguishes them. Sources: the API
+    concepts and the admission plugins of Kubernetes ("exceeded quota" of ResourceQuota, "no PriorityClass",
+    "error looking up service account"), seen on 1.20.
     """
     text = f"{what}: {refusal}"
     if refusal.status == HTTPStatus.UNAUTHORIZED:
@@ -203,7 +203,7 @@ def translated(refusal: Refusal, what: str) -> CloudspotError:
     if refusal.status == HTTPStatus.FORBIDDEN:
         if "exceeded quota" in str(refusal):
             return QuotaError(f"{text}; ask for less, or raise the namespace's ResourceQuota")
-        if "status unknown for quota" in str(refusal):  # one that was made a moment ago
+        if "status unknown for quota" in str(refusal):  # the quota was made a moment ago
             return TransientError(text)
         if any(one in str(refusal) for one in _NO_LIMIT):
             return ProvisionError(
@@ -220,7 +220,7 @@ def translated(refusal: Refusal, what: str) -> CloudspotError:
 
 
 def is_denial(refusal: Refusal) -> bool:
-    """Return whether a 403 says that a right is missing; one without a reason is a gateway's."""
+    """Return whether a 403 means that a right is missing; a 403 without a reason is a gateway's."""
     return not refusal.reason or (" cannot " in str(refusal) and "User " in str(refusal))
 
 
@@ -258,6 +258,6 @@ def _tell(
 
 
 def one_line(text: str, *, most: int = _MAX_MESSAGE) -> str:
-    """Return the text, which comes from outside, as a printable line of bounded length."""
+    """Return a text from outside as a printable line of bounded length."""
     line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
     return line if len(line) <= most else line[: most - 3] + "..."

@@ -1,4 +1,4 @@
-"""Turns a pod into ours: its job, its state, and why it ended."""
+"""Turns a pod into cloudspot's description of a machine: its job, its state, and why it ended."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cloudspot_kubernetes.notice import instance_id
 from cloudspot_kubernetes.podspec import CONTAINER, ENDED_BY_US, MARKET, RANK, TYPE, ZONE
 
 _TAKEN: Final = frozenset({"NodeShutdown", "Preempting", "Shutdown", "Terminated"})
-"""Reasons of a failed pod whose node took it: a graceful node shutdown, preemption. ``Evicted`` is not one: a
-kubelet gives it to a pod that has used up memory or disk, its own or the node's, as it would on any node.
-Whoever drains a node deletes its pods."""
+"""Reasons of a failed pod that was reclaimed: a graceful node shutdown, preemption. ``Evicted`` is not one of
+them: a kubelet gives it to a pod that has used up memory or disk, its own or the node's, as it would on any
+node. A drain of a node deletes its pods."""
 _USUAL: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
-"""Why a container waits that will start soon."""
+"""Reasons of a container that waits, but will start soon."""
 _IMAGE: Final = frozenset(
     {
         "ErrImageNeverPull",
@@ -31,12 +31,13 @@ _IMAGE: Final = frozenset(
         "SignatureValidationFailed",
     }
 )
-"""Why one waits whose image cannot be had (kubelet, pkg/kubelet/images/types.go)."""
+"""Reasons of a container that waits because its image cannot be pulled (kubelet,
+pkg/kubelet/images/types.go)."""
 _OUT_OF_MEMORY: Final = "OOMKilled"
 
 
 def to_instance(pod: Mapping[str, Any]) -> Instance:
-    """Return the machine that a pod with cloudspot's labels is."""
+    """Return the machine for a pod with cloudspot's labels."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
     market = next((one for one in Market if one.value == notes.get(MARKET)), None)
@@ -61,10 +62,10 @@ def to_instance(pod: Mapping[str, Any]) -> Instance:
 
 
 def state_of(pod: Mapping[str, Any]) -> InstanceState:
-    """Return the pod's state. ENDED only if its containers are known to run no more.
+    """Return the pod's state. It is ENDED only if its containers are known to have stopped.
 
-    A pod that has ended is Succeeded or Failed. Kubelets before 1.27 leave a deleted one Running, and report
-    its containers as terminated.
+    An ended pod is Succeeded or Failed. Kubelets before 1.27 leave a deleted pod Running, and report its
+    containers as terminated.
     """
     metadata, status = pod["metadata"], pod.get("status") or {}
     containers = status.get("containerStatuses") or ()
@@ -77,7 +78,7 @@ def state_of(pod: Mapping[str, Any]) -> InstanceState:
 
 
 def detail_of(pod: Mapping[str, Any], state: InstanceState) -> str:
-    """Return why the pod has ended or does not start, with what to change, in a line; empty: as usual.
+    """Return a line on why the pod has ended or does not start, with advice; it is empty for usual reasons.
 
     Source: Kubernetes API reference, Pod v1 core: PodStatus, ContainerStateTerminated and
     ContainerStateWaiting; "Pod Lifecycle", container states (from memory, 2026-11).
@@ -93,7 +94,7 @@ def was_scheduled(pod: Mapping[str, Any]) -> bool:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Return a time of the API's, ``2026-11-20T08:30:00Z``; None: it is not one."""
+    """Parse a time of the API's, ``2026-11-20T08:30:00Z``; return None if it is not a time."""
     return moment(text)
 
 
@@ -125,11 +126,11 @@ def _why_ended(pod: Mapping[str, Any]) -> str:
     if not code or ENDED_BY_US in (pod["metadata"].get("annotations") or {}):
         return ""
     said = f": {state['message']}" if state.get("message") else ""
-    return one_line(f"its container ended with exit status {code} ({reason or 'no reason is told'}){said}")
+    return one_line(f"its container ended with exit status {code} ({reason or 'no reason is given'}){said}")
 
 
 def _killed_for_memory(pod: Mapping[str, Any], code: object) -> str:
-    """Return what to change for a container that the kernel has killed."""
+    """Return the cause and advice for a container that the kernel has killed for memory."""
     kind = (pod["metadata"].get("annotations") or {}).get(TYPE, "")
     resources = next((one.get("resources") or {} for one in pod["spec"]["containers"]), {})
     limit = (resources.get("limits") or {}).get("memory")
@@ -159,7 +160,7 @@ def _why_waiting(pod: Mapping[str, Any]) -> str:
 
 
 def _own_state(pod: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """Return this state of the container that runs the node, or of one that has to end before; or nothing."""
+    """Return this state of the node's container, or of a failed init container; empty if neither has it."""
     status = pod.get("status") or {}
     ours = [one for one in status.get("containerStatuses") or () if one.get("name") in {CONTAINER, None}]
     for one in (*(status.get("initContainerStatuses") or ()), *ours):

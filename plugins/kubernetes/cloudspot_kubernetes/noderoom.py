@@ -1,4 +1,4 @@
-"""Which nodes a pod may be on, and which of these could ever have room for it; pure."""
+"""Decides, without I/O, which nodes a pod may be on, and which of them are large enough."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def allows(node: Node, spec: Mapping[str, Any]) -> bool:
 
 
 def room(nodes: Sequence[Node], requests: Mapping[str, str]) -> str:
-    """Return how many of the nodes, on which a pod may be, can allocate what it asks for.
+    """Return how many of the nodes that a pod may be on can allocate its requests.
 
     Raises:
-        CloudspotError: none can, even if nothing else is on it.
+        CloudspotError: no node can, even if nothing else is on it.
     """
     wanted = amounts(requests)
     lacking = [_lacking(node, wanted) for node in nodes]
     fitting = lacking.count("")
     if fitting:
-        return f"{fitting} of {len(nodes)} nodes with its labels can have it, if others leave them free"
+        return f"{fitting} of {len(nodes)} nodes with its labels have room for it, unless others use them"
     raise CloudspotError(
-        f"none of the {len(nodes)} nodes with its labels can ever have it: {lacking[0]}; a kubelet keeps "
-        "some of its machine back: ask for less in providers.kubernetes.types"
+        f"none of the {len(nodes)} nodes with its labels can ever have it: {lacking[0]}; a kubelet "
+        "reserves a part of its machine: ask for less in providers.kubernetes.types"
     )
 
 
 def _lacking(node: Node, wanted: Mapping[str, Any]) -> str:
-    """Return of what the node can allocate too little, and how much it can; empty: it has enough."""
+    """Return which resource the node has too little of, and how much it has, or "" if it has enough."""
     status = node["status"]
     capacity, allocatable = status.get("capacity") or {}, status.get("allocatable") or {}
     for name, asked in wanted.items():

@@ -1,10 +1,9 @@
-"""What a node knows in its pod: who it is, and whether the pod or its node is to go. Standard library only.
+"""Reads a node's identity and the notices of its pod's end, with the standard library only.
 
-The kubelet ends a pod by SIGTERM to the container's process 1, which leaves a file (see ``podspec``). So
-waiting for a notice takes no request. When the file is there, a pod that has its service account's token is
-read once: the grace period by which it was deleted, which whoever evicts it may choose, says when the kubelet
-kills it.
-Sources: Kubernetes, "Pod Lifecycle", "API-initiated Eviction", "Node Shutdowns" (from memory, 2026-11).
+The kubelet ends a pod with SIGTERM to the container's process 1, which writes a file (see ``podspec``). So
+waiting for a notice needs no request. When the file exists and the pod has its service account's token, the
+pod is read once: the grace period of its deletion, which an eviction may choose, shows when the kubelet kills
+it. Sources: Kubernetes, "Pod Lifecycle", "API-initiated Eviction", "Node Shutdowns" (from memory, 2026-11).
 """
 
 from __future__ import annotations
@@ -29,14 +28,15 @@ from cloudspot.model import Market, NodeIdentity, PreemptionNotice
 from cloudspot.plugin.answers import MAX_DIGITS, UNREADABLE, number
 
 TERMINATING: Final = "pod-terminating"
-"""The file in the node's directory that process 1 writes at SIGTERM: the machine's uptime then."""
+"""The file in the node's directory that process 1 writes at SIGTERM; it contains the machine's uptime
+then."""
 UPTIME: Final = Path("/proc/uptime")
 GRACE: Final = "CLOUDSPOT_POD_GRACE"
 NODE: Final = "CLOUDSPOT_POD_NODE"
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_SECONDS: Final = 3.0
 MAX_ANSWER_BYTES: Final = 8 << 20
-"""A pod or a node is read, of which etcd stores 1.5 MiB at the most."""
+"""The most bytes of an answer, which is a pod or a node; etcd stores at most 1.5 MiB of one."""
 TAINT_SECONDS: Final = 5.0
 """How often a node's taints are read."""
 UID_LENGTH: Final = 8
@@ -45,22 +45,22 @@ MAX_UPTIME_SECONDS: Final = 1e10
 
 TAINTS: Final[Mapping[str, str]] = {
     "aws-node-termination-handler/spot-itn": "AWS's node termination handler: the spot interruption notice",
-    "aws-node-termination-handler/asg-lifecycle-termination": "the same: the group ends the machine",
+    "aws-node-termination-handler/asg-lifecycle-termination": "the same handler: the group ends the machine",
     "karpenter.sh/disrupted": "Karpenter 1.0 and later: it drains the node",
     "karpenter.sh/disruption": "Karpenter before 1.0",
     "cloud.google.com/impending-node-termination": "GKE: graceful termination of the node",
     "ToBeDeletedByClusterAutoscaler": "the cluster autoscaler drains the node",
     "node.kubernetes.io/out-of-service": "an administrator: the node is gone",
 }
-"""Taints that say that a node is to go, by key. From the projects' documentation, by memory: none of them was
-proved on a real cluster."""
+"""Taints that announce a node's end, by key. They are from memory of the projects' documentation; none has
+been tried on a real cluster."""
 
-# Below the logger whose lines an agent delivers with its job's log.
+# A child of the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.kubernetes.notice")
 
 
 class _Names(NamedTuple):
-    """The environment variables by which a pod learns who it is, by the downward API."""
+    """The environment variables with a pod's identity, from the downward API."""
 
     name: str = "CLOUDSPOT_POD_NAME"
     uid: str = "CLOUDSPOT_POD_UID"
@@ -76,24 +76,27 @@ POD: Final = _Names()
 
 
 def instance_id(name: str, uid: str) -> str:
-    """Return a pod's id: its name, and what tells it from a later one of that name."""
+    """Return a pod's id: its name, and a part of its UID, because a later pod may have the same name."""
     return f"{name}.{uid[:UID_LENGTH]}"
 
 
 def node_identity() -> NodeIdentity:
-    """Return who this pod is.
+    """Return this pod's identity.
 
     Raises:
-        TransientError: this is no pod of cloudspot's, or it has no address.
+        TransientError: this is not a pod of cloudspot's, or it has no address.
     """
     facts = {name: os.environ.get(getattr(POD, name), "") for name in POD._fields}
     for name in ("name", "uid", "rank", "address"):
         if not facts[name]:
-            raise TransientError(f"the pod does not know its {name}: {getattr(POD, name)} is not set")
+            raise TransientError(f"the pod's {name} is not known: {getattr(POD, name)} is not set")
     rank = whole_number(facts["rank"], most=MAX_NODES - 1)
     market = next((one for one in Market if one.value == facts["market"]), None)
     if rank is None or (facts["market"] and market is None):
-        raise TransientError(f"the pod says rank {facts['rank'][:40]!r} and market {facts['market'][:40]!r}")
+        raise TransientError(
+            f"{POD.rank} is {facts['rank'][:40]!r} and {POD.market} is {facts['market'][:40]!r}: expected a "
+            "number and a market"
+        )
     return NodeIdentity(
         instance_id=instance_id(facts["name"], facts["uid"]),
         rank=rank,
@@ -105,7 +108,7 @@ def node_identity() -> NodeIdentity:
 
 
 class PodApi:
-    """The API server, as the pod's service account may ask it."""
+    """A client of the API server with the pod's service account."""
 
     def read(self, path: str) -> Any:
         """Return the object at the path.
@@ -115,7 +118,7 @@ class PodApi:
             ValueError: the answer cannot be read.
         """
         host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
-        # Read each time: the kubelet renews it.
+        # The token is read each time, because the kubelet renews it.
         token = (SERVICE_ACCOUNT / "token").read_text(encoding="ascii").strip()
         request = urllib.request.Request(  # the scheme is ours
             f"https://{f'[{host}]' if ':' in host else host}:{port}{path}",
@@ -125,14 +128,14 @@ class PodApi:
         handlers = (
             urllib.request.ProxyHandler({}),
             urllib.request.HTTPSHandler(context=context),
-            NoRedirects(),  # it would get the token
+            NoRedirects(),  # a redirect's target would receive the token
         )
         with urllib.request.build_opener(*handlers).open(request, timeout=TIMEOUT_SECONDS) as answer:
             return json.loads(answer.read(MAX_ANSWER_BYTES))
 
 
 class PodNoticeSource(PreemptionSource):
-    """Looks for the file that process 1 leaves at SIGTERM and, where asked to, at the node's taints."""
+    """Looks for the file that process 1 writes at SIGTERM and, with ``watch_taints``, for known taints."""
 
     poll_seconds: ClassVar[float] = 0.25
 
@@ -145,7 +148,7 @@ class PodNoticeSource(PreemptionSource):
         api: PodApi | None = None,
         directory: Path | None = None,
     ) -> None:
-        """Take times in seconds: the pod's grace period, and that of a node that shuts down."""
+        """Do no I/O. The grace periods, of the pod and of a node that shuts down, are in seconds."""
         self.notice_seconds = grace
         self._shutdown_grace = min(grace, shutdown_grace)
         self._watches_taints = watch_taints
@@ -158,7 +161,7 @@ class PodNoticeSource(PreemptionSource):
         self._taints_read_at = -TAINT_SECONDS
 
     def poll(self) -> PreemptionNotice | None:
-        """Return the notice of the pod's end, or else of its node's."""
+        """Return the notice of the pod's end, else of its node's."""
         if self._notice is None:
             self._notice = self._terminating()
         if self._notice is None and self._watches_taints and self._tainted is None:
@@ -177,27 +180,27 @@ class PodNoticeSource(PreemptionSource):
             metadata = pod["metadata"]
             if number(metadata.get("deletionGracePeriodSeconds") or 0, most=MAX_GRACE_SECONDS) is None:
                 raise ValueError("its grace period is not a time")
-        except FileNotFoundError:  # no token is in the pod
+        except FileNotFoundError:  # the pod has no token
             return self._ends(begun, self._shutdown_grace, "SIGTERM")
         except (OSError, *UNREADABLE) as error:
             _log.warning(
-                "this pod is ended, and when cannot be read (%s): it counts on %g s",
+                "this pod is ending, and its grace period cannot be read (%s): it counts on %g s",
                 _why(error),
                 self._shutdown_grace,
             )
             return self._ends(begun, self._shutdown_grace, "SIGTERM")
         if "deletionTimestamp" not in metadata:
-            # Nobody has deleted it: its node shuts down.
+            # The pod was not deleted, so its node shuts down.
             return self._ends(begun, self._shutdown_grace, "node-shutdown")
-        # What it is given counts from the SIGTERM, which came at once.
+        # The grace period begins with the SIGTERM, which came at once.
         return self._ends(begun, float(metadata.get("deletionGracePeriodSeconds") or 0), "eviction")
 
     def _begun(self) -> float:
-        """Return when process 1 got its SIGTERM (monotonic); every process of the pod finds the same."""
+        """Return when process 1 got its SIGTERM (monotonic); all processes of the pod find the same time."""
         now = time.monotonic()
-        # The uptime also counts sleep, and may be the container's alone.
+        # The uptime includes sleep, and may be the container's own.
         ahead = round(now - float(UPTIME.read_text(encoding="ascii").split()[0]))
-        with self._file.open("rb") as file:  # which the training may have written
+        with self._file.open("rb") as file:  # the training may have written it
             said = number(file.read(MAX_DIGITS).decode("ascii", errors="replace"), most=MAX_UPTIME_SECONDS)
         return now if said is None else min(now, said + ahead)
 

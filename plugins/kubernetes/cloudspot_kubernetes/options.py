@@ -12,7 +12,7 @@ from cloudspot.plugin.optionchecks import NameRule, OptionChecks
 
 Price = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 ANY_ZONE: Final = "any"
-"""The zone of offers where ``zones`` is left out: the scheduler chooses."""
+"""The zone of offers without ``zones``: the scheduler chooses."""
 
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _TAINT: Final = (
@@ -45,108 +45,112 @@ field_error = _CHECKS.error
 
 
 class PodType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A kind of pod that can be had: what it asks for, on which nodes, and what it costs.
+    """A kind of pod: its requests, its nodes and its prices.
 
-    It must be named with a price for each market on which it is offered.
+    It must have a price for each market on which it is offered.
     """
 
     cpus: Annotated[float, msgspec.Meta(ge=0, le=1e4)] = 0
-    """Its request for CPUs, such as ``7.5``: a node keeps some of its own back."""
+    """The request for CPUs, such as ``7.5``, because a node reserves some for itself."""
     cpu_limit: Annotated[float, msgspec.Meta(gt=0, le=1e4)] | None = None
-    """How many CPUs it may use; left out: as many as are free. A namespace may insist on one."""
+    """The most CPUs that the pod may use. By default, it may use all that are free. A namespace may require a
+    limit."""
     memory: Size = 0
-    """Its request for memory, and its limit."""
+    """The request for memory, and its limit."""
     accelerator: str | None = None
-    """What the job calls it, such as ``A100``; ``selector`` must lead to nodes that have it."""
+    """The accelerator's name in job files, such as ``A100``; ``selector`` must select nodes that have it."""
     accelerator_count: Annotated[int, msgspec.Meta(ge=0)] = 0
     selector: dict[str, str] = msgspec.field(default_factory=dict)
     """Labels of the nodes, such as ``{"node.kubernetes.io/instance-type" = "ecs.gn7i-c8g1.2xlarge"}``."""
     spot_price: Price | None = None
-    """An hour; left out: it is not offered on the spot market."""
+    """The price of an hour on the spot market; without it, the type is not offered there."""
     on_demand_price: Price | None = None
-    """An hour; left out: it is not offered on demand."""
+    """The price of an hour on demand; without it, the type is not offered on demand."""
 
 
 MAX_CAPACITY_WAIT = 600.0
-"""A driver leaves a call that makes machines alone after 15 minutes."""
+"""Less than 15 minutes, after which a driver abandons a call that makes machines."""
 
 
 class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[providers.kubernetes]``: pods of a cluster. ``image`` and ``types`` must be named."""
 
     namespace: str | None = None
-    """Where the pods are; left out: the kubeconfig's context's, or ``default``."""
+    """The pods' namespace. The default is the one of the kubeconfig's context, else ``default``."""
     kubeconfig: str | None = None
-    """Left out: ``KUBECONFIG``, ``~/.kube/config``, or, in a pod, its service account."""
+    """The path of the kubeconfig. The default is ``KUBECONFIG``, else ``~/.kube/config``, else a pod's
+    service account."""
     context: str | None = None
-    """Of the kubeconfig; left out: its current one."""
+    """The context in the kubeconfig. The default is its current context."""
     cluster: str | None = None
-    """A digest of the cluster's certificate authority; left out: that of the submitter's cluster. A driver
-    whose kubeconfig leads elsewhere would see no pod of the job, and must not judge by that."""
+    """A digest of the cluster's certificate authority. The default is the submitter's cluster. A driver whose
+    kubeconfig leads elsewhere cannot see the job's pods, and is refused."""
     image: str | None = None
-    """It has bash, the job's Python with torch, and this very version of cloudspot with this plugin and the
-    store's."""
+    """The pods' image. It must have bash, the job's Python with torch, and this exact version of cloudspot
+    with this plugin and the store's."""
     image_pull_secrets: tuple[str, ...] = ()
     agent_python: str = "python3"
     """The image's Python that has cloudspot."""
     train_python: str = "python3"
-    """The image's Python for setup and training where the job names none."""
+    """The image's Python for setup and training if the job names none."""
     data_cache: str | None = None
-    """An absolute path: the directory in which pods keep the files of ``[data]``, such as a volume that pods
-    of a node share. If left out: below the agent's own directory."""
+    """The absolute path of the directory in which pods keep the files of ``[data]``, such as a volume that
+    the pods of a node share. The default is in the agent's own directory."""
     types: dict[str, PodType] = msgspec.field(default_factory=dict)
     """The kinds of pods by name, such as ``types.a10 = {cpus = 8, memory = "30GiB", spot_price = 0.4}``."""
     currency: Literal["USD", "CNY", "EUR", "JPY"] = "USD"
-    """Of the prices."""
+    """The currency of the prices."""
     zones: tuple[str, ...] = ()
-    """Values of the nodes' label ``topology.kubernetes.io/zone``: the nodes of a launch are in one of these.
-    Left out: the scheduler chooses for each."""
+    """Values of the nodes' label ``topology.kubernetes.io/zone``; all nodes of a launch are in one of them.
+    By default, the scheduler chooses for each node."""
     spot_selector: dict[str, str] = msgspec.field(default_factory=dict)
     """Labels of spot nodes, such as ``{"karpenter.sh/capacity-type" = "spot"}``."""
     spot_tolerations: tuple[str, ...] = ()
-    """Taints of spot nodes, as ``kubectl taint`` writes them: ``"spot=true:NoSchedule"``; without a value or
-    an effect, all with that key: ``"spot"``."""
+    """Taints of spot nodes that the pods tolerate, in the form of ``kubectl taint``:
+    ``"spot=true:NoSchedule"``; ``"spot"`` stands for all taints with that key."""
     tolerations: tuple[str, ...] = ()
-    """Taints of any nodes, written likewise."""
+    """Taints of any nodes that the pods tolerate, in the same form."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
-    """Labels of the pods, besides those of the job and cloudspot's own, such as a queue's for Kueue."""
+    """Labels of the pods, in addition to the job's and cloudspot's own, such as a queue's for Kueue."""
     annotations: dict[str, str] = msgspec.field(default_factory=dict)
     """Annotations of the pods, such as ``{"karpenter.sh/do-not-disrupt" = "true"}``."""
     restricted: bool = False
-    """Give the pods the security context that the Pod Security Standard *restricted* asks for: no root, no
-    capabilities, no more privileges, the runtime's seccomp profile."""
+    """Whether the pods get the security context of the Pod Security Standard *restricted*: no root, no
+    capabilities, no privilege escalation, the runtime's seccomp profile."""
     run_as_user: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None = None
-    """The number of the user, and of the group, that the pods run as; left out: the image's."""
+    """The numeric id of the pods' user and group. The default is the image's."""
     fs_group: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None = None
-    """The number of the group that owns the files of the pods' volumes; left out: it stays as it is."""
+    """The numeric id of the group that owns the files of the pods' volumes. By default, it is not changed."""
     priority_class: str | None = None
     accelerator_resource: str = "nvidia.com/gpu"
     """The extended resource that ``accelerator_count`` asks for."""
     service_account: str = "cloudspot-node"
-    """The pods'. Its token is in them only with ``read_deadline``, ``watch_taints`` or the job's
-    ``nodes.drive``, which need its rights."""
+    """The pods' service account. Its token is in the pods only with ``read_deadline``, ``watch_taints`` or
+    the job's ``nodes.drive``, which need its rights."""
     read_deadline: bool = False
-    """Let a pod that is ended ask when (``role-node.yaml`` gives that right). If left out, it counts on
-    ``shutdown_grace``."""
+    """Whether a pod that is ending reads its grace period from the API, for which ``role-node.yaml`` gives
+    the right. By default, it counts on ``shutdown_grace``."""
     secrets: tuple[str, ...] = ()
     """Secrets of the namespace whose entries become environment variables, such as a bucket's keys."""
     claims: dict[str, str] = msgspec.field(default_factory=dict)
     """Persistent volume claims by the path where they are mounted, such as ``{"/data" = "datasets"}``."""
     grace: PositiveDuration = 120.0
-    """The pods' termination grace period: how long a node has to save when its pod is evicted. On spot
-    nodes, less than the cloud's notice."""
+    """The pods' termination grace period: the time that a node has to save when its pod is evicted. On spot
+    nodes, it should be shorter than the cloud's notice."""
     shutdown_grace: PositiveDuration = 15.0
-    """How long a pod has when its node shuts down and nobody deletes it, 15 s on GKE's spot nodes; and what
-    a pod counts on that cannot ask. Where nodes are drained first, as by Karpenter, it may be ``grace``."""
+    """The time that a pod has when its node shuts down without deleting it, 15 s on GKE's spot nodes. A pod
+    that cannot read its grace period counts on it. If nodes are drained first, as by Karpenter, it may be
+    ``grace``."""
     watch_taints: bool = False
-    """Take known taints of the node for a notice, too; this takes a right (``role-node-taints.yaml``)."""
+    """Whether known taints of the node count as a notice, for which ``role-node-taints.yaml`` gives the
+    right."""
     capacity_wait: Duration = 10.0
-    """How long the scheduler may find no room before the launch is refused. A driver waits for this long;
-    with an autoscaler, as long as a new node takes. At most 10 minutes."""
+    """How long a driver waits for the scheduler to find room before the launch is refused. With an
+    autoscaler, set the time that a new node takes. At most 10 minutes."""
 
 
 def check_options(options: KubernetesOptions) -> None:
-    """Raise SpecError, which names the field, for what is wrong without asking the cluster."""
+    """Raise SpecError, naming the field, for errors that can be found without asking the cluster."""
     named = msgspec.structs.replace(
         options, namespace=options.namespace or "default", priority_class=options.priority_class or "none"
     )
@@ -158,14 +162,16 @@ def check_options(options: KubernetesOptions) -> None:
         if not is_label(value):
             raise field_error("labels", f'"{name}" cannot have the value "{value}"; expected one such as a-1')
     if options.capacity_wait > MAX_CAPACITY_WAIT:
-        raise field_error("capacity_wait", "a launch waits for no more than 10 minutes")
+        raise field_error(
+            "capacity_wait", f"a launch waits for 10 minutes at most, got {options.capacity_wait:g} seconds"
+        )
     if options.restricted and options.run_as_user == 0:
         raise field_error("run_as_user", "0 is root, which restricted forbids; name another user")
     for name, kind in options.types.items():
         if kind.spot_price is None and kind.on_demand_price is None:
             raise field_error("types", f'"{name}" has no price; give it spot_price, on_demand_price or both')
         if any(one is not None and _is_too_fine(one) for one in (kind.cpus, kind.cpu_limit)):
-            raise field_error("types", f'"{name}" asks for CPUs finer than 0.001; give it fewer digits')
+            raise field_error("types", f'"{name}" asks for a fraction of 0.001 CPUs; give it fewer digits')
         if kind.cpu_limit is not None and kind.cpu_limit < kind.cpus:
             raise field_error(
                 "types", f'"{name}" may use {kind.cpu_limit:g} CPUs, fewer than its cpus: raise it'
@@ -176,21 +182,21 @@ def check_options(options: KubernetesOptions) -> None:
 
 
 def is_label(text: str) -> bool:
-    """Return whether a label can have the value."""
+    """Return whether the text is valid as a label's value."""
     return _VALUE.fullmatch(text) is not None
 
 
 def cpu_quantity(cpus: float) -> str:
-    """Return a number of CPUs as Kubernetes writes it: ``8``, ``7500m``."""
+    """Return a number of CPUs in the form of Kubernetes: ``8``, ``7500m``."""
     return f"{cpus:.0f}" if cpus == int(cpus) else f"{cpus * _MILLI:.0f}m"
 
 
 def _is_too_fine(cpus: float) -> bool:
-    return abs(cpus * _MILLI - round(cpus * _MILLI)) > 1e-6  # what a float leaves of 0.1
+    return abs(cpus * _MILLI - round(cpus * _MILLI)) > 1e-6  # the rounding error of a float
 
 
 def require_complete(options: KubernetesOptions) -> None:
-    """Raise SpecError unless the options that have no default are there."""
+    """Raise SpecError unless the options that have no default are set."""
     if options.image is None:
         raise field_error("image", "missing; name an image that has torch and cloudspot")
     if not options.types:

@@ -15,18 +15,18 @@ REASONS: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
         ("submitter", "pods"): "launch, list, mark and end the pods of jobs",
         ("submitter", "pods/log"): "read what a pod wrote before its agent came up",
         ("submitter-nodes", "nodes"): "let `providers check` compare types with what nodes can allocate",
-        ("node", "pods"): "let a pod that is ended ask when",
+        ("node", "pods"): "let a pod that is ending read its grace period",
         ("node-taints", "nodes"): "let a pod see the taints that announce its node's end",
     }
 )
-"""What the rights on a resource are for, by the role's name and the resource."""
+"""The reason for the rights on a resource, by the role's name and the resource."""
 
 Right = tuple[str, str, str]
-"""API group ("": the core's), resource with its subresource, verb."""
+"""The API group ("" for the core's), the resource with its subresource, and the verb."""
 
 
 def documents(name: str) -> Sequence[Mapping[str, Any]]:
-    """Return what the file of a role, such as ``submitter``, makes."""
+    """Return the objects in the file of a role, such as ``submitter``."""
     return [*yaml.safe_load_all((DIRECTORY / f"role-{name}.yaml").read_text(encoding="utf-8"))]
 
 
@@ -36,7 +36,7 @@ def role(name: str) -> Mapping[str, Any]:
 
 
 def rights(rules: Iterable[Mapping[str, Any]]) -> frozenset[Right]:
-    """Return what RBAC rules allow, each right by itself; one for named objects alone names them."""
+    """Return the single rights that RBAC rules give; a right to named objects only includes their names."""
     found = set()
     for rule in rules:
         names = f" {', '.join(rule['resourceNames'])}" if rule.get("resourceNames") else ""
@@ -51,13 +51,13 @@ def rights(rules: Iterable[Mapping[str, Any]]) -> frozenset[Right]:
 
 
 def shown(right: Right) -> str:
-    """Return a right as people write it: ``list pods``."""
+    """Return a right in readable form: ``list pods``."""
     group, resource, verb = right
     return f"{verb} {resource}.{group}" if group else f"{verb} {resource}"
 
 
 def reasons(name: str) -> tuple[str, ...]:
-    """Return what the rights of a role are for, a line for each resource."""
+    """Return a line for each resource of a role, with the reason for its rights."""
     return tuple(
         f"{REASONS[name, resource]}: {', '.join(f'{verb} {resource}' for verb in rule['verbs'])}"
         for rule in role(name)["rules"]

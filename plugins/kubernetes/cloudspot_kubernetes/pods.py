@@ -35,20 +35,20 @@ from cloudspot_kubernetes.options import ANY_ZONE, KubernetesOptions, require_co
 from cloudspot_kubernetes.podspec import ENDED_BY_US, KEPT_MARK, REQUEST, TOKEN, PodsRequest
 
 KEPT: Final = timedelta(hours=24)
-"""How long a pod that has ended by itself is kept, unless the job is released before."""
+"""How long a pod that has ended by itself is kept, unless the job is released earlier."""
 VERDICT_SECONDS: Final = 30.0
-"""How long to wait for the scheduler's first word."""
+"""How long to wait for the scheduler's first report."""
 POLL_SECONDS: Final = 0.2
 GONE_SECONDS: Final = 10.0
-"""How long a refused launch waits for the end of pods that had begun."""
+"""How long a refused launch waits for the end of pods that had started."""
 TERMINATE_SECONDS: Final = 1
-"""The grace of a pod that cloudspot ends. Not 0, which would take the pod for gone before it is."""
+"""The grace period of a pod that cloudspot ends. With 0, the API would forget the pod before it has ended."""
 
 Pod = Mapping[str, Any]
 
 
 class _Launch:
-    """A launch's request and token, and by what its pods are found."""
+    """A launch's request and token, and the selector of its pods."""
 
     def __init__(self, body: PodsRequest, asked: CreateRequest) -> None:
         self.body = body
@@ -60,12 +60,12 @@ class _Launch:
 
 
 class PodProvisioner(Provisioner):
-    """The machines of one namespace. Thread-safe; asks nothing before it is asked."""
+    """The machines of one namespace. Thread-safe; construction does no I/O."""
 
     token_seconds = KEPT.total_seconds()
     absence_proves_after_seconds = 10.0
-    """The API forgets a pod when its kubelet says that it has ended, when its node no longer exists, or when
-    somebody vouches that it does not run: then it is deleted by force."""
+    """The API forgets a pod when its kubelet reports its end, when its node no longer exists, or when a
+    person deletes it by force because they know that it does not run."""
 
     def __init__(self, options: KubernetesOptions, cluster: Cluster) -> None:
         """Keep the job's options."""
@@ -80,11 +80,11 @@ class PodProvisioner(Provisioner):
     def create(self, request: CreateRequest) -> CreateResult:
         """Create the pods, wait for the scheduler's verdict, and return those that have a node.
 
-        A pod that finds no node is a launch that finds no capacity: after ``capacity_wait`` those without one
-        are deleted, and all of them if fewer than ``min_nodes`` have one.
+        A pod without a node has no capacity: after ``capacity_wait`` such pods are deleted, and all pods are
+        if fewer than ``min_nodes`` have a node.
 
         Raises:
-            TransientError: the API server or the scheduler did not answer; the pods may be there.
+            TransientError: the API server or the scheduler did not answer; the pods may exist.
         """
         launch = _Launch(decode_request(request.request, PodsRequest), request)
         with _meaning("creating the pods"):
@@ -102,17 +102,17 @@ class PodProvisioner(Provisioner):
                 self._patch(pod, {"annotations": dict(facts)})
 
     def instances(self, request: InstancesRequest) -> InstancesResult:
-        """Return the pods, also those that have ended by themselves. Deleted ones are gone once they end.
+        """Return the pods, including those that have ended by themselves; deleted pods vanish at their end.
 
         Raises:
-            TransientError: the listing failed; nothing is known.
+            TransientError: the listing failed.
         """
         with _meaning("listing the pods"):
             found = [to_instance(pod) for pod in self._list(request.job_id)]
         return InstancesResult(instances=tuple(filter(request.wants, found)))
 
     def terminate(self, request: TerminateRequest) -> TerminateResult:
-        """Delete the pods, and mark them so that nobody takes it for an eviction; see Provisioner."""
+        """Delete the pods, marked so that their end does not count as an eviction; see Provisioner."""
         with _meaning("deleting the pods"):
             pods = {
                 to_instance(pod).id: pod
@@ -127,7 +127,7 @@ class PodProvisioner(Provisioner):
         return end_all(tuple(pods), end)
 
     def evict(self, instance_id: str, *, seconds: float | None) -> bool:
-        """Delete a pod as an eviction does; return whether there is one. None: with its own grace period."""
+        """Delete a pod as an eviction does, by default in its own grace period; return whether it exists."""
         with _meaning("deleting the pod"):
             for pod in self._found([instance_id]):
                 self._delete(pod, seconds=None if seconds is None else round(seconds))
@@ -135,7 +135,7 @@ class PodProvisioner(Provisioner):
         return False
 
     def console(self, instance: Instance) -> str:
-        """Return the container's log, or why there is none yet; see Provisioner."""
+        """Return the container's log, or the reason why it has none yet; see Provisioner."""
         if instance.state is InstanceState.PENDING and instance.detail:
             return f"{instance.detail}\n"
         path = f"{_path(self._cluster.namespace)}/{instance.id.rpartition('.')[0]}/log"
@@ -153,7 +153,7 @@ class PodProvisioner(Provisioner):
         """Delete the job's pods that have ended; see Provisioner.
 
         Raises:
-            TransientError: one has not ended yet; call again.
+            TransientError: a pod has not ended yet; call again.
         """
         with _meaning("deleting the pods"):
             ours = [
@@ -168,7 +168,7 @@ class PodProvisioner(Provisioner):
                 self._delete(pod, seconds=0)
 
     def offers(self, request: OffersRequest) -> OffersResult:
-        """Return the types of the options that fit, in each zone, on each market for which they have a price.
+        """Return an offer for each type that fits, each zone, and each market for which it has a price.
 
         Raises:
             SpecError: the options name no image or no type.
@@ -204,7 +204,7 @@ class PodProvisioner(Provisioner):
     def _list(self, job_id: str | None) -> Iterator[Pod]:
         selector = machinetags.JOB if job_id is None else f"{machinetags.JOB}={job_id}"
         for pod in self._cluster.list(_path(self._cluster.namespace), selector=selector):
-            if pod["metadata"]["labels"].get(machinetags.JOB):  # an empty label is nobody's
+            if pod["metadata"]["labels"].get(machinetags.JOB):  # an empty label names no job
                 yield pod
 
     def _found(self, instance_ids: Iterable[str]) -> Iterator[Pod]:
@@ -214,9 +214,9 @@ class PodProvisioner(Provisioner):
                 yield pod
 
     def _forget_old(self, made: Sequence[Pod]) -> None:
-        """Delete the pods that ended long before these were made, whosever they are.
+        """Delete any job's pods that ended long before ``made`` were created.
 
-        The cluster has dated them all: by this computer's clock, a recent end may seem old.
+        All of these times are the cluster's: by this computer's clock, a recent end may seem old.
         """
         now = max(filter(None, (to_instance(pod).launched_at for pod in made)), default=EARLIEST)
         for pod in tuple(self._list(None)):
@@ -225,7 +225,7 @@ class PodProvisioner(Provisioner):
                 self._delete(pod, seconds=0)
 
     def _of(self, launch: _Launch) -> list[Pod]:
-        """Return the pods that there are of the launch."""
+        """Return the launch's pods that exist."""
         pods = list(self._cluster.list(launch.path, selector=launch.selector))
         for pod in pods:
             if (pod["metadata"].get("annotations") or {}).get(REQUEST) != launch.request:
@@ -233,7 +233,7 @@ class PodProvisioner(Provisioner):
         return pods
 
     def _made(self, launch: _Launch, found: Sequence[Pod]) -> list[Pod]:
-        """Return the launch's pods once its outcome is known; a definite refusal leaves none of them."""
+        """Create the missing pods, and return the launch's pods; a definite refusal leaves none of them."""
         try:
             self._add_missing(launch, found)
             return self._await_verdict(launch)
@@ -257,9 +257,9 @@ class PodProvisioner(Provisioner):
                     raise
 
     def _await_verdict(self, launch: _Launch) -> list[Pod]:
-        """Return the launch's pods once its outcome is known, and say so on them.
+        """Wait for the launch's outcome, mark it on the pods, and return them.
 
-        Any driver that repeats the launch comes to the same end, wherever another one was killed.
+        A driver that repeats the launch comes to the same outcome, wherever another one was killed.
         """
         began = time.monotonic()
         while True:
@@ -286,7 +286,7 @@ class PodProvisioner(Provisioner):
     def _keep(self, launch: _Launch) -> None:
         """Delete the pods without a node, unless they get one meanwhile, and then mark the others as kept.
 
-        The mark comes last: until it is there, the launch may still be refused.
+        The mark comes last, because the launch may be refused until then.
         """
         while waiting := [pod for pod in self._of(launch) if not was_scheduled(pod)]:
             for pod in waiting:
@@ -299,14 +299,14 @@ class PodProvisioner(Provisioner):
         raise CapacityError(f"{launch.body.namespace} has no room for {len(launch.pods)} pods now: {why}")
 
     def _drop(self, launch: _Launch) -> None:
-        """Delete all pods of the launch, and wait a while for those that had begun."""
+        """Delete all pods of the launch, and wait a while for those that had started."""
         self._end_all(self._of(launch))
         end = time.monotonic() + GONE_SECONDS
         while self._of(launch) and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
 
     def _end_all(self, pods: Iterable[Pod]) -> None:
-        """End each pod, whatever becomes of the others; raise the first refusal after that."""
+        """End each pod, even if that is refused for another; raise the first refusal at the end."""
         refused: list[Refusal] = []
         for pod in pods:
             try:
@@ -317,9 +317,9 @@ class PodProvisioner(Provisioner):
             raise refused[0]
 
     def _end(self, pod: Pod) -> None:
-        """Delete the pod, and mark it before that, so that nobody takes it for an eviction.
+        """Mark the pod, so that its end does not count as an eviction, and delete it.
 
-        Whoever may not mark it deletes it all the same: a wrong reason costs less than a pod.
+        Without the right to mark it, delete it all the same: a wrong reason costs less than a running pod.
         """
         try:
             self._patch(pod, {"annotations": {ENDED_BY_US: "true"}})
@@ -340,7 +340,7 @@ class PodProvisioner(Provisioner):
         self._unless_gone("PATCH", pod, {"metadata": {"uid": pod["metadata"]["uid"], **metadata}})
 
     def _unless_gone(self, method: str, pod: Pod, body: Mapping[str, Any]) -> None:
-        """Make the request for this very pod; that it no longer exists, or is another by now, is no error."""
+        """Make a request for this pod; it is no error if the pod is gone or another has its name now."""
         metadata = pod["metadata"]
         try:
             self._cluster.request(method, f"{_path(metadata['namespace'])}/{metadata['name']}", body)
@@ -351,7 +351,7 @@ class PodProvisioner(Provisioner):
 
 @contextmanager
 def _meaning(what: str) -> Iterator[None]:
-    """Raise refusals, and answers that cannot be read, as cloudspot's errors."""
+    """Translate refusals and unreadable answers into cloudspot's errors."""
     try:
         with readable(what):
             yield
@@ -360,12 +360,12 @@ def _meaning(what: str) -> Iterator[None]:
 
 
 def _is_kept(found: Sequence[Pod]) -> bool:
-    """Return whether the launch has its machines: there are no more to come, and none to refuse."""
+    """Return whether the launch's outcome is marked: no pod is added any more, and the launch not refused."""
     return any(KEPT_MARK in (pod["metadata"].get("annotations") or {}) for pod in found)
 
 
 def _verdict(pod: Pod) -> str:
-    """Return why the scheduler finds no node for the pod; empty: it has not said so."""
+    """Return why the scheduler finds no node for the pod, or "" if it has not reported that."""
     for condition in (pod.get("status") or {}).get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return str(condition.get("message") or condition.get("reason") or "unschedulable")

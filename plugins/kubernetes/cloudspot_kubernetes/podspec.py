@@ -1,4 +1,4 @@
-"""From a launch to the pods that it asks for, as pure functions."""
+"""Renders the pods of a launch, without I/O."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from cloudspot_kubernetes.options import ANY_ZONE, KubernetesOptions, PodType, c
 
 RANK: Final = "cloudspot-rank"
 TOKEN: Final = "cloudspot-token"  # noqa: S105 # a digest of it
-"""The label by which the pods of a launch are found when its request is sent again."""
+"""The label by which the pods of a launch are found when its request is repeated."""
 REQUEST: Final = "cloudspot-request"
-"""The annotation with the hash of the request: a token cannot be used for another one."""
+"""The annotation with the hash of the request, because a token cannot be used for another request."""
 MARKET: Final = "cloudspot-market"
 TYPE: Final = "cloudspot-type"
 ZONE: Final = "cloudspot-zone"
 ENDED_BY_US: Final = "cloudspot-terminated"
-"""The annotation of pods that cloudspot itself has deleted: others were evicted."""
+"""The annotation of pods that cloudspot has deleted; other deleted pods were evicted."""
 KEPT_MARK: Final = "cloudspot-kept"
-"""The annotation of a launch's pods when its outcome is known: no replay adds to them, or refuses them."""
+"""The annotation of a launch's pods when its outcome is known: a repeated launch adds and refuses none."""
 CONTAINER: Final = "node"
 _LABELLED: Final = (machinetags.JOB, machinetags.LAUNCH)
 _DIGEST_LENGTH: Final = 10
 _MAX_JOB: Final = 30
-"""How much of a job's id is in its pods' names, which are host names of at most 63 characters too."""
+"""The characters of a job's id in its pods' names, which are also host names of at most 63 characters."""
 
-# Process 1 of the container; its argument is the boot script. SIGTERM does not reach the agent, which would
-# leave within a minute whatever the grace: the notice's source reads the file. SIGUSR1 is the power switch.
+# Process 1 of the container; its argument is the boot script. It keeps SIGTERM from the agent, which would
+# leave within a minute whatever the grace period is; the notice source reads the file instead. SIGUSR1 turns
+# it off.
 _INIT: Final = f"""\
 directory=${{CLOUDSPOT_NODE_DIR:-/var/lib/cloudspot}}
 export CLOUDSPOT_POD_INIT=$$
@@ -54,7 +55,7 @@ while wait "$boot"; status=$?; [ "$status" -gt 128 ] && kill -0 "$boot" 2>/dev/n
 exit "$status"
 """
 SHUTDOWN: Final = 'kill -s USR1 "$CLOUDSPOT_POD_INIT"'
-"""Ends the container from the inside: with process 1 all others end."""
+"""The command that ends the container from inside: all processes end with process 1."""
 
 
 class PodsRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,9 +67,9 @@ class PodsRequest(msgspec.Struct, frozen=True, kw_only=True):
     capacity_wait: float
     """Seconds for which the scheduler may find no room."""
     name: str
-    """What the pods' names begin with."""
+    """The prefix of the pods' names."""
     pod: dict[str, Any]
-    """The pod of every node, but for its name and what tells its rank."""
+    """The pod of every node, without its name and its rank."""
 
 
 def render(group: InstanceGroup, options: KubernetesOptions, *, namespace: str) -> LaunchRequest:
@@ -77,7 +78,7 @@ def render(group: InstanceGroup, options: KubernetesOptions, *, namespace: str) 
     labels: dict[str, str] = {}
     notes: dict[str, str] = {}
     for name, value in group.labels.items():
-        # The names of both end with a letter or a digit; an annotation has any value.
+        # The names of both must end with a letter or a digit; only an annotation may have any value.
         (labels if is_label(value) else notes)[name.rstrip("._-")] = value
     labels |= options.labels
     notes |= options.annotations
@@ -101,7 +102,7 @@ def render(group: InstanceGroup, options: KubernetesOptions, *, namespace: str) 
             "spec": _spec(group, options, kind),
         },
     )
-    # Through JSON, so that the request equals itself after it was stored.
+    # The round trip through JSON makes the request equal to itself after it was stored.
     return LaunchRequest(provider="kubernetes", body=json.loads(msgspec.json.encode(body)))
 
 
@@ -121,7 +122,7 @@ def pods_of(body: PodsRequest, token: str) -> list[dict[str, Any]]:
 
 
 def token_digest(token: str) -> str:
-    """Return what stands for an idempotency token in names and labels."""
+    """Return the digest of an idempotency token for names and labels."""
     return hashlib.sha256(token.encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
@@ -141,7 +142,7 @@ def _spec(group: InstanceGroup, options: KubernetesOptions, kind: PodType) -> di
         "activeDeadlineSeconds": math.ceil(group.max_seconds),
         "terminationGracePeriodSeconds": math.ceil(options.grace),
         "serviceAccountName": options.service_account,
-        # Whatever runs in the pod can use it.
+        # Any program in the pod can use the token.
         "automountServiceAccountToken": options.read_deadline or options.watch_taints or group.drives,
         "enableServiceLinks": False,
         "nodeSelector": selector,
@@ -169,7 +170,7 @@ def _spec(group: InstanceGroup, options: KubernetesOptions, kind: PodType) -> di
 
 
 def _secure(spec: dict[str, Any], options: KubernetesOptions) -> None:
-    """Add the security contexts of the pod and its container, if the options say anything of them.
+    """Add the security contexts of the pod and its container, if the options ask for any.
 
     Source: Kubernetes, "Pod Security Standards", restricted (from memory, 2026-11).
     """
@@ -188,7 +189,7 @@ def _secure(spec: dict[str, Any], options: KubernetesOptions) -> None:
 
 
 def _toleration(taint: str) -> dict[str, str]:
-    """Return what tolerates a taint that is written as by ``kubectl taint``."""
+    """Return the toleration of a taint in the form of ``kubectl taint``."""
     rest, _, effect = taint.partition(":")
     key, equals, value = rest.partition("=")
     found = (

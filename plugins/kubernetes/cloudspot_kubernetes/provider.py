@@ -1,4 +1,4 @@
-"""The provider ``kubernetes``: what the core asks for by name."""
+"""The provider ``kubernetes``, which the core opens by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class KubernetesProvider(CloudProvider[KubernetesOptions, "Cluster"]):
         return node_identity()
 
     def boot_profile(self) -> BootProfile:
-        """Return how the image starts the agent: it has all that is needed."""
+        """Return how the image, which has everything that is needed, starts the agent."""
         from cloudspot_kubernetes.podspec import SHUTDOWN
 
         return BootProfile(
@@ -62,7 +62,7 @@ class KubernetesProvider(CloudProvider[KubernetesOptions, "Cluster"]):
         return KubernetesAccountSetup(self.options, self.clients)
 
     def preempt(self, request: PreemptRequest) -> PreemptResult:
-        """Delete the pod as an eviction does; None: with its own grace period."""
+        """Delete the pod as an eviction does, by default with its own grace period."""
         from cloudspot_kubernetes.pods import PodProvisioner
 
         pods = PodProvisioner(self.options, self.clients)

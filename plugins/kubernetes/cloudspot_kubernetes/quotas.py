@@ -1,4 +1,4 @@
-"""Quantities of resources: what a ResourceQuota refuses for ever, and what a node can allocate."""
+"""Parses quantities of resources, and finds launches that exceed a ResourceQuota in any case."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _AMOUNTS = re.compile(r"(requested|limited): ((?:[^\s=,]+=[^\s=,;]+,?)+)")
 
 
 def never_fits(refusal: Refusal, body: PodsRequest) -> str:
-    """Return that a quota has no room for the launch even when nothing else runs; empty: it may have.
+    """Return why a quota can never allow the launch, even if nothing else runs, or "" if it may.
 
-    Each pod of a launch asks for the same, and it needs ``min_nodes`` of them at once. The API server tells
-    the figures in its message alone: ``exceeded quota: NAME, requested: A=1,B=2, used: A=9, limited: A=9``
+    Each pod of a launch asks for the same, and it needs ``min_nodes`` of them at once. The figures are only
+    in the API server's message: ``exceeded quota: NAME, requested: A=1,B=2, used: A=9, limited: A=9``
     (kubernetes, plugin/pkg/admission/resourcequota/controller.go).
     """
     told = {kind: _amounts(text) for kind, text in _AMOUNTS.findall(str(refusal))}
@@ -35,22 +35,22 @@ def never_fits(refusal: Refusal, body: PodsRequest) -> str:
 
 
 def amount(quantity: object) -> Decimal:
-    """Return a quantity as Kubernetes writes it, such as ``7910m`` or ``28Gi``.
+    """Parse a quantity in the form of Kubernetes, such as ``7910m`` or ``28Gi``.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a quantity.
     """
     found: Decimal = parse_quantity(quantity)
     return found
 
 
 def amounts(quantities: Mapping[str, Any] | None) -> dict[str, Decimal]:
-    """Return all of them by resource."""
+    """Parse the quantities of several resources, by name."""
     return {name: amount(one) for name, one in (quantities or {}).items()}
 
 
 def _amounts(text: str) -> dict[str, Decimal]:
-    """Return what a message names, without what cannot be read."""
+    """Return the quantities in a message, without those that cannot be parsed."""
     amounts = {}
     for assignment in text.strip(",").split(","):
         name, _, quantity = assignment.partition("=")

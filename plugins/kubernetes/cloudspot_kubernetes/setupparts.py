@@ -1,4 +1,4 @@
-"""The parts of a cluster's setup: each is one object of its API, which is made as it is printed.
+"""The parts of a cluster's setup; each is one object of its API, made and printed from the same body.
 
 Source: Kubernetes API reference, Namespace v1, ServiceAccount v1, rbac.authorization.k8s.io/v1 and
 networking.k8s.io/v1; "Using RBAC authorization", roleRef cannot be changed (checked 2026-11).
@@ -24,9 +24,9 @@ from cloudspot_kubernetes import permissions
 from cloudspot_kubernetes.cluster import Cluster, Refusal, translated
 
 MARK: Final[Mapping[str, str]] = MappingProxyType({"app.kubernetes.io/managed-by": "cloudspot-setup"})
-"""Labels of what a setup has made."""
+"""The labels of the objects that a setup makes."""
 ENDING_SECONDS: Final = 120.0
-"""How long a namespace may take to go."""
+"""How long the deletion of a namespace may take."""
 _COLLECTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "Namespace": "/api/v1/namespaces",
@@ -64,7 +64,7 @@ class _Refusals(SdkErrors):
 
 
 class Made(CloudPart):
-    """An object of the cluster's API that is as its body says."""
+    """An object of the cluster's API with a given body."""
 
     provider = "kubernetes"
     errors = _Refusals()
@@ -81,8 +81,8 @@ class Made(CloudPart):
     ) -> None:
         """Do no I/O.
 
-        ``pods_in`` is the namespace whose pods it is for, and ``context`` are kubectl's arguments that choose
-        the cluster.
+        ``pods_in`` is the namespace of the pods that use it, and ``context`` holds kubectl's arguments that
+        choose the cluster.
         """
         metadata = body["metadata"]
         self.pods_in = pods_in
@@ -102,12 +102,12 @@ class Made(CloudPart):
         )
 
     def found(self) -> Any:
-        """Return what stands there; None: nothing does, or it is about to go."""
+        """Return the existing object, or None if there is none or it is being deleted."""
         found = self._get(self.path)
         return None if found is None or found["metadata"].get("deletionTimestamp") else found
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return what stands there, compared with the body."""
+        """Return whether the object exists, and how it differs from the body."""
         found = self.found()
         if found is None:
             return PartState(exists=False)
@@ -115,18 +115,18 @@ class Made(CloudPart):
         return state_of(is_own=is_own, differences=wider, lacks=narrower)
 
     def compared(self, found: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
-        """Return what it allows beyond the body, and what it lacks, a line each."""
+        """Return a line for each thing that it allows beyond the body, and for each that it lacks."""
         del found
         return (), ()
 
     def create(self) -> None:
-        """Make it, or make it anew if it differs."""
+        """Make the object, or replace one that differs."""
         self._await_end()
         found = self.found()
         if found is not None:
             if not any(self.compared(found)):
                 return
-            self._drop()  # who is bound to what cannot be changed
+            self._drop()  # a binding's role cannot be changed
             self._await_end()
         try:
             self.cluster.request("POST", self._collection, self.body)
@@ -135,7 +135,7 @@ class Made(CloudPart):
                 raise
 
     def delete(self) -> str | None:
-        """Remove it, unless pods of jobs use it."""
+        """Remove the object, unless pods of jobs use it."""
         self._require_idle()
         self._drop()
         self._await_end()
@@ -145,18 +145,18 @@ class Made(CloudPart):
         try:
             self.cluster.request("DELETE", self.path)
         except Refusal as refusal:
-            # A namespace that is about to go conflicts with its own deletion.
+            # The deletion of a namespace that is being deleted already is a conflict.
             if refusal.status not in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
                 raise
 
     def _await_end(self) -> None:
-        """Wait while it is about to go."""
+        """Wait while the object is being deleted."""
         end = time.monotonic() + ENDING_SECONDS
         while (found := self._get(self.path)) is not None and found["metadata"].get("deletionTimestamp"):
             if time.monotonic() >= end:
                 raise TransientError(
-                    f"{self.kind} {self.name} takes longer than {ENDING_SECONDS:.0f} s to go; something in "
-                    "it has a finalizer that nobody carries out, or repeat the command"
+                    f"deleting {self.kind} {self.name} takes longer than {ENDING_SECONDS:.0f} s: repeat the "
+                    "command, or look for a finalizer in it that no controller carries out"
                 )
             time.sleep(0.5)
 
@@ -182,13 +182,13 @@ class Namespace(Made):
     """The namespace of the pods."""
 
     def delete(self) -> str | None:
-        """Remove it if nothing is left in it."""
+        """Remove the namespace if it is empty."""
         if (left := self._left()) is not None:
-            return f"stays, as it holds {left}"
+            return f"stays, because it holds {left}"
         return super().delete()
 
     def _left(self) -> str | None:
-        """Return something that is in it and not in every namespace."""
+        """Return an object in the namespace that is not in every namespace, or None."""
         for collection, resource in self._collections():
             answer = self._get(f"{collection}/namespaces/{self.body['metadata']['name']}/{resource}")
             for one in () if answer is None else answer["items"]:
@@ -199,7 +199,7 @@ class Namespace(Made):
         return None
 
     def _collections(self) -> Sequence[tuple[str, str]]:
-        """Return the path of each API version, with each resource of it that a namespace can hold."""
+        """Return the path of each API version with each of its resources that a namespace can hold."""
         groups = self.cluster.request("GET", "/apis")["groups"]
         found = []
         for path in ("/api/v1", *(f"/apis/{one['preferredVersion']['groupVersion']}" for one in groups)):
@@ -212,23 +212,23 @@ class Namespace(Made):
 
 
 class Role(Made):
-    """A Role or ClusterRole of one of the plugin's files."""
+    """The Role or ClusterRole in one of the plugin's files."""
 
     def __init__(self, cluster: Cluster, name: str, *, pods_in: str, **options: Any) -> None:
-        """``name``: the file's, such as ``submitter``."""
+        """Do no I/O; ``name`` is the file's, such as ``submitter``."""
         body = permissions.role(name)
         if body["kind"] == "Role":
             body = {**body, "metadata": {**body["metadata"], "namespace": pods_in}}
-        purpose = "holds the rights of " + ("pods" if name.startswith("node") else "whoever submits jobs")
+        purpose = "holds the rights of " + ("pods" if name.startswith("node") else "submitters of jobs")
         rights = permissions.reasons(name)
         super().__init__(cluster, body, purpose, pods_in=pods_in, rights=rights, **options)
 
     def delete(self) -> str | None:
-        """Remove it, unless other namespaces use a ClusterRole of theirs."""
+        """Remove the role, unless another namespace's binding uses the ClusterRole."""
         if not self.namespace:
             for one in self.cluster.list(_COLLECTIONS["ClusterRoleBinding"], selector=""):
                 if one["roleRef"]["name"] == self.name:
-                    return f"stays, as the ClusterRoleBinding {one['metadata']['name']} uses it"
+                    return f"stays, because the ClusterRoleBinding {one['metadata']['name']} uses it"
         return super().delete()
 
     def compared(self, found: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
@@ -243,12 +243,12 @@ class Role(Made):
 
 
 class Binding(Made):
-    """Who has a role: a RoleBinding for a Role, a ClusterRoleBinding for a ClusterRole."""
+    """A role's binding to a subject: a RoleBinding for a Role, a ClusterRoleBinding for a ClusterRole."""
 
     def __init__(
         self, role: Role, name: str, subject: Mapping[str, str], purpose: str, **options: Any
     ) -> None:
-        """``subject`` is RBAC's."""
+        """Do no I/O; ``subject`` is in the form of RBAC."""
         kind = role.body["kind"]
         place = {"namespace": role.namespace} if role.namespace else {}
         body = {
@@ -265,7 +265,7 @@ class Binding(Made):
         super().__init__(role.cluster, body, purpose, pods_in=role.pods_in, **options)
 
     def compared(self, found: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
-        """Return whom it lets in besides, and whether it lets its own subject in."""
+        """Return the subjects that the binding has beyond its own, and its own if that is missing."""
         other = found["roleRef"]
         if (other["kind"], other["name"]) != (self.body["roleRef"]["kind"], self.body["roleRef"]["name"]):
             return [f"it gives the {other['kind']} {other['name']}"], []
@@ -280,7 +280,7 @@ class Binding(Made):
 
 
 class Policy(Made):
-    """The NetworkPolicy that lets pods of jobs be reached by one another alone."""
+    """The NetworkPolicy that lets only pods of jobs reach pods of jobs."""
 
     def __init__(self, cluster: Cluster, name: str, *, pods_in: str, **options: Any) -> None:
         """Do no I/O."""
@@ -296,17 +296,17 @@ class Policy(Made):
             },
         }
         purpose = (
-            "lets pods of jobs be reached by one another and by nobody else, where the network holds to it"
+            "lets pods of jobs reach one another, and nobody else reach them, if the network enforces it"
         )
         super().__init__(cluster, body, purpose, pods_in=pods_in, **options)
 
     def compared(self, found: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
-        """Return whether it is another."""
-        return ([] if found["spec"] == self.body["spec"] else ["its rules are others"]), []
+        """Return whether its rules differ."""
+        return ([] if found["spec"] == self.body["spec"] else ["its rules differ"]), []
 
 
 def subject_of(whom: str) -> Mapping[str, str] | None:
-    """Return the subject that ``--grant-to`` names; None: it names none."""
+    """Return the subject that ``--grant-to`` names, or None if it names none."""
     kind, _, name = whom.partition(":")
     group = {"apiGroup": "rbac.authorization.k8s.io", "name": name}
     makers: Mapping[str, Callable[[], Mapping[str, str] | None]] = {

@@ -67,7 +67,7 @@ def test_a_record_that_is_malformed_costs_one_warning(experienced):
     key = keys.market_seen("local", 1, "w")
     experienced.store.put(key, b"{}")
     result = experienced.run("offers", str(experienced.job_file))
-    assert result.stderr == f"warning: {key}: malformed, and not counted; delete what no job wrote\n"
+    assert result.stderr == f"warning: {key}: malformed, so not counted; delete objects that no job wrote\n"
     assert "SEEN: by 1 job" in result.stdout
 
 

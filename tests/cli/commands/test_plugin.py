@@ -283,7 +283,23 @@ def test_a_report_says_what_was_run_with_what_and_what_was_not(memory):
     assert lines[-len(others) :] == [f"not tested: {kit}" for kit in others]
     assert re.match(r"cloudspot \S+, python 3\.\S+, cloudspot-memory 0\.1\.0, msgspec \S+$", lines[0])
     assert lines[1] == "declares: preempt"
-    assert lines[3].split() == [*("ProvisionerTests", row["class"]), str(len(promised)), "0", "0", "0"]
+    assert lines[3].split() == [*("ProvisionerTests", row["class"]), str(len(promised)), "0", "0", "0", "0"]
+
+
+@pytest.mark.full
+def test_one_kit_is_run_alone(memory):
+    _, found = memory(kits({}), "--kit", "ProvisionerTests", status=0)
+    assert (found["ok"], [row["kit"] for row in found["kits"]]) == (True, ["ProvisionerTests"])
+    assert found["not_tested"] == []
+    _, found = memory(kits({}), "--kit", "OfferTests", status=1)
+    assert (found["ok"], found["kits"], found["not_tested"]) == (False, [], ["OfferTests"])
+
+
+@pytest.mark.full
+def test_a_kit_that_does_not_exist_is_named(memory, tmp_path):
+    with pytest.raises(AssertionError, match="there is no kit OfferTest; the kits are ObjectStoreTests, "):
+        memory(kits({}), "--kit", "OfferTest", status=0)
+    assert not (tmp_path / "found").exists()
 
 
 @pytest.mark.full
@@ -323,7 +339,7 @@ def test_a_deviation_from_a_promise_that_is_kept_is_a_failure(memory):
 
 
 @pytest.mark.full
-def test_a_promise_that_was_not_run_is_a_failure(memory, tmp_path):
+def test_a_promise_that_was_not_run_is_named_and_is_no_success(memory, tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -k 'not may_be_empty'\n")
     text = (
         "import pytest\n"
@@ -335,7 +351,8 @@ def test_a_promise_that_was_not_run_is_a_failure(memory, tmp_path):
     )
     done, found = memory(text, status=1)
     (row,) = found["kits"]
-    assert row["failures"] == {"test_a_stream_may_be_empty": promises.NOT_RUN}
+    assert (row["failures"], row["not_run"]) == ({}, ["test_a_stream_may_be_empty"])
+    assert "not run: ObjectStoreTests, test_a_stream_may_be_empty: it was deselected" in done.stdout
     assert set(row["skipped"].values()) == {"Skipped: there is no network"}
     assert done.stdout.count("skipped: ObjectStoreTests, ") == len(row["skipped"])
 
@@ -358,7 +375,8 @@ def test_a_test_that_ends_the_process_leaves_what_came_before(memory):
     done, found = memory(text, status=1)
     (row,) = found["kits"]
     assert row["passed"] > 0
-    assert row["failures"]["test_a_stream_may_be_empty"] == promises.NOT_RUN
+    assert "test_a_stream_may_be_empty" in row["not_run"]
+    assert "test_a_stream_may_be_empty" not in row["failures"]
     (place,) = found["errors"]
     assert place.endswith("::test_a_stream_may_be_empty")
     assert f"FAILED: {place}: {promises.ENDED_EARLY}" in done.stdout

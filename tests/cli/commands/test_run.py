@@ -71,12 +71,12 @@ def test_the_job_file_may_name_the_store_and_the_command_line_another(jobs, tmp_
         (
             ["--set", 'resources.accelerator=["A100", "H100"]'],
             2,
-            '"["A100", "H100"]" names several, and one is possible',
+            '"["A100", "H100"]" names several accelerators; name one',
         ),
         (
             ["--set", "resources.accelerator=A100,H100"],
             2,
-            '--set: resources.accelerator: "A100,H100" names several, and one is possible',
+            '--set: resources.accelerator: "A100,H100" names several accelerators; name one',
         ),
         (["--name", "Not_A_Label"], 2, "--name must be"),
         (["--set", "nodez=2"], 2, "nodez"),

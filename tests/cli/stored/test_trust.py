@@ -278,7 +278,7 @@ def test_no_kubeconfig_is_read_because_a_record_names_it(jobs, option):
     submission = forged(jobs, **{option: "evil"})
     with pytest.raises(SpecError) as refused:
         opened(jobs, submission)
-    assert f"its record names providers.kubernetes.{option}" in str(refused.value)
+    assert f"its record sets providers.kubernetes.{option}" in str(refused.value)
     assert "set it in the table [providers.kubernetes] of your config file" in str(refused.value)
     assert opened(jobs, submission, {option: "mine"}) == {option: "mine"}
     assert opened(jobs, submission, {option: ""}) == {option: ""}
@@ -298,7 +298,7 @@ def test_reading_a_strangers_job_takes_no_option_of_it_and_driving_it_names_the_
     assert jobs.run_json("show", JOB)["provider"] == "kubernetes"
     jobs.run("logs", JOB)
     said = jobs.run("reconcile", "--job", JOB, status=2).stderr
-    assert "its record names providers.kubernetes.kubeconfig" in said
+    assert "its record sets providers.kubernetes.kubeconfig" in said
 
 
 def test_the_config_file_has_such_options_for_any_job_and_others_for_ones_own_job_files(

@@ -115,13 +115,13 @@ def test_an_owner_that_ended_without_a_word_is_read_once_at_once_unless_its_end_
 def test_a_machine_whose_provider_says_why_it_has_not_started_is_read_before_its_time(records):
     watch = Watch(records, said="the image cannot be pulled")
     watch.instances = [records.instance(state="pending", detail="the image cannot be pulled")]
-    assert watch.look(1.0) == ["i-1-0 says at its boot: the image cannot be pulled"]
+    assert watch.look(1.0) == ["the console of i-1-0 shows: the image cannot be pulled"]
 
 
 def test_what_is_new_is_told_once_and_a_cause_is_left_to_the_void_seat(records):
     watch = Watch(records, said="cloudspot: trying again in 1 s")
     watch.instances.pop()
-    assert watch.look(30.0) == ["i-1-0 says at its boot: trying again in 1 s"]
+    assert watch.look(30.0) == ["the console of i-1-0 shows: trying again in 1 s"]
     assert not watch.consoles.tails["i-1-0"].is_final
     assert watch.look(45.0) == []
     watch.provisioner.said = GIVEN_UP
@@ -138,7 +138,10 @@ def test_what_is_said_by_turns_is_told_once_each(records):
     for number in range(6):
         watch.provisioner.said = ("ErrImagePull", "ImagePullBackOff")[number % 2]
         told += watch.look(30.0 + 15 * number)
-    assert told == ["i-1-0 says at its boot: ErrImagePull", "i-1-0 says at its boot: ImagePullBackOff"]
+    assert told == [
+        "the console of i-1-0 shows: ErrImagePull",
+        "the console of i-1-0 shows: ImagePullBackOff",
+    ]
 
 
 @pytest.mark.parametrize("error", [TransientError("503"), CloudspotError("no console is kept")])
@@ -150,8 +153,6 @@ def test_a_console_that_cannot_be_read_stops_nothing(records, error):
 
 def test_a_missing_right_is_told_once_and_no_console_is_asked_for_any_more(records):
     watch = Watch(records, said=AuthError("access denied: ec2:GetConsoleOutput"))
-    assert watch.look(30.0) == [
-        "what i-1-0 says at its boot cannot be read: access denied: ec2:GetConsoleOutput"
-    ]
+    assert watch.look(30.0) == ["the console of i-1-0 cannot be read: access denied: ec2:GetConsoleOutput"]
     assert watch.look(60.0) == []
     assert watch.provisioner.asked == ["i-1-0"]

@@ -158,7 +158,10 @@ def test_malformed_records_are_not_counted_and_told_in_one_line(house):
         house.store.put(key, b"{}")
     found = read_experience(house.store, "sim")
     assert found.num_jobs == 1
-    assert found.problem == f"{broken[2]} and 2 more: malformed, and not counted; delete what no job wrote"
+    assert (
+        found.problem
+        == f"{broken[2]} and 2 more: malformed, so not counted; delete objects that no job wrote"
+    )
 
 
 def test_a_job_without_spot_launches_writes_nothing(records, house):

@@ -123,7 +123,7 @@ class TestNodeKit(PreemptionSourceTests, NodeIdentityTests):
 @pytest.mark.parametrize("name", ["iZbp13znx0m0me8cquu001Z", ""])
 def test_a_host_name_without_a_number_is_no_rank(service, name):
     service.said["meta-data/hostname"] = Answer(200, name.encode())
-    with pytest.raises(TransientError, match=f"hostname '{name}', which does not end in a number"):
+    with pytest.raises(TransientError, match=f"hostname is '{name}', which does not end in a number"):
         node_identity()
 
 

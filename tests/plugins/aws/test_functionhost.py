@@ -136,7 +136,7 @@ class TestLambda(FunctionHostTests):
             host.deploy(driver)
             standing = self.left(cloud)
             for one in lost:
-                with pytest.raises(CloudspotError, match=f"{one.id}: a driver has it now"):
+                with pytest.raises(CloudspotError, match=f"{one.id}: a newly deployed driver uses it now"):
                     listed.end(one)
             assert self.left(cloud) == standing
 

@@ -167,7 +167,7 @@ def test_a_machine_is_told_from_another_of_its_name(service):
 
 def test_a_machine_that_is_none_of_cloudspots_has_no_rank(service):
     service.view.facts["name"] = "my-workstation"
-    with pytest.raises(TransientError, match="says instance/name 'my-workstation', which has no rank"):
+    with pytest.raises(TransientError, match="instance/name is 'my-workstation', which has no rank"):
         node_identity()
 
 

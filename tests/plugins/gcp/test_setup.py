@@ -234,5 +234,5 @@ def test_a_name_that_was_taken_between_the_look_and_the_call_is_an_error_that_na
     found = account.look()
     account.cloud.storage.buckets.make(BUCKET, project="another")
     account.cloud.storage.foreign_buckets.add(BUCKET)
-    with pytest.raises(CloudspotError, match=f"bucket {BUCKET}: the name was taken meanwhile"):
+    with pytest.raises(CloudspotError, match=f"bucket {BUCKET}: somebody else has just taken the name"):
         account.make(found)

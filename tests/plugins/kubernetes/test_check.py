@@ -53,7 +53,7 @@ def test_a_type_as_large_as_its_machine_can_be_on_no_node_and_the_check_says_so(
     assert not line.ok
     assert line.detail == (
         "none of the 2 nodes with its labels can ever have it: it asks for 8 cpu, and node-1 can allocate 7910m "
-        "of 8; a kubelet keeps some of its machine back: ask for less in providers.kubernetes.types"
+        "of 8; a kubelet reserves a part of its machine: ask for less in providers.kubernetes.types"
     )
 
 
@@ -75,7 +75,7 @@ def test_every_resource_is_compared(api, lines, kind, is_ok):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({}, "1 of 1 nodes with its labels can have it"),
+        ({}, "1 of 1 nodes with its labels have room for it"),
         ({"spot_selector": {"capacity": "spot"}}, "no node has its labels"),
         ({"spot_tolerations": ()}, "no node has its labels"),
         ({"spot_tolerations": ("spot=false",)}, "no node has its labels"),
@@ -101,7 +101,7 @@ def test_only_nodes_count_on_which_a_pod_may_be(api, lines, fields, said):
 def test_nodes_that_an_autoscaler_has_to_make_are_waited_for_by_whoever_says_so(api, lines):
     line = lines()["room, spot a10"]
     assert not line.ok
-    assert line.detail.endswith("set capacity_wait to what a new one takes")
+    assert line.detail.endswith("set capacity_wait to the time that a new node takes")
     line = lines(capacity_wait=300.0)["room, spot a10"]
     assert line.ok
     assert line.detail.endswith("an autoscaler has to make one")

@@ -97,7 +97,7 @@ def test_a_pod_whose_node_shut_down_was_reclaimed(reason):
             },
             'its container ended with exit status 128 (StartError): exec: "/bin/bash": stat /bin/bash: no such file',
         ),
-        ({"exitCode": 1}, "its container ended with exit status 1 (no reason is told)"),
+        ({"exitCode": 1}, "its container ended with exit status 1 (no reason is given)"),
     ],
 )
 def test_a_container_that_ended_by_itself_says_how(terminated, said):

@@ -193,7 +193,7 @@ def test_a_network_policy_that_lets_others_in_is_refused_and_ones_own_is_mended(
     assert account.contents() == whole
     account.plane.patch(path, {"spec": {"ingress": [{}]}})
     account.record().path.unlink()
-    assert refusals(account) == {"NetworkPolicy": ("its rules are others",)}
+    assert refusals(account) == {"NetworkPolicy": ("its rules differ",)}
 
 
 def test_a_namespace_that_holds_something_else_stays_and_a_job_keeps_everything(account):
@@ -217,7 +217,7 @@ def test_a_namespace_that_holds_something_else_stays_and_a_job_keeps_everything(
     parts = account.setup().parts(account.request)
     for part, why in remove(parts[::-1], None, account.record()):
         stays[part.kind] = why
-    assert stays.pop("Namespace") == "stays, as it holds secrets bucket-keys"
+    assert stays.pop("Namespace") == "stays, because it holds secrets bucket-keys"
     assert set(stays.values()) == {None}
     assert account.has_namespace()
 
@@ -235,7 +235,7 @@ def test_a_role_of_the_cluster_that_another_namespace_uses_stays(account):
     parts = account.setup().parts(account.request)
     stays = {part.name: why for part, why in remove(parts[::-1], None, account.record()) if why is not None}
     assert stays == {
-        "cloudspot-submitter-nodes": "stays, as the ClusterRoleBinding cloudspot-of-another uses it"
+        "cloudspot-submitter-nodes": "stays, because the ClusterRoleBinding cloudspot-of-another uses it"
     }
 
 

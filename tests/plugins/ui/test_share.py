@@ -58,7 +58,7 @@ def test_a_store_without_links_says_so_and_is_left_as_it_was(jobs):
     job_id = jobs.reclaimed_and_finished()
     result = jobs.run("share", job_id, status=1)
     assert (
-        "is a directory, to which there are no links; send the file that `cloudspot report`" in result.stderr
+        "is a directory, for which there are no links; send the file that `cloudspot report`" in result.stderr
     )
     assert list(jobs.store.list_objects(keys.shared_pages_prefix(job_id))) == []
 

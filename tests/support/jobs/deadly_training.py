@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,24 @@ class Training:
             words += ["--set", each]
         self.cli = user._start([*prefix, *COMMAND, *words])
 
-    def phase(self, rank: int) -> str:
-        """Return what a rank of the first generation does."""
-        return (self.trace / f"1-{rank}.phase").read_text().strip()
+    def phase(self, rank: int, generation: int = 1) -> str:
+        """Return what a rank of a generation does."""
+        path = self.trace / f"{generation}-{rank}.phase"
+        return (path.read_text().strip() if path.exists() else "") or "starting"
+
+    def generation(self) -> int:
+        """Return the newest generation of which a rank has started, or 0."""
+        return max((int(path.parent.name) for path in self._pids("*")), default=0)
+
+    def _pids(self, generation: str) -> list[Path]:
+        """Return the files of the ranks' processes; their directories may go while this looks."""
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return [*(self.user.home / "machines").glob(f"*/node/generations/{generation}/worker-*.pid")]
+
+    def is_over(self) -> bool:
+        """Whether the job has ended."""
+        return self.cli.poll() is not None
 
     def steps(self, generation: int) -> dict[int, list[int]]:
         """Return the steps that each rank of a generation has made."""
@@ -64,14 +80,31 @@ class Training:
             seconds=self.patience,
         )
 
-    def machine(self, rank: int) -> Path:
-        """Return the machine of a rank of the first generation."""
-        paths = (self.user.home / "machines").glob(f"*/node/generations/000001/progress-{rank}")
+    def await_generation(self, after: int, num_ranks: int, num_steps: int) -> int:
+        """Wait for a generation of so many ranks that is newer than ``after``, and until a rank has made so many steps.
+
+        With no steps, wait until all of its ranks have started. Return the generation, or 0 if the job has ended.
+        """
+
+        def has_come() -> bool:
+            if self.is_over():
+                return True
+            newest = self.generation()
+            pids = self._pids(f"{newest:06}")
+            made = max(map(len, self.steps(newest).values()), default=0)
+            return newest > after and len(pids) == num_ranks and made >= num_steps
+
+        wait_for(f"generation {after + 1} or later", has_come, seconds=2 * self.patience)
+        return 0 if self.is_over() else self.generation()
+
+    def machine(self, rank: int, generation: int = 1) -> Path:
+        """Return the machine of a rank of a generation."""
+        paths = (self.user.home / "machines").glob(f"*/node/generations/{generation:06}/worker-{rank}.pid")
         return next(iter(paths)).parents[3]
 
-    def kill_machine(self, rank: int) -> None:
+    def kill_machine(self, rank: int, generation: int = 1) -> None:
         """Kill a machine at once, as a cloud does that gives no notice."""
-        machine = self.machine(rank)
+        machine = self.machine(rank, generation)
         supervisor = MachineDirectory(machine).supervisor()
         assert supervisor is not None
         kill(supervisor.pid)
@@ -83,9 +116,10 @@ class Training:
         path = self.trace / f"1-{rank}.phase"
         wait_for("the pause", lambda: path.exists() and self.phase(rank) == "pause", seconds=200)
 
-    def pid_of(self, rank: int) -> int:
-        """Return the process of a rank of the first generation."""
-        return int((self.machine(rank) / f"node/generations/000001/worker-{rank}.pid").read_text())
+    def pid_of(self, rank: int, generation: int = 1) -> int:
+        """Return the process of a rank of a generation."""
+        directory = self.machine(rank, generation) / f"node/generations/{generation:06}"
+        return int((directory / f"worker-{rank}.pid").read_text())
 
     def end(self, *, status: int = 0) -> dict[str, Any]:
         """Wait for the end of the job; return what ``show`` says."""
@@ -93,20 +127,26 @@ class Training:
         assert self.cli.returncode == status, self.user.output(self.cli)[-6000:]
         return self.user.show(self.name, "--verify")
 
+    def steps_made_again(self) -> dict[int, int]:
+        """Return, by generation, how many steps it made that the one before had made, where there are any.
+
+        No generation leaves out a step.
+        """
+        again = dict[int, int]()
+        newest = -1
+        for generation in range(1, len(self.user.history(self.name).generations) + 1):
+            made = [step for steps in self.steps(generation).values() for step in steps]
+            if not made:
+                continue
+            assert min(made) <= newest + 1, (generation, newest)
+            if min(made) <= newest:
+                again[generation] = newest + 1 - min(made)
+            newest = max(made)
+        return again
+
     def check_no_step_twice(self) -> None:
         """Check that each generation goes on with the step after the last one that any rank has made."""
-        generations = len(self.user.history(self.name).generations)
-        made = [
-            max(max(steps, default=-1) for steps in told.values()) if (told := self.steps(g)) else None
-            for g in range(1, generations + 1)
-        ]
-        began = [
-            min(min(steps, default=10**9) for steps in told.values()) if (told := self.steps(g)) else None
-            for g in range(1, generations + 1)
-        ]
-        known = [(first, last) for first, last in zip(began, made, strict=True) if first is not None]
-        for (_, last), (first, _) in itertools.pairwise(known):
-            assert first == last + 1, (began, made)
+        assert self.steps_made_again() == {}
 
 
 def rescue_of(job: Training) -> Any:

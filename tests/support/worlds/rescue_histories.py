@@ -69,6 +69,8 @@ LIMIT_SECONDS = 1500.0
 AMPLE_SECONDS = 240.0
 """So long a rescue may take where its success is asked for; no trouble lasts as long."""
 TORCHRUN_KILLS_SECONDS = 30.0
+SPARE_SECONDS = 10.0
+"""If the store answers again by then, counted from the first death on a machine, the others are saved in time."""
 POLL_SECONDS = 0.5
 """Between the looks of agents and ranks, which have less: there are many histories."""
 STAMP = struct.Struct("<iiii")
@@ -511,13 +513,16 @@ class SimNode:
         self.rank_ended.wait()
         fibers = self.history.fibers
         fibers.sleep(0.1)
-        kills_at = fibers.now + TORCHRUN_KILLS_SECONDS
+        began = fibers.now
+        kills_at = began + TORCHRUN_KILLS_SECONDS
         for rank in self.ranks:
             if not rank.has_ended:
                 rank.sigterm()
         while not all(rank.has_ended for rank in self.ranks) and fibers.now < kills_at:
             self.rank_ended.clear()
             self.rank_ended.wait(kills_at - fibers.now)
+        if any(start < kills_at and end > began + SPARE_SECONDS for start, end in self.history.outages):
+            self.is_steady = False  # the order may have come too late for those that are killed now
         for rank in self.ranks:
             rank.end(137)
         fibers.sleep(0.2)

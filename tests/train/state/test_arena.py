@@ -103,7 +103,7 @@ def test_a_directory_that_others_may_write_to_gets_no_slot(slots, tmp_path):
     (tmp_path / "memory").rmdir()
     (tmp_path / "elsewhere").mkdir(0o700)
     (tmp_path / "memory").symlink_to("elsewhere")
-    with pytest.raises(PermissionError, match="memory is no directory: it must be private"):
+    with pytest.raises(PermissionError, match="memory is not a directory: it must be private"):
         slots.claim(10)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 

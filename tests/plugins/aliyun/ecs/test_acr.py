@@ -51,7 +51,7 @@ def test_no_other_registry_gets_a_log_in(cloud, registry):
 @pytest.mark.parametrize("right", ["cr:ListInstance", "cr:GetAuthorizationToken"])
 def test_a_missing_right_is_named(cloud, right):
     cloud.faults.denied = {right}
-    with pytest.raises(AuthError, match=f"^logging in to {REGISTRY}, which takes .*{right}.*: access denied"):
+    with pytest.raises(AuthError, match=rf"^logging in to {REGISTRY} \(.*{right}.*: access denied"):
         cloud.provider().registry_login(REGISTRY)
 
 

@@ -22,7 +22,7 @@ def test_an_account_that_is_ready_passes_every_line(cloud):
     found = lines(cloud.provider(instance_types=(TYPE,)))
     assert [name for name, one in found.items() if not one.ok] == []
     assert found.pop("offers").detail == (
-        f"4, from 2.53 CNY an hour (spot {TYPE} in cn-hangzhou-i; 5-10% of those were reclaimed in the last "
+        f"4, from 2.53 CNY an hour (spot {TYPE} in cn-hangzhou-i; 5-10% of such machines were reclaimed in the last "
         "30 days)"
     )
     assert {name: one.detail for name, one in found.items()} == {
@@ -32,7 +32,7 @@ def test_an_account_that_is_ready_passes_every_line(cloud):
         "role": "cloudspot-node",
         "launch, spot": f"{TYPE} in cn-hangzhou-i may be launched, and is in stock",
         "launch, on-demand": f"{TYPE} in cn-hangzhou-i may be launched, and is in stock",
-        "console": "not tried: there is no machine of cloudspot's to try ecs:GetInstanceConsoleOutput on",
+        "console": "not tried: cloudspot has no machine now to try ecs:GetInstanceConsoleOutput on",
     }
     assert cloud.alive == []
 

@@ -301,12 +301,12 @@ def test_no_vswitch_or_several_vpcs_are_told_in_a_line(cloud):
         one.is_default = False
     cloud.place.add_vswitch("cn-hangzhou-i", "192.168.0.0/24", vpc="vpc-bp1own0001")
     assert failure(cloud) == (
-        "providers.aliyun.vswitches: those found are in 2 VPCs (vpc-bp1default00000001, "
+        "providers.aliyun.vswitches: the vSwitches found are in 2 VPCs (vpc-bp1default00000001, "
         'vpc-bp1own0001); name them, or tag those to use with "cloudspot"'
     )
     cloud.place.vswitches.clear()
     assert failure(cloud) == (
-        "providers.aliyun.vswitches: missing; cn-hangzhou has none: make a VPC with one a zone first"
+        "providers.aliyun.vswitches: missing; cn-hangzhou has none: make a VPC with one in each zone"
     )
 
 
@@ -344,7 +344,7 @@ def test_no_security_group_or_several_are_told_in_a_line(cloud):
             {"deployment_set": "ds-bp1nobodys00"},
             'deployment_set: there is no "ds-bp1nobodys00" in cn-hangzhou',
         ),
-        ({"role": "nobodys"}, 'role: there is no "nobodys"; docs/aliyun.md tells how to make it'),
+        ({"role": "nobodys"}, 'role: there is no "nobodys"; cloudspot setup aliyun makes it'),
         (
             {"instance_types": ("ecs.g8y.large",)},
             'instance_types: "ecs.g8y.large" is arm64, but the image is x86_64',

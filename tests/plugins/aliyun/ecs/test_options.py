@@ -59,7 +59,7 @@ def test_the_table_may_be_empty():
         ),
         (
             {"image": "m-bp1", "image_family": "acs:x"},
-            "image_family: has no effect beside image; leave one of them out",
+            "image_family: has no effect with image; leave one of them out",
         ),
         ({"max_price": 1.2345}, "max_price: expected at most three decimals, got 1.2345"),
         (
@@ -79,7 +79,7 @@ def test_the_table_may_be_empty():
         ),
         (
             {"tags": {"acs:a": "1"}},
-            'tags: "acs:a": ECS reserves what begins with aliyun or acs:',
+            'tags: "acs:a": ECS reserves tags that begin with aliyun or acs:',
         ),
         ({"tags": {f"t{i}": "1" for i in range(13)}}, "tags: expected at most 12, got 13"),
         ({"spot_duration": 1}, "spot_duration: unknown"),

@@ -133,8 +133,8 @@ def test_what_names_things_of_one_region_is_meant_for_it():
     ("table", "message"),
     [
         ({"zones": ("cn-hangzhou-i",)}, "zones: none is in cn-beijing; name one for each region"),
-        ({"image": "m-bp1cloudspotbare0001"}, "image: an image is of one region"),
-        ({"deployment_set": "ds-bp1234567890abcdefgh"}, "deployment_set: a set is of one region"),
+        ({"image": "m-bp1cloudspotbare0001"}, "image: an image is in one region"),
+        ({"deployment_set": "ds-bp1234567890abcdefgh"}, "deployment_set: a set is in one region"),
         ({"vswitches": ("vsw-bp1234567890abcdefgh",)}, 'vswitches: "vsw-bp1234567890abcdefgh" is in none'),
         (
             {"security_groups": tuple(f"{r}/sg-bp123456789{i}" for r in (HOME, OTHER) for i in range(6))},

@@ -169,14 +169,14 @@ def test_a_profile_may_be_named_may_be_a_role_and_must_be_usable(tmp_path, metad
     assert found("sts").get().security_token == "c"
     assert found("role").get().access_key_id == "STS.first"
     assert found().get().access_key_id == "STS.first"  # `aliyun configure` was never finished.
-    with pytest.raises(AuthError, match=r"profile 'default' of .* holds no key"):
+    with pytest.raises(AuthError, match=r"profile 'default' of .* has no key"):
         found("default").get()
-    with pytest.raises(SpecError, match="is of mode 'CloudSSO', and must be AK, StsToken or EcsRamRole"):
+    with pytest.raises(SpecError, match="has mode 'CloudSSO'; expected AK, StsToken or EcsRamRole"):
         found("sso")
     with pytest.raises(SpecError, match="has no profile 'x'; it has: default, role, sso, sts"):
         found("x")
     file.write_text("{")
-    with pytest.raises(SpecError, match="is not what `aliyun configure` writes"):
+    with pytest.raises(SpecError, match="was not written by `aliyun configure`"):
         found()
 
 

@@ -270,7 +270,8 @@ def test_at_the_default_domain_there_is_no_link_as_browsers_download_pages(oss, 
     store = quick(bucket)
     store.put("a/b", b"<p>hello")
     with pytest.raises(
-        CloudspotError, match="a browser downloads a page and does not show it; bind a domain"
+        CloudspotError,
+        match="browsers download pages from OSS's default domain and do not show them; bind a domain",
     ):
         link(store)
     url = store.bucket.ask(

@@ -33,9 +33,9 @@ def test_an_account_that_is_ready_passes_every_line(cloud):
         "quota, spot": "256 vCPUs, enough for 64 g5.xlarge",
         "launch, on-demand": "g5.xlarge in us-east-1a may be launched",
         "quota, on-demand": "256 vCPUs, enough for 64 g5.xlarge",
-        "tagging": "not tried: there is no machine of cloudspot's to try ec2:CreateTags on",
-        "ending": "not tried: there is no machine of cloudspot's to try ec2:TerminateInstances on",
-        "console": "not tried: there is no machine of cloudspot's to try ec2:GetConsoleOutput on",
+        "tagging": "not tried: cloudspot has no machine now to try ec2:CreateTags on",
+        "ending": "not tried: cloudspot has no machine now to try ec2:TerminateInstances on",
+        "console": "not tried: cloudspot has no machine now to try ec2:GetConsoleOutput on",
         "placement group": "may be made",
     }
     assert found["clock"].detail.startswith("within ")
@@ -67,7 +67,7 @@ def test_rights_on_machines_are_tried_where_there_is_one(cloud):
 @pytest.mark.full
 def test_a_log_group_of_ones_own_is_read_and_said_to_need_a_right_of_the_machines(cloud):
     own = {"instance_types": ("m5.large",), "log_group": "/teams/vision"}
-    doubt = "(not checked: the machines' role; cloudspot-node has /cloudspot/* only)"
+    doubt = "(not checked: the machines' role; cloudspot-node covers only /cloudspot/*)"
     found = lines(cloud.provider(**own))["logs"]
     assert found.ok
     assert found.detail == f"/teams/vision does not exist yet, and the first node makes it {doubt}"

@@ -160,7 +160,7 @@ def test_metadata_that_is_not_there_yet_is_waited_for(service, missing):
 
 def test_an_index_that_is_no_number_is_no_rank(service):
     service.values["meta-data/ami-launch-index"] = "<html>"
-    with pytest.raises(TransientError, match="ami-launch-index '<html>'"):
+    with pytest.raises(TransientError, match="ami-launch-index is '<html>', not a rank"):
         node_identity()
 
 

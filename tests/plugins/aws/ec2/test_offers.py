@@ -419,7 +419,7 @@ def test_subnets_of_two_vpcs_are_refused_since_nodes_in_two_zones_could_not_reac
         one for one in client.describe_subnets()["Subnets"] if one["AvailabilityZone"] == "us-east-1a"
     )
     with pytest.raises(
-        SpecError, match=rf"^providers\.aws\.subnets: those named are in 2 VPCs \(.*{vpc}.*\)"
+        SpecError, match=rf"^providers\.aws\.subnets: the subnets are in 2 VPCs \(.*{vpc}.*\)"
     ):
         offers(cloud, instance_types=("m5.large",), subnets=(first["SubnetId"], made["SubnetId"]))
 

@@ -142,7 +142,7 @@ def test_what_names_things_of_one_region_is_meant_for_it():
         ({"regions": ("us-east-1", "us-east-1")}, 'regions: names "us-east-1" twice'),
         ({"zones": ("us-east-1a",)}, "zones: none is in us-west-2; name one for each region"),
         ({"zones": ("eu-west-1a",)}, 'zones: "eu-west-1a" is not in region us-east-1 or us-west-2'),
-        ({"image": BARE_IMAGE_ID}, "image: an ami-... is of one region"),
+        ({"image": BARE_IMAGE_ID}, "image: an ami-... is in one region"),
         ({"subnets": ("subnet-0123456789abcdef0",)}, 'subnets: "subnet-0123456789abcdef0" is in none'),
         ({"security_groups": ("us-east-1/sg-0123456789abcdef0",)}, "security_groups: none is in us-west-2"),
         (

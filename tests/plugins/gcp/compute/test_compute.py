@@ -181,7 +181,7 @@ class TestComputeImages(EmulatedImageTests):
 
     def test_only_a_machine_of_cloudspots_is_copied(self, account):
         stranger = msgspec.structs.replace(self._machine(account), id="web-1")
-        with pytest.raises(CloudspotError, match="it is no machine of cloudspot's"):
+        with pytest.raises(CloudspotError, match="it is not a machine of cloudspot's"):
             account.provider().image_host().save(stranger, key=KEY, job_name="kit-job")
 
     @pytest.mark.parametrize("name", ["train-v1", "gone"])
@@ -479,7 +479,7 @@ def test_a_job_of_the_longest_id_has_machines_with_names_that_say_their_rank(kit
 @pytest.mark.full
 def test_an_operation_that_takes_long_leaves_the_outcome_open_and_is_found_again(kit):
     kit.cloud.compute.operation_seconds = 60.0
-    with pytest.raises(TransientError, match=r"not decided yet after \d+ s; asking again"):
+    with pytest.raises(TransientError, match=r"not done after \d+ s; asking again"):
         kit.launch()
     kit.cloud.now += 60.0
     (instance,) = kit.launch()
@@ -614,7 +614,9 @@ def test_what_a_failed_launch_has_left_and_cannot_be_deleted_leaves_the_outcome_
     request = kit.request()
     kit.cloud.faults.inject(f"operation {BULK_INSERT}", "INTERNAL_ERROR", happens=True)
     kit.cloud.faults.inject("compute.instances.delete", "forbidden", status=403)
-    with pytest.raises(TransientError, match=r"deleting what is left of it: .*; machines may be left"):
+    with pytest.raises(
+        TransientError, match=r"deleting the machines of the failed launch: .*; machines may be left"
+    ):
         plaincalls.create(kit.provisioner, request, token="t")
     with pytest.raises(CapacityError, match="INTERNAL_ERROR"):
         plaincalls.create(kit.provisioner, request, token="t")
@@ -692,7 +694,7 @@ def test_without_a_preemption_notice_machines_are_launched_all_the_same_and_that
     assert warning.startswith(
         "providers.gcp.preemption_notice: launching 1 spot n2-standard-4 in us-central1: "
     )
-    assert "launching without: machines hear of a reclaim 30 seconds ahead at best" in warning
+    assert "launching without it: machines get a notice of 30 seconds at best" in warning
 
 
 @pytest.mark.full

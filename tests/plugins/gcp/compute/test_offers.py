@@ -354,7 +354,7 @@ def test_googles_list_comes_first_and_the_options_tell_what_it_does_not(cloud, m
 def test_without_any_price_it_is_said_where_to_give_one(cloud, code, status, kind):
     cloud.faults.inject(SKUS, code, status=status, times=NUM_TRIES)
     with pytest.raises(
-        kind, match=r"reading Google's price list: .*; or give the prices in providers\.gcp\.on_demand_prices"
+        kind, match=r"reading Google's price list: .*; or set the prices in providers\.gcp\.on_demand_prices"
     ):
         offers(cloud)
 
@@ -540,7 +540,7 @@ def test_what_does_not_change_is_asked_for_once_an_hour_and_a_list_that_failed_o
         ),
         (
             {"subnetworks": ("regions/us-east1/subnetworks/default",)},
-            "providers.gcp.subnetworks: none is in us-central1; name one for each region",
+            "providers.gcp.subnetworks: no subnetwork is in us-central1; name one for each region",
         ),
         (
             {"placement_policy": "gone"},
@@ -558,7 +558,7 @@ def test_subnetworks_of_two_networks_are_refused_since_nodes_in_two_regions_coul
     named = ("regions/us-central1/subnetworks/default", "regions/us-east1/subnetworks/train")
     cloud.compute.site.subnetworks[named[1]] = "global/networks/train"
     with pytest.raises(
-        SpecError, match=r"^providers\.gcp\.subnetworks: those named are in 2 networks \(.*train"
+        SpecError, match=r"^providers\.gcp\.subnetworks: the subnetworks are in 2 networks \(.*train"
     ):
         offers(cloud, regions=("us-central1", "us-east1"), subnetworks=named)
 

@@ -344,8 +344,8 @@ def test_entries_cannot_be_removed_and_the_line_says_what_can(make_sink):
     with pytest.raises(CloudspotError) as caught:
         sink.remove(sink.pieces())
     assert str(caught.value) == (
-        "lines of one job cannot be deleted from Cloud Logging: they expire by the retention of the log's bucket; to "
-        "delete 'train' with the lines of all its jobs, run: gcloud logging logs delete train"
+        "lines of one job cannot be deleted from Cloud Logging: they expire after the retention time "
+        "of the log's bucket; to delete 'train' with the lines of all its jobs, run: gcloud logging logs delete train"
     )
 
 

@@ -155,7 +155,9 @@ def test_an_answer_that_leads_elsewhere_is_no_success(gcp, bucket, store, monkey
         lambda: upload(store, "new", b"y" * 3 * MIB),
         lambda: store.get("k"),
     ):
-        with pytest.raises(TransientError, match=f"leads elsewhere .HTTP status {status}") as caught:
+        with pytest.raises(
+            TransientError, match=f"the answer .HTTP status {status}. is not Cloud Storage's"
+        ) as caught:
             call()
         one_line(caught)
     assert [one.name for one in gcp.storage.buckets.names(bucket)] == ["some/prefix/k"]
@@ -336,7 +338,7 @@ def test_a_url_that_cannot_be_signed_says_why(gcp, machine_store):
 
 def test_a_users_own_login_cannot_presign(gcp, machine_store):
     machine_store.bucket.clients._found[0].service_account_email = None
-    with pytest.raises(CloudspotError, match="cannot presign a URL by a user's own login") as caught:
+    with pytest.raises(CloudspotError, match="cannot presign a URL with a user's own login") as caught:
         machine_store.presign_get("k", seconds=60)
     one_line(caught)
 
