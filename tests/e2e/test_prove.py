@@ -32,7 +32,10 @@ SETS = {
         *("--set", 'providers.kubernetes.image="registry.example.com/any:1"'),
         *("--set", 'providers.kubernetes.spot_selector={"karpenter.sh/capacity-type" = "spot"}'),
         *("--set", 'providers.kubernetes.spot_tolerations=["spot"]'),
-        *("--set", 'providers.kubernetes.types.s={cpus=2, memory="4GiB", spot_price=0.03, on_demand_price=0.1}'),
+        *(
+            "--set",
+            'providers.kubernetes.types.s={cpus=2, memory="4GiB", spot_price=0.03, on_demand_price=0.1}',
+        ),
     ],
 }
 """Options without which a run would cost time that the tests have not."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from cloudspot.plugin.apirecording import ApiExchange, observe
 from cloudspot_prove.clouds import Cloud
 from cloudspot_prove.differences import Pair
 from cloudspot_prove.masking import BYTES, MARK, NUMBER, TIME, Mask
@@ -25,6 +25,8 @@ def replay(cloud: Cloud, exchanges: Sequence[Exchange]) -> Iterator[Pair]:
     """
     mask = Mask(secrets.token_bytes(32), cloud.allowed())
     known = _Names()
+    told: list[ApiExchange] = []
+    observe(told.append)
     before: tuple[str, Any, Any] | None = None
     for exchange in exchanges:
         key = (exchange.action, exchange.request, exchange.answer)
@@ -34,26 +36,23 @@ def replay(cloud: Cloud, exchanges: Sequence[Exchange]) -> Iterator[Pair]:
         made_up: list[tuple[str, ...]] = []
         request = known.put_in(exchange.request, (), made_up)
         action = known.put_in_action(exchange.action, made_up)
-        began = time.monotonic()
-        status, code, answer = cloud.repeat(
-            msgspec.structs.replace(
-                exchange, action=action, request=cloud.completed(exchange.action, request)
-            )
-        )
-        seconds = time.monotonic() - began
-        masked = mask.tree(answer, exchange.service)
-        names = {one: mask.pseudonym(other) for one, other in known.by_pseudonym.items()}
+        told.clear()
+        completed = cloud.completed(exchange.action, request)
+        cloud.repeat(msgspec.structs.replace(exchange, action=action, request=completed))
+        if not told:  # such as a parameter that the SDK refuses by itself
+            continue
+        answered = told[-1]
         yield Pair(
             recorded=exchange,
-            status=status,
-            code=mask.code(code),
-            answer=masked,
-            seconds=seconds,
+            status=answered.status,
+            code=mask.code(answered.code),
+            answer=mask.tree(answered.answer, exchange.service),
+            seconds=answered.seconds,
             is_same_request=all(path and path[-1] in cloud.free for path in made_up),
-            names=names,
+            names={one: mask.pseudonym(other) for one, other in known.by_pseudonym.items()},
         )
-        if not exchange.code and not code:
-            known.learn(exchange.answer, answer)
+        if not exchange.code and not answered.code:
+            known.learn(exchange.answer, answered.answer)
 
 
 class _Names:

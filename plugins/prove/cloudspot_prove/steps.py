@@ -243,6 +243,7 @@ STEPS: Final[Mapping[str, Callable[[Bench], None]]] = {
 def _creates_once(bench: Bench) -> bool:
     """Return whether the store refuses to create an object that is there."""
     store, key = open_store(bench.told.store_url), "prove/once"
+    store.establish()
     try:
         store.put(key, b"first", if_absent=True)
         try:

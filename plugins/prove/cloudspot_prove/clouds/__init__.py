@@ -62,10 +62,11 @@ class Cloud(ABC):
         """Return what a recording may show; without I/O."""
 
     @abstractmethod
-    def repeat(self, exchange: Exchange) -> tuple[int, str, Any]:
-        """Make a recorded request again, with this computer's credentials; return status, code and answer.
+    def repeat(self, exchange: Exchange) -> None:
+        """Make a recorded request again, with this computer's credentials.
 
-        What it names was put in for the pseudonyms.
+        What it names was put in for the pseudonyms. The plugin tells the answer to who observes; a refusal is
+        no error here.
         """
 
 

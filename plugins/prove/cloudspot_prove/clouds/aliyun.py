@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from contextlib import suppress
+from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any, ClassVar, Final
 
@@ -76,21 +77,22 @@ class Aliyun(Cloud):
         """Return what the SDK and the plugin name; see Cloud."""
         return Allowed(names=_words, values=VALUES, words=_words)
 
-    def repeat(self, exchange: Exchange) -> tuple[int, str, Any]:
+    def repeat(self, exchange: Exchange) -> None:
         """Call the action; see Cloud."""
         from aliyunsdkcore.acs_exception.exceptions import ClientException, ServerException
 
         from cloudspot_aliyun.api import ask
-        from cloudspot_aliyun.clients import AliyunClients
 
         products = {"ecs": "Ecs", "ram": "Ram", "sts": "Sts", "vpc": "Vpc"}
         product = products.get(exchange.service, exchange.service)
-        try:
-            return 200, "", ask(AliyunClients(), exchange.action, exchange.request, product=product)
-        except ServerException as error:
-            return int(error.get_http_status() or 0), str(error.get_error_code()), None
-        except ClientException as error:
-            return 0, str(error.get_error_code()), None
+        with suppress(ServerException, ClientException):
+            ask(self._clients, exchange.action, exchange.request, product=product)
+
+    @cached_property
+    def _clients(self) -> Any:
+        from cloudspot_aliyun.clients import AliyunClients
+
+        return AliyunClients()
 
 
 @cache

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, ClassVar, Final
 
 from cloudspot_prove.clouds import Cloud, words_of
@@ -100,23 +101,20 @@ class Aws(Cloud):
         """Return what botocore's models name; see Cloud."""
         return Allowed(names=_names, values=VALUES, words=_words)
 
-    def repeat(self, exchange: Exchange) -> tuple[int, str, Any]:
+    def repeat(self, exchange: Exchange) -> None:
         """Call the operation; see Cloud."""
         import botocore.exceptions
         from botocore import xform_name
 
+        client = self._clients.client(exchange.service, num_attempts=1)
+        with suppress(botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError):
+            getattr(client, xform_name(exchange.action))(**exchange.request)
+
+    @cached_property
+    def _clients(self) -> Any:
         from cloudspot_aws.clients import AwsClients
 
-        client = AwsClients().client(exchange.service, num_attempts=1)
-        try:
-            answer = getattr(client, xform_name(exchange.action))(**exchange.request)
-        except botocore.exceptions.ClientError as error:
-            status = int(error.response["ResponseMetadata"]["HTTPStatusCode"])
-            rest = {name: one for name, one in error.response.items() if name != "ResponseMetadata"}
-            return status, str(error.response["Error"]["Code"]), rest
-        except botocore.exceptions.BotoCoreError as error:
-            return 0, type(error).__name__, None
-        return int(answer.pop("ResponseMetadata")["HTTPStatusCode"]), "", answer
+        return AwsClients()
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, ClassVar, Final
 
 from cloudspot_prove.clouds import Cloud, words_of
@@ -131,28 +131,24 @@ class Gcp(Cloud):
         """Return what the client's types name; see Cloud."""
         return Allowed(names=_names, values=VALUES, words=_words, segments=SEGMENTS, named_by=NAMED_BY)
 
-    def repeat(self, exchange: Exchange) -> tuple[int, str, Any]:
+    def repeat(self, exchange: Exchange) -> None:
         """Send the method and the path again; see Cloud."""
-        from cloudspot_gcp.apihooks import error_code
-        from cloudspot_gcp.clients import TIMEOUT, GcpClients, endpoint
+        from cloudspot_gcp.clients import TIMEOUT, endpoint
 
         method, _, path = exchange.action.partition(" ")
-        sent = (
-            GcpClients()
-            .session()
-            .request(
-                method,
-                endpoint("compute") + path,  # all of the emulation is at one address
-                params=exchange.request["query"],
-                json=exchange.request["body"],
-                timeout=TIMEOUT,
-            )
+        self._clients.session().request(
+            method,
+            endpoint("compute") + path,  # all of the emulation is at one address
+            params=exchange.request["query"],
+            json=exchange.request["body"],
+            timeout=TIMEOUT,
         )
-        try:
-            body = sent.json()
-        except ValueError:
-            body = None
-        return sent.status_code, "" if sent.ok else error_code(body, sent.status_code), body
+
+    @cached_property
+    def _clients(self) -> Any:
+        from cloudspot_gcp.clients import GcpClients
+
+        return GcpClients()
 
 
 def _names(_service: str) -> frozenset[str]:

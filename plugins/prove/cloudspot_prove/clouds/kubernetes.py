@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
+from contextlib import suppress
+from functools import cache, cached_property
 from typing import Any, ClassVar, Final
 
+from cloudspot.errors import CloudspotError
 from cloudspot_prove.clouds import Cloud, words_of
 from cloudspot_prove.masking import Allowed
 from cloudspot_prove.recording import Exchange
@@ -53,19 +55,18 @@ class Kubernetes(Cloud):
         """Return what the client's models name; see Cloud."""
         return Allowed(names=_names, values=VALUES, words=_words, segments=SEGMENTS)
 
-    def repeat(self, exchange: Exchange) -> tuple[int, str, Any]:
+    def repeat(self, exchange: Exchange) -> None:
         """Send the method and the path again; see Cloud."""
-        from cloudspot_kubernetes.cluster import Cluster, Refusal
+        method, _, path = exchange.action.partition(" ")
+        with suppress(CloudspotError):
+            self._cluster.request(method, path, exchange.request["body"], query=exchange.request["query"])
+
+    @cached_property
+    def _cluster(self) -> Any:
+        from cloudspot_kubernetes.cluster import Cluster
         from cloudspot_kubernetes.options import KubernetesOptions
 
-        method, _, path = exchange.action.partition(" ")
-        try:
-            answer = Cluster(KubernetesOptions()).request(
-                method, path, exchange.request["body"], query=exchange.request["query"]
-            )
-        except Refusal as error:
-            return error.status, error.reason or str(error.status), None
-        return 200, "", answer
+        return Cluster(KubernetesOptions())
 
 
 @cache

@@ -37,12 +37,14 @@ def replay(ctx: click.Context, recording: Path, as_json: bool) -> None:
         raise SpecError(f"run it in a sandbox: cloudspot sandbox {provider} -- cloudspot replay {recording}")
     pairs = list(replaying.replay(cloud_of(provider), list(read_lines(recording))))
     found = find_differences(pairs)
+    num_same = sum(one.is_same_request for one in pairs)
     if as_json:
-        output.echo_json(
-            {"repeated": len(pairs), "differences": [msgspec.structs.asdict(one) for one in found]}
-        )
+        differences = [msgspec.structs.asdict(one) for one in found]
+        output.echo_json({"repeated": len(pairs), "same_request": num_same, "differences": differences})
     else:
         for one in found:
             output.echo(f"{one.kind:>5}  {one.action}  {one.where}: {one.text}")
-        output.echo(f"{len(pairs)} requests were made again; {len(found)} differences")
+        output.echo(
+            f"{len(pairs)} requests were made again, {num_same} of them whole; {len(found)} differences"
+        )
     ctx.exit(1 if found else 0)
