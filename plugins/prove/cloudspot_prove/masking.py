@@ -58,18 +58,19 @@ class Mask:
         """Return an error's code, unless it is something else."""
         return code if not code or _CODE.fullmatch(code) else self.pseudonym(code)
 
-    def action(self, action: str) -> str:
+    def action(self, action: str, service: str) -> str:
         """Return an operation's name, or a method and a path with its names masked."""
         method, space, path = action.partition(" ")
         if not space:
             return self.code(action)
         shown, before = [], ""
+        known = self._allowed.segments | self._allowed.words(service)
         for part in path.split("/"):
             # Google's own verbs follow a colon.
             name, colon, verb = part.partition(":")
-            is_shown = not name or name in self._allowed.segments or before in self._allowed.named_by
+            is_shown = not name or name in known or before in self._allowed.named_by
             is_shown = is_shown and (not name or _SHOWN.fullmatch(name) is not None)
-            verb = verb if verb in self._allowed.segments else verb and self.pseudonym(verb)
+            verb = verb if verb in known else verb and self.pseudonym(verb)
             shown.append((name if is_shown else self.pseudonym(name)) + colon + verb)
             before = name
         return f"{method} {'/'.join(shown)}"

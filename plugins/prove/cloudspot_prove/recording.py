@@ -75,7 +75,7 @@ class Recorder:
         """Write the exchange, unless it is of a service that is left out."""
         if exchange.service in self._left_out:
             return
-        action = self._mask.action(exchange.action)
+        action = self._mask.action(exchange.action, exchange.service)
         answer = self._mask.tree(exchange.answer, exchange.service)
         at = round(time.time() - self._began, 3)
         key = action, msgspec.json.encode(answer)

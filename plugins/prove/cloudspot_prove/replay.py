@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -35,7 +35,7 @@ def replay(cloud: Cloud, exchanges: Sequence[Exchange]) -> Iterator[Pair]:
         before = key
         made_up: list[tuple[str, ...]] = []
         request = known.put_in(exchange.request, (), made_up)
-        action = known.put_in_action(exchange.action, made_up)
+        action = known.put_in_action(exchange.action, made_up, cloud.own)
         told.clear()
         completed = cloud.completed(exchange.action, request)
         cloud.repeat(msgspec.structs.replace(exchange, action=action, request=completed))
@@ -96,14 +96,19 @@ class _Names:
             return 1
         return "2026-01-01T00:00:00Z" if value == TIME else _made_up(value)
 
-    def put_in_action(self, action: str, made_up: list[tuple[str, ...]]) -> str:
+    def put_in_action(
+        self, action: str, made_up: list[tuple[str, ...]], own: Callable[[str], str | None]
+    ) -> str:
         """Return a method and a path with names put in."""
         method, space, path = action.partition(" ")
         if not space:
             return action
-        parts = []
+        parts: list[str] = []
         for part in path.split("/"):
             name, colon, verb = part.partition(":")
+            only = own(parts[-1]) if parts and _is_pseudonym(name) else None
+            if only is not None:
+                self.by_pseudonym.setdefault(name, only)
             parts.append(str(self.put_in(name, ("path",), made_up)) + colon + verb)
         return f"{method} {'/'.join(parts)}"
 

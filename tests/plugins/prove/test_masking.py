@@ -88,7 +88,7 @@ def test_times_and_bytes_are_of_their_kind_only(mask):
 
 
 def test_a_path_shows_its_own_words_and_zones(mask):
-    shown = mask.action("POST /v1/projects/acme/zones/us-east1-b/instances/m1:start")
+    shown = mask.action("POST /v1/projects/acme/zones/us-east1-b/instances/m1:start", "s")
     method, _, path = shown.partition(" ")
     parts = path.split("/")
     assert (method, parts[1:3], parts[4:7]) == (

@@ -24,13 +24,22 @@ MAX_WORD: Final = 64
 
 @cache
 def words_of(package: str) -> frozenset[str]:
-    """Return the texts that stand in a package's source, which are public and say nothing of an account."""
-    found = set()
+    """Return the texts that stand in a package's source, which are public and say nothing of an account.
+
+    Examples of names of an account, as they are in messages, are not among them.
+    """
+    found, examples = set(), set()
     for path in files(package).iterdir():
         if path.name.endswith(".py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            found |= {one.value for one in ast.walk(tree) if isinstance(one, ast.Constant)}
-    return frozenset({one for one in found if isinstance(one, str) and 0 < len(one) <= MAX_WORD})
+            nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+            found |= {one.value for one in nodes if isinstance(one, ast.Constant)}
+            rules = [one for one in nodes if isinstance(one, ast.Call) and _is_name_rule(one)]
+            examples |= {arg.value for one in rules for arg in one.args if isinstance(arg, ast.Constant)}
+    return frozenset({one for one in found - examples if isinstance(one, str) and 0 < len(one) <= MAX_WORD})
+
+
+def _is_name_rule(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id == "NameRule"
 
 
 class Cloud(ABC):
@@ -52,6 +61,10 @@ class Cloud(ABC):
 
     free: ClassVar[frozenset[str]] = frozenset()
     """Parameters that may be made up, since they decide on no answer: tokens, scripts, the values of tags."""
+
+    def own(self, kind: str) -> str | None:
+        """Return the account's own name that follows this part of a path, where there is only one."""
+        return None
 
     def completed(self, action: str, request: Any) -> Any:
         """Return a request to repeat with what a recording cannot hold, such as a script in base64."""

@@ -118,7 +118,11 @@ class Gcp(Cloud):
         "https://console.cloud.google.com/billing (Reports, grouped by the label cloudspot-job; a day later)"
     )
 
-    free: ClassVar[frozenset[str]] = frozenset({"requestId", "value", "pageToken", "description", "path"})
+    free: ClassVar[frozenset[str]] = frozenset({"requestId", "value", "pageToken", "description"})
+
+    def own(self, kind: str) -> str | None:
+        """Return the project; see Cloud."""
+        return str(self._clients.project) if kind == "projects" else None
 
     def completed(self, action: str, request: Any) -> Any:
         """Add a request id as Compute Engine wants it; see Cloud."""

@@ -51,6 +51,10 @@ class Kubernetes(Cloud):
 
     free: ClassVar[frozenset[str]] = frozenset({"name", "value", "command", "args", "labels", "annotations"})
 
+    def own(self, kind: str) -> str | None:
+        """Return the namespace; see Cloud."""
+        return str(self._cluster.namespace) if kind == "namespaces" else None
+
     def allowed(self) -> Allowed:
         """Return what the client's models name; see Cloud."""
         return Allowed(names=_names, values=VALUES, words=_words, segments=SEGMENTS)
