@@ -45,7 +45,7 @@ NOTICED = {"aliyun": ["--reclaim", "launch=1,after_share=0.4"]}
 """Where no reclaim can be requested, the sandbox plans one."""
 
 
-def prove(user, tmp_path, cloud, *arguments, options=(), seconds=90, after=""):
+def prove(user, tmp_path, cloud, *arguments, options=(), seconds=90):
     """Run the command in the cloud's sandbox; return the report, what is on the disk, and what was printed."""
     words = [
         *COMMAND,
@@ -58,9 +58,8 @@ def prove(user, tmp_path, cloud, *arguments, options=(), seconds=90, after=""):
         str(tmp_path),
         *SETS[cloud],
     ]
-    script = f"{shlex.join([*words, *arguments])}; {after}"
     reclaims = () if "--reclaim" in options else ("--reclaim", "none")
-    command = [*COMMAND, "sandbox", cloud, *reclaims, *options, "--", "bash", "-c", script]
+    command = [*COMMAND, "sandbox", cloud, *reclaims, *options, "--", *words, *arguments]
     done = subprocess.run(command, env=user.environ, capture_output=True, text=True, check=False)
     reports = list(tmp_path.glob("*.json"))
     assert reports, f"{done.stdout[-6000:]}\n{done.stderr[-4000:]}"
@@ -81,8 +80,7 @@ def check_nothing_is_told(user, tmp_path):
 
 @pytest.mark.full
 def test_a_machine_of_the_sandbox_is_proven_and_its_recording_replays_clean(user, tmp_path):
-    replay = f"{shlex.join([*COMMAND, 'replay'])} {tmp_path}/*.recording.jsonl --json > {tmp_path}/replayed"
-    report, done = prove(user, tmp_path, "aws", "--step", "launch", seconds=20, after=replay)
+    report, done = prove(user, tmp_path, "aws", "--step", "launch", seconds=20)
     assert report["passed"], done.stdout[-6000:]
     assert {name: one["status"] for name, one in report["steps"].items()} == {
         "check": "passed",
@@ -91,9 +89,7 @@ def test_a_machine_of_the_sandbox_is_proven_and_its_recording_replays_clean(user
     }
     assert set(saved(tmp_path)) == {"html", "json", "recording.jsonl"}
     check_nothing_is_told(user, tmp_path)
-    replayed = json.loads((tmp_path / "replayed").read_text())
-    assert replayed["differences"] == []
-    assert replayed["repeated"] > 20
+    assert (report["different_from_the_emulation"], report["not_compared"]) == ([], "")
 
 
 @pytest.mark.soak
@@ -105,6 +101,7 @@ def test_a_run_passes_in_each_sandbox_and_leaves_nothing(user, tmp_path, cloud):
     skipped = {"gpu", "other-region"} | ({"driver"} if cloud == "kubernetes" else set())
     assert statuses == {name: "skipped" if name in skipped else "passed" for name in statuses}
     assert report["left_behind"] == []
+    assert (report["different_from_the_emulation"], report["not_compared"]) == ([], "")
     assert set(report["questions"]) == {one.id for one in questions_of(cloud)}
     check_nothing_is_told(user, tmp_path)
 

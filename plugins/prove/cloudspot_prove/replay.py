@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from cloudspot.calls import InstancesRequest, TerminateRequest
+from cloudspot.model import InstanceState
 from cloudspot.plugin.apirecording import ApiExchange, observe
+from cloudspot.registry import open_provider
 from cloudspot_prove.clouds import Cloud
 from cloudspot_prove.differences import Pair
 from cloudspot_prove.masking import BYTES, MARK, NUMBER, TIME, Mask
 from cloudspot_prove.recording import Exchange
 
+_MADE_UP: Final = re.compile(r"r[0-9a-f]{12}")
 _MASKS: Final = (BYTES, NUMBER, TIME)
 
 
@@ -53,6 +58,17 @@ def replay(cloud: Cloud, exchanges: Sequence[Exchange]) -> Iterator[Pair]:
         )
         if not exchange.code and not answered.code:
             known.learn(exchange.answer, answered.answer)
+
+
+def end_machines(provider: str) -> None:
+    """End the machines that replays have bought: their jobs have made-up names."""
+    provisioner = open_provider(provider, None).provisioner()
+    found = [
+        one.id
+        for one in provisioner.instances(InstancesRequest()).instances
+        if _MADE_UP.fullmatch(one.job_id) and one.state is not InstanceState.ENDED
+    ]
+    provisioner.terminate(TerminateRequest(instance_ids=tuple(found)))
 
 
 class _Names:

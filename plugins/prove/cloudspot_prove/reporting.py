@@ -38,7 +38,7 @@ def report_of(record: RunRecord) -> dict[str, Any]:
     told, ended = record.began, record.ended
     seen = Seen(told, ended, read_all(record.recordings))
     answers = answer_all(seen)
-    cleaned = record.cleaned
+    cleaned, compared = record.cleaned, record.compared
     leftovers = [] if cleaned is None else list(cleaned.leftovers)
     jobs = [job for one in ended.values() for job in one.facts.get("jobs", ())]
     spent = sum(job["cost"]["spent"] for job in jobs if "cost" in job)
@@ -60,7 +60,9 @@ def report_of(record: RunRecord) -> dict[str, Any]:
             }
             for name, (question, answer) in answers.items()
         },
-        "different_from_the_emulation": different,
+        "answered_otherwise": different,
+        "different_from_the_emulation": [] if compared is None else list(compared.differences),
+        "not_compared": "it was not tried" if compared is None else compared.why_not,
         "steps": {
             step: {
                 "what": STEPS[step],
@@ -120,6 +122,11 @@ def shown_lines(report: Mapping[str, Any]) -> list[str]:
     for name, one in report["steps"].items():
         told = ", ".join(filter(None, (one["status"], one["why"], f"{one['seconds']:.0f} s")))
         lines.append(f"step {name}: {told}")
+    lines.append("")
+    for one in report["different_from_the_emulation"]:
+        lines.append(f"{one['kind']:>5}  {one['action']}  {one['where']}: {one['text']}")
+    told = report["not_compared"] or f"{len(report['different_from_the_emulation'])} differences"
+    lines.append(f"compared with the emulation: {told}")
     bill = report["bill"]
     lines += [
         "",

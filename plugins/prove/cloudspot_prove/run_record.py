@@ -83,11 +83,19 @@ class CleanedUp(msgspec.Struct, frozen=True, kw_only=True, tag="cleaned"):
     """Kinds of what its jobs had left, and what could not be looked at; all that was found was ended."""
 
 
+class Compared(msgspec.Struct, frozen=True, kw_only=True, tag="compared"):
+    """The recorded requests were made again in the emulation."""
+
+    differences: tuple[dict[str, Any], ...] = ()
+    why_not: str = ""
+    """Why they were not; empty: they were."""
+
+
 class Saved(msgspec.Struct, frozen=True, kw_only=True, tag="saved"):
     """The user has read the report; the run is over."""
 
 
-Event = Began | StepBegan | JobIntended | DriverIntended | StepEnded | CleanedUp | Saved
+Event = Began | StepBegan | JobIntended | DriverIntended | StepEnded | CleanedUp | Compared | Saved
 
 
 class RunRecord:
@@ -139,6 +147,11 @@ class RunRecord:
     def cleaned(self) -> CleanedUp | None:
         """Return what was found when the account was cleaned up; None: it was not yet."""
         return next((one for one in self.events if isinstance(one, CleanedUp)), None)
+
+    @property
+    def compared(self) -> Compared | None:
+        """Return how the cloud's answers differ from the emulation's; None: nobody has looked yet."""
+        return next((one for one in self.events if isinstance(one, Compared)), None)
 
     @property
     def has_driver(self) -> bool:

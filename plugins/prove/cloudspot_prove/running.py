@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -12,14 +14,15 @@ from typing import Any, Final
 from cloudspot.calls import InstancesRequest, TerminateRequest
 from cloudspot.cli.screen import output
 from cloudspot.errors import CloudspotError
+from cloudspot.hookspecs import SANDBOX_VARIABLE
 from cloudspot.model import InstanceState
 from cloudspot.registry import open_store
 from cloudspot_prove.bench import END_SECONDS, LOOK_SECONDS, Bench, StepFailed, StepSkipped, is_job_over
 from cloudspot_prove.questions import STEPS as TITLES
 from cloudspot_prove.questions import questions_of
 from cloudspot_prove.recorded import Assignment, begin
-from cloudspot_prove.recording import Recorder
-from cloudspot_prove.run_record import CleanedUp, RunRecord, StepBegan, StepEnded
+from cloudspot_prove.recording import Head, Recorder, read_all, write_whole
+from cloudspot_prove.run_record import CleanedUp, Compared, RunRecord, StepBegan, StepEnded
 from cloudspot_prove.steps import STEPS
 
 NEEDED: Final = ("check", "price")
@@ -78,6 +81,30 @@ def clean_up(record: RunRecord, recorder: Recorder) -> None:
     for meta in list(store.list_objects("")):
         store.delete(meta.key)
     record.write(CleanedUp(leftovers=tuple(left)))
+
+
+def compare(record: RunRecord) -> None:
+    """Make the recorded requests again in the emulation, and note how the answers differ."""
+    if record.compared is not None:
+        return
+    provider = record.began.provider
+    output.echo("comparing the cloud's answers with the emulation's")
+    path = record.directory / "whole.jsonl"
+    write_whole(path, Head(provider=provider, versions={}), read_all(record.recordings))
+    program = [sys.executable, "-m", "cloudspot"]
+    replay = [*program, "replay", str(path), "--json"]
+    if os.environ.get(SANDBOX_VARIABLE) != provider:
+        replay = [*program, "sandbox", provider, "--reclaim", "none", "--", *replay]
+    done = subprocess.run(replay, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    try:
+        found = json.loads(done.stdout)["differences"]
+    except ValueError:
+        for line in done.stderr.splitlines()[-5:]:
+            output.echo(f"    {line}")
+        why = f"`replay` ended with status {done.returncode}: is cloudspot-{provider}-sandbox installed?"
+        record.write(Compared(why_not=why))
+        return
+    record.write(Compared(differences=tuple(found)))
 
 
 def _take(bench: Bench, step: str) -> None:

@@ -91,7 +91,7 @@ def prove(
     """
     from cloudspot_prove.reporting import report_of, save, shown_lines
     from cloudspot_prove.run_record import Saved, new_run, unfinished_run
-    from cloudspot_prove.running import NEEDED, clean_up, record_this_process, work_through
+    from cloudspot_prove.running import NEEDED, clean_up, compare, record_this_process, work_through
 
     if not path.is_dir():
         raise SpecError(f"--output: there is no directory {path}; create it first")
@@ -120,6 +120,7 @@ def prove(
         _agree(record, yes=yes)
         work_through(record, recorder, record.began.steps)
         clean_up(record, recorder)
+        compare(record)
     report = report_of(record)
     for line in shown_lines(report):
         output.echo(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -10,7 +11,7 @@ import msgspec
 
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import json_option
-from cloudspot.errors import SpecError
+from cloudspot.errors import CloudspotError, SpecError
 from cloudspot.hookspecs import SANDBOX_VARIABLE
 
 
@@ -36,6 +37,8 @@ def replay(ctx: click.Context, recording: Path, as_json: bool) -> None:
     if os.environ.get(SANDBOX_VARIABLE) != provider:
         raise SpecError(f"run it in a sandbox: cloudspot sandbox {provider} -- cloudspot replay {recording}")
     pairs = list(replaying.replay(cloud_of(provider), list(read_lines(recording))))
+    with suppress(CloudspotError):  # The sandbox ends with its machines.
+        replaying.end_machines(provider)
     found = find_differences(pairs)
     num_same = sum(one.is_same_request for one in pairs)
     if as_json:
