@@ -137,7 +137,7 @@ def _take(bench: Bench, step: str) -> None:
     finally:
         for job in record.jobs(step):
             bench.facts.setdefault("jobs", []).append(_summary(bench, job.job_id))
-    if status == "failed":
+    if status != "passed":
         for job in record.jobs(step):
             _settle(bench, job.job_id)
     seconds = round(time.monotonic() - began, 1)

@@ -56,7 +56,8 @@ def price(bench: Bench) -> None:
     offers = told["launches"]
     spot = [one for one in offers if one["market"] == "spot"] or offers
     first = spot[0]
-    most = max(one["price_per_hour"] for one in offers[:4])
+    on_demand = [one["price_per_hour"] for one in offers if one["market"] == "on-demand"]
+    most = max([*(one["price_per_hour"] for one in offers[:4]), *([min(on_demand)] if on_demand else [])])
     bench.facts |= {
         "num_offers": len(offers),
         "markets": sorted({one["market"] for one in offers}),
@@ -317,10 +318,8 @@ def _take_machine(bench: Bench, job_id: str) -> None:
             raise StepFailed(f"`preempt` ended with status {status}")
         return
     if not sys.stdin.isatty():
-        history = bench.history(job_id)
-        if history is not None and _is_noticed(history):
-            return
-        raise StepSkipped("a reclaim cannot be requested here, and nobody was there to release the machine")
+        _wait_for_reclaim(bench, job_id)
+        return
     (machine, *_) = _machines(bench, job_id)
     output.echo(f"    a reclaim cannot be requested here. Release the machine {machine.id} yourself now:")
     output.echo(f"    {how.format(id=machine.id)}")
@@ -333,8 +332,16 @@ def _take_machine(bench: Bench, job_id: str) -> None:
     bench.facts["released_by_hand"] = True
 
 
-def _is_noticed(history: Any) -> bool:
-    return any(launch.notices for launch in history.launches)
+def _wait_for_reclaim(bench: Bench, job_id: str) -> None:
+    """Wait for a notice that nobody has asked for, as long as the job lasts."""
+    while True:
+        history = bench.history(job_id)
+        assert history is not None, "it has a checkpoint"
+        if any(launch.notices for launch in history.launches):
+            return
+        if is_job_over(history):
+            raise StepSkipped("a reclaim cannot be requested here, nobody was there to release the machine")
+        time.sleep(LOOK_SECONDS)
 
 
 def _machines(bench: Bench, job_id: str) -> list[Instance]:

@@ -214,6 +214,26 @@ def quota(text: str, create: str, *codes: str) -> AnswerOf:
     return find
 
 
+def refused_before(calls: Sequence[Exchange], code: str) -> tuple[int, float]:
+    """Return how often a launch was refused with a code before it was accepted, and for how many seconds.
+
+    The longest such time of a step counts.
+    """
+    found = [(0, 0.0)]
+    for step in {one.step for one in calls}:
+        refused: list[float] = []
+        for one in calls:
+            if one.step == step and one.code == code:
+                refused.append(one.at)
+            elif one.step == step and not one.code:
+                break
+        else:
+            continue  # It was never accepted.
+        if refused:
+            found.append((len(refused), refused[-1] - refused[0]))
+    return max(found, key=lambda one: one[1])
+
+
 def denials(seen: Seen) -> list[str]:
     """Return which operations were refused for want of a right, each with its code."""
     found = {f"{one.action}: {one.code}" for one in seen.exchanges if one.code in DENIED}

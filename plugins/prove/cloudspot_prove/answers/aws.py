@@ -17,6 +17,7 @@ from cloudspot_prove.answers import (
     of_steps,
     otherwise,
     quota,
+    refused_before,
     tokens,
     unanswered,
     values_at,
@@ -55,17 +56,13 @@ def _systemd(seen: Seen) -> Answer | None:
 
 
 def _new_profile(seen: Seen) -> Answer | None:
-    refused = seen.refusals("RunInstances").get("InvalidParameterValue", [])
-    bought = [one for one in seen.calls("RunInstances") if not one.code]
-    if refused and bought:
-        seconds = max(one.at for one in refused) - min(one.at for one in refused)
-        return otherwise(
-            f"a launch was refused for {seconds:.0f} s, and then accepted",
-            f"RunInstances: {len(refused)} times InvalidParameterValue",
-        )
-    if not bought:
-        return None
-    return expected("it does", f"RunInstances: accepted {len(bought)} times, at once")
+    calls = [one for one in seen.calls("RunInstances") if one.code != "DryRunOperation"]
+    number, seconds = refused_before(calls, "InvalidParameterValue")
+    bought = [one for one in calls if not one.code]
+    if number:
+        line = f"RunInstances: {number} times InvalidParameterValue"
+        return otherwise(f"a launch was refused for {seconds:.0f} s, and then accepted", line)
+    return expected("it does", f"RunInstances: accepted {len(bought)} times, at once") if bought else None
 
 
 def _notice(seen: Seen) -> Answer | None:

@@ -13,6 +13,7 @@ from cloudspot_prove.answers import (
     listing_lag,
     of_steps,
     otherwise,
+    refused_before,
     tokens,
     values_at,
 )
@@ -106,15 +107,15 @@ def _template_right(seen: Seen) -> Answer | None:
 
 
 def _new_account(seen: Seen) -> Answer | None:
-    launches = [one for one in seen.calls(BULK) if not _asks_for_notice(one) or one.code != "invalid"]
-    refused = [one for one in seen.calls(BULK) if one.code == "invalid"]
-    bought = [one for one in launches if not one.code]
-    if refused and bought and refused[-1].at - refused[0].at > 1:
-        seconds = refused[-1].at - refused[0].at
-        return otherwise(
-            f"a launch was refused for {seconds:.0f} s, and then accepted",
-            f"bulkInsert: {len(refused)} times invalid",
-        )
+    calls = seen.calls(BULK)
+    asked = [one for one in calls if _asks_for_notice(one)]
+    if asked and all(one.code for one in asked):
+        calls = [one for one in calls if one not in asked]  # They were refused for their notice.
+    number, seconds = refused_before(calls, "invalid")
+    bought = [one for one in calls if not one.code]
+    if seconds > 1:
+        line = f"bulkInsert: {number} times invalid"
+        return otherwise(f"a launch was refused for {seconds:.0f} s, and then accepted", line)
     return expected("it is", f"bulkInsert: accepted {len(bought)} times, at once") if bought else None
 
 
