@@ -18,6 +18,7 @@ STATE_FIELDS: Final = ("State", "Status", "status", "phase")
 SLOW_SECONDS: Final = 20.0
 SLOW_FACTOR: Final = 10.0
 """An operation is slow that never takes less than so much more than elsewhere."""
+NEW: Final = "what is new"
 LATE_SECONDS: Final = 1.0
 """A thing is late that a listing shows so much later."""
 
@@ -149,8 +150,8 @@ def _order_differences(pair: Pair) -> Iterator[Difference]:
     if pair.recorded.code or pair.code:
         return
     for path, ours, others in _lists(pair.recorded.answer, pair.answer, ""):
-        here = [_canonical(one, pair.names) for one in ours]
-        there = [_canonical(one, {}) for one in others]
+        here = [shown_part(one, pair.names) for one in ours]
+        there = [shown_part(one, {}) for one in others]
         is_telling = len(set(here)) == len(here) > 1
         if is_telling and here != there and sorted(here) == sorted(there):
             yield Difference(
@@ -168,7 +169,7 @@ def _lists(ours: Any, others: Any, path: str) -> Iterator[tuple[str, list[Any], 
             yield from _lists(ours[name], others[name], f"{path}.{name}" if path else name)
 
 
-def _canonical(value: Any, names: Mapping[str, str]) -> str:
+def shown_part(value: Any, names: Mapping[str, str]) -> str:
     """Return what tells an item from others: what is shown of it, and the names whose meaning is known."""
 
     def plain(one: Any) -> Any:
@@ -196,18 +197,35 @@ def _slow_operations(pairs: Sequence[Pair]) -> Iterator[Difference]:
 
 
 def _late_things(pairs: Sequence[Pair]) -> Iterator[Difference]:
-    """Yield what a repeated listing shows later than the other cloud's first one."""
-    short: dict[tuple[str, str, str], Pair] = {}
+    """Yield which listings show later than elsewhere what an earlier answer has named."""
+    absent: dict[tuple[str, str, str], float] = {}
+    latest: dict[str, float] = {}
     for pair in pairs:
         if pair.recorded.code or pair.code:
             continue
-        for path, ours, others in _lists(pair.recorded.answer, pair.answer, ""):
-            request = json.dumps(pair.recorded.request, sort_keys=True)
-            key = (pair.recorded.action, request, path)
-            if len(ours) < len(others):
-                short.setdefault(key, pair)
-            elif key in short and len(ours) == len(others) > 0:
-                late = pair.recorded.at - short.pop(key).recorded.at
-                if late > LATE_SECONDS:
-                    text = f"it showed {late:.0f} s later, and at once"
-                    yield Difference(kind="delay", action=key[0], where=path, text=text)
+        request = json.dumps(pair.recorded.request, sort_keys=True)
+        ours, others = set(names_in(pair.recorded.answer)), set(names_in(pair.answer))
+        for name, other in pair.names.items():
+            key = (pair.recorded.action, request, name)
+            if name not in ours and other in others:
+                absent.setdefault(key, pair.recorded.at)
+            elif name in ours and key in absent:
+                late = pair.recorded.at - absent.pop(key)
+                latest[key[0]] = max(late, latest.get(key[0], 0.0))
+    for action, late in latest.items():
+        if late > LATE_SECONDS:
+            text = f"it showed {late:.0f} s later, and at once"
+            yield Difference(kind="delay", action=action, where=NEW, text=text)
+
+
+def names_in(value: Any) -> Iterator[str]:
+    """Yield the pseudonyms in an answer."""
+    if isinstance(value, str):
+        if value.startswith(MARK):
+            yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from names_in(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from names_in(one)

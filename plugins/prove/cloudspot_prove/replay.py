@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from cloudspot.model import InstanceState
 from cloudspot.plugin.apirecording import ApiExchange, observe
 from cloudspot.registry import open_provider
 from cloudspot_prove.clouds import Cloud
-from cloudspot_prove.differences import Pair
+from cloudspot_prove.differences import Pair, shown_part
 from cloudspot_prove.masking import BYTES, MARK, NUMBER, TIME, Mask
 from cloudspot_prove.recording import Exchange
 
@@ -47,7 +48,7 @@ def replay(cloud: Cloud, exchanges: Sequence[Exchange]) -> Iterator[Pair]:
         if not told:  # such as a parameter that the SDK refuses by itself
             continue
         answered = told[-1]
-        yield Pair(
+        pair = Pair(
             recorded=exchange,
             status=answered.status,
             code=mask.code(answered.code),
@@ -56,8 +57,9 @@ def replay(cloud: Cloud, exchanges: Sequence[Exchange]) -> Iterator[Pair]:
             is_same_request=all(path and path[-1] in cloud.free for path in made_up),
             names={one: mask.pseudonym(other) for one, other in known.by_pseudonym.items()},
         )
+        yield pair
         if not exchange.code and not answered.code:
-            known.learn(exchange.answer, answered.answer)
+            known.learn(exchange.answer, pair.answer, answered.answer)
 
 
 def end_machines(provider: str) -> None:
@@ -76,22 +78,22 @@ class _Names:
 
     def __init__(self) -> None:
         self.by_pseudonym: dict[str, str] = {}
+        # A token of an earlier replay would stand for that one's machines.
+        self._salt = secrets.token_bytes(8)
 
-    def learn(self, recorded: Any, answer: Any) -> None:
-        """Note the names that stand in the same places of two answers."""
+    def learn(self, recorded: Any, masked: Any, answer: Any) -> None:
+        """Note the names that stand in the same places of two answers, of which one is there masked too."""
         if isinstance(recorded, Mapping) and isinstance(answer, Mapping):
-            for name, one in recorded.items():
-                if name in answer:
-                    self.learn(one, answer[name])
+            for (name, one), (told, other) in zip(masked.items(), answer.items(), strict=True):
+                same = name if name in recorded else told
+                if same in recorded:
+                    self.learn(recorded[same], one, other)
         elif isinstance(recorded, list) and isinstance(answer, (list, tuple)):
-            for one, other in zip(recorded, answer, strict=False):
-                self.learn(one, other)
+            for one, place in zip(recorded, _places(recorded, masked), strict=False):
+                self.learn(one, masked[place], answer[place])
         elif _is_pseudonym(recorded) and isinstance(answer, str):
-            last = (
-                answer.rstrip("/").rpartition("/")[2]
-                if answer.startswith(("http://", "https://"))
-                else answer
-            )
+            is_url = answer.startswith(("http://", "https://"))
+            last = answer.rstrip("/").rpartition("/")[2] if is_url else answer
             self.by_pseudonym.setdefault(recorded, last)
 
     def put_in(self, value: Any, path: tuple[str, ...], made_up: list[tuple[str, ...]]) -> Any:
@@ -110,7 +112,7 @@ class _Names:
         made_up.append(path)
         if value == NUMBER:
             return 1
-        return "2026-01-01T00:00:00Z" if value == TIME else _made_up(value)
+        return "2026-01-01T00:00:00Z" if value == TIME else self._made_up(value)
 
     def put_in_action(
         self, action: str, made_up: list[tuple[str, ...]], own: Callable[[str], str | None]
@@ -129,13 +131,20 @@ class _Names:
         return f"{method} {'/'.join(parts)}"
 
     def _name(self, name: str) -> str:
-        return self.by_pseudonym.get(name, _made_up(name)) if _is_pseudonym(name) else name
+        return self.by_pseudonym.get(name, self._made_up(name)) if _is_pseudonym(name) else name
+
+    def _made_up(self, pseudonym: str) -> str:
+        """Return a name that is valid nearly everywhere, the same for the same pseudonym in one replay."""
+        return f"r{hashlib.sha256(self._salt + pseudonym.encode()).hexdigest()[:12]}"
+
+
+def _places(recorded: Sequence[Any], masked: Sequence[Any]) -> Sequence[int]:
+    """Return where each recorded item is in the other list: by what is shown of it, or else in its place."""
+    ours, others = ([shown_part(one, {}) for one in some] for some in (recorded, masked))
+    if len(set(ours)) == len(ours) and sorted(ours) == sorted(others):
+        return [others.index(one) for one in ours]
+    return range(len(others))
 
 
 def _is_pseudonym(value: Any) -> bool:
     return isinstance(value, str) and value.startswith(MARK) and value not in _MASKS
-
-
-def _made_up(pseudonym: str) -> str:
-    """Return a name that is valid nearly everywhere, the same for the same pseudonym."""
-    return f"r{pseudonym.removeprefix(MARK)}"

@@ -49,6 +49,7 @@ def pairs_of(cloud):
             answer=copy.deepcopy(other.answer),
             seconds=other.seconds,
             is_same_request=True,
+            names={"~1": "~1"},
         )
         for ours, other in zip(cloud, RECORDING, strict=True)
     ]
@@ -90,7 +91,7 @@ PLANTED = {
     "another code": (5, {"code": "InvalidRole"}, ("code", "400 InvalidRole")),
     "another status": (4, {"status": 202}, ("code", "202")),
     "a late answer": (4, {"seconds": 30.0}, ("delay", "the answer")),
-    "a machine that shows later": (1, {"answer": {"Instances": []}}, ("delay", "Instances")),
+    "a machine that shows later": (1, {"answer": {"Instances": []}}, ("delay", "what is new")),
 }
 
 
@@ -116,7 +117,6 @@ def test_ten_planted_differences_are_all_named_at_once():
                 del first["Zone"]
             merged["answer"] = mixed
         cloud[number] = msgspec.structs.replace(cloud[number], **merged)
-    cloud[2] = msgspec.structs.replace(cloud[2], answer=copy.deepcopy(cloud[0].answer))
     found = {(one.kind, one.where) for one in find_differences(pairs_of(cloud))}
     assert {expected for _, _, expected in PLANTED.values()} <= found
 

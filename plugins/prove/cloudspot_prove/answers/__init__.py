@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from cloudspot_prove.masking import MARK
+from cloudspot_prove.differences import names_in
 from cloudspot_prove.questions import Question, questions_of
 from cloudspot_prove.recording import Exchange
 from cloudspot_prove.run_record import Began, StepEnded
@@ -247,14 +247,14 @@ def listing_lag(seen: Seen, create: str, listing: str, *, where: Callable[[Excha
     """
     worst, num_lacking, num_created = 0.0, 0, 0
     for made in seen.calls(create):
-        names = set(_pseudonyms(where(made))) if not made.code else set()
+        names = set(names_in(where(made))) if not made.code else set()
         if not names:
             continue
         num_created += 1
         for look in seen.calls(listing, made.step):
             if look.at <= made.at or look.code:
                 continue
-            if names & set(_pseudonyms(look.answer)):
+            if names & set(names_in(look.answer)):
                 break
             num_lacking += 1
             worst = max(worst, look.at - made.at)
@@ -266,18 +266,6 @@ def listing_lag(seen: Seen, create: str, listing: str, *, where: Callable[[Excha
         f"a machine was in no listing for {worst:.0f} s",
         f"{num_lacking} listings after a launch lacked its machines",
     )
-
-
-def _pseudonyms(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        if value.startswith(MARK):
-            yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _pseudonyms(one)
-    elif isinstance(value, list):
-        for one in value:
-            yield from _pseudonyms(one)
 
 
 def values_at(value: Any, *path: str) -> Iterator[Any]:

@@ -19,7 +19,7 @@ CLOUDS: Final = {
     "gcp": "cloudspot_prove.clouds.gcp:Gcp",
     "kubernetes": "cloudspot_prove.clouds.kubernetes:Kubernetes",
 }
-MAX_WORD: Final = 64
+MAX_WORD: Final = 200
 
 
 @cache
@@ -28,14 +28,14 @@ def words_of(package: str) -> frozenset[str]:
 
     Examples of names of an account, as they are in messages, are not among them.
     """
-    found, examples = set(), set()
+    found = set()
     for path in files(package).iterdir():
         if path.name.endswith(".py"):
             nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-            found |= {one.value for one in nodes if isinstance(one, ast.Constant)}
             rules = [one for one in nodes if isinstance(one, ast.Call) and _is_name_rule(one)]
-            examples |= {arg.value for one in rules for arg in one.args if isinstance(arg, ast.Constant)}
-    return frozenset({one for one in found - examples if isinstance(one, str) and 0 < len(one) <= MAX_WORD})
+            examples = {id(inner) for one in rules for inner in ast.walk(one)}
+            found |= {one.value for one in nodes if isinstance(one, ast.Constant) and id(one) not in examples}
+    return frozenset({one for one in found if isinstance(one, str) and 0 < len(one) <= MAX_WORD})
 
 
 def _is_name_rule(call: ast.Call) -> bool:
