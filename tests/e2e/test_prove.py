@@ -17,6 +17,7 @@ from cloudspot.emulation.cloud import EmulatedCloud
 from cloudspot.registry import sandbox_class
 from cloudspot_prove.clouds import CLOUDS
 from cloudspot_prove.questions import questions_of
+from cloudspot_prove.recording import read_head
 
 pytestmark = [needs_isolated_machines, pytest.mark.timeout(7200)]
 
@@ -41,6 +42,10 @@ SETS = {
 """Options without which a run would cost time that the tests have not."""
 SECRETS = ("123456789012", "cloudspot-sandbox", "AKIA", "LTAI5t", "172.31.", "10.128.", "172.16.", "10.88.")
 """What belongs to the sandboxes' accounts: their numbers, buckets, keys and addresses."""
+RECORDINGS = sorted(
+    (Path(__file__).parents[1] / "plugins" / "prove" / "recordings").glob("*.recording.jsonl")
+)
+"""Those that people have sent in, and one of the emulated AWS."""
 NOTICED = {"aliyun": ["--reclaim", "launch=1,after_share=0.4"]}
 """Where no reclaim can be requested, the sandbox plans one."""
 
@@ -90,6 +95,18 @@ def test_a_machine_of_the_sandbox_is_proven_and_its_recording_replays_clean(user
     assert set(saved(tmp_path)) == {"html", "json", "recording.jsonl"}
     check_nothing_is_told(user, tmp_path)
     assert (report["different_from_the_emulation"], report["not_compared"]) == ([], "")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.name)
+def test_a_recording_that_was_sent_in_replays_as_it_did(user, recording):
+    """Beside a recording whose answers differ stands what differs: FILE.differences.json."""
+    cloud = read_head(recording).provider
+    command = [*COMMAND, "sandbox", cloud, "--", *COMMAND, "replay", str(recording), "--json"]
+    done = subprocess.run(command, env=user.environ, capture_output=True, text=True, check=False)
+    known = recording.with_suffix(".differences.json")
+    expected = json.loads(known.read_text()) if known.exists() else []
+    assert json.loads(done.stdout)["differences"] == expected, done.stderr[-4000:]
 
 
 @pytest.mark.soak
