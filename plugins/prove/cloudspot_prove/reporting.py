@@ -107,7 +107,19 @@ def page_of(report: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("cloudspot_prove", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
+    environment.filters["marked"] = _marked
     return str(environment.get_template("report.html").render(report=report))
+
+
+def _marked(text: str) -> Any:
+    """Return a text with what stands between backticks as code, and all of it escaped."""
+    import markupsafe
+
+    parts = [markupsafe.escape(one) for one in text.split("`")]
+    shown = [
+        one if i % 2 == 0 else markupsafe.Markup("<code>{}</code>").format(one) for i, one in enumerate(parts)
+    ]
+    return markupsafe.Markup("").join(shown)
 
 
 def shown_lines(report: Mapping[str, Any]) -> list[str]:

@@ -97,7 +97,9 @@ def prove(
         raise SpecError(f"--output: there is no directory {path}; create it first")
     record = unfinished_run(name)
     if record is not None:
-        output.echo(f"the run {record.began.run} was cut short, and goes on as it was begun")
+        output.echo(
+            f"the run {record.began.run} was cut short, and goes on as it was begun ({record.directory})"
+        )
     else:
         taken = [one for one in DEFAULT_STEPS if not steps or one in {"check", "price", *steps}]
         record = new_run(
