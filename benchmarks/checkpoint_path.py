@@ -1,13 +1,13 @@
-"""A checkpoint's whole way, on a real job: stall, time lost, whole save, notice to commit, restore, agent.
+"""All steps of a checkpoint in a real job: stall, time lost, whole save, notice to commit, restore, agent.
 
 python benchmarks/checkpoint_path.py [--directory DIR] [--bytes 1e9] [--seconds 30] [--frozen 0.95] [--gpu]
                                      [--alone]
 
-Runs the job in benchmarks/gigabyte on the local provider: steps of some 3 ms beside a large state, a save
-every 5 s; reclaims its machine with notice; lets it resume. Each figure stands beside a reference of the
-same run: one copy of the state into a warm buffer, the same training with torch.save, with
-torch.distributed.checkpoint and, where it is installed, torchsnapshot, a plain copy of the same bytes to the
-same file system, and a plain read.
+Run the job in benchmarks/gigabyte on the local provider, with steps of some 3 ms, a large state and a save
+every 5 s; reclaim its machine with notice, and let it resume. Each figure is printed beside a reference from
+the same run: one copy of the state into a warm buffer; the same training with torch.save,
+torch.distributed.checkpoint and, if installed, torchsnapshot; a plain copy of the same bytes to the same file
+system; and a plain read.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def read_json(path: Path) -> Any:
 
 
 def lost(began: Sequence[float], windows: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the stall (the longest step) and training time lost of a save, in seconds: medians."""
+    """Return the medians of a save's stall (the longest step) and of the training time lost, in seconds."""
     steps = [(before, after - before) for before, after in itertools.pairwise(began)]
     outside = [took for at, took in steps if not any(low - 0.5 < at < high + 0.5 for low, high in windows)]
     usual = statistics.median(outside)
@@ -83,7 +83,7 @@ def lost(began: Sequence[float], windows: Sequence[tuple[float, float]]) -> tupl
 
 
 def by_others(how: str, directory: Path, environment: dict[str, str]) -> tuple[float, float, float]:
-    """Return stall, training time lost and whole save of another way, in seconds; NaN: no save ended."""
+    """Return another method's stall, training time lost and whole save, in seconds; NaN if no save ended."""
     with tempfile.TemporaryDirectory(dir=directory) as out:
         words = [sys.executable, str(JOB / "train.py"), "--how", how, "--out", out]
         subprocess.run(
@@ -101,7 +101,7 @@ def by_others(how: str, directory: Path, environment: dict[str, str]) -> tuple[f
 
 
 def memcpy_seconds(num_bytes: int, *, is_on_gpu: bool) -> float:
-    """Copy the state once: by one thread as the training has it, or from the GPU into pinned memory."""
+    """Time one copy of the state: with one thread, like the training, or from the GPU into pinned memory."""
     torch.set_num_threads(1)
     source = torch.ones(num_bytes // 4, device="cuda" if is_on_gpu else "cpu")
     target = torch.zeros(num_bytes // 4, pin_memory=is_on_gpu)
@@ -115,7 +115,7 @@ def memcpy_seconds(num_bytes: int, *, is_on_gpu: bool) -> float:
 
 
 def write_seconds(source: Path, directory: Path, *, sync: bool) -> float:
-    """Copy the file in chunks by four threads, as plain files of their own."""
+    """Time a copy of the file in chunks with four threads, each chunk to a separate file."""
     size = source.stat().st_size
     found = []
     for number in range(3):
@@ -124,7 +124,7 @@ def write_seconds(source: Path, directory: Path, *, sync: bool) -> float:
             def copy(start: int, target: Path = Path(name)) -> None:
                 with source.open("rb") as file, (target / str(start)).open("wb") as out:
                     file.seek(start)
-                    # In pieces that the kernel copies quickly, as we write them.
+                    # In pieces that the kernel copies quickly, like cloudspot's own writes.
                     write_at(out.fileno(), file.read(min(CHUNK, size - start)), 0)
                     if sync:
                         os.fsync(out.fileno())
@@ -138,7 +138,7 @@ def write_seconds(source: Path, directory: Path, *, sync: bool) -> float:
 
 
 def read_seconds(paths: Sequence[Path], directory: Path) -> tuple[float, float]:
-    """Read the files by four threads: into memory, and on to files of the same directory."""
+    """Time reading the files with four threads, into memory and into files of the same directory."""
     into_memory, into_files = [], []
     for _ in range(3):
         started = time.perf_counter()
@@ -188,7 +188,7 @@ class Job:
         return ()
 
     def sent(self) -> dict[str, int]:
-        """Return the bytes that each save has put into the store so far, by its name."""
+        """Return the bytes that each save has put into the store so far, by the save's name."""
         saves = (self.home / "store" / job_prefix(NAME) / "checkpoints").glob("*")
         return {
             save.name: sum(path.stat().st_size for path in save.rglob("*") if path.is_file())
@@ -205,7 +205,7 @@ class Job:
 
 
 def fetch_seconds(job: Job, directory: Path) -> float:
-    """Return how long it takes to restore the newest checkpoint to the directory: a median."""
+    """Return the median time to restore the newest checkpoint to the directory."""
     newest = job.reader.read().head
     assert newest is not None
     manifest = read_manifest(job.store, NAME, newest)
@@ -219,7 +219,7 @@ def fetch_seconds(job: Job, directory: Path) -> float:
 
 
 def agent_cost(pid: int) -> tuple[float, float]:
-    """Return the agent's CPU seconds so far, and its own memory at its largest, in MB."""
+    """Return the agent's CPU seconds so far and its largest private memory in MB."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     ticks = os.sysconf("SC_CLK_TCK")
@@ -228,14 +228,16 @@ def agent_cost(pid: int) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--directory", type=Path, default=None, help="where all files go; default: TMPDIR")
+    parser.add_argument(
+        "--directory", type=Path, default=None, help="the directory for all files (default: TMPDIR)"
+    )
     parser.add_argument("--bytes", type=float, default=1e9)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument(
         "--frozen", type=float, default=0.0, help="the share of the state that does not change"
     )
     parser.add_argument("--gpu", action="store_true", help="keep the state on a GPU")
-    parser.add_argument("--alone", action="store_true", help="leave out the other ways to save")
+    parser.add_argument("--alone", action="store_true", help="leave out the other methods")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         others = () if options.alone else OTHERS
@@ -278,7 +280,7 @@ def measure(
         memory, sent = 0.0, job.sent()
         while time.monotonic() < clock + seconds:
             memory = max(memory, agent_cost(pid)[1])
-            with suppress(FileNotFoundError):  # an old one is being deleted
+            with suppress(FileNotFoundError):  # an old checkpoint is being deleted
                 sent |= {name: max(size, sent.get(name, 0)) for name, size in job.sent().items()}
             time.sleep(0.2)
         share = (agent_cost(pid)[0] - cpu) / (time.monotonic() - clock)
@@ -333,7 +335,7 @@ def measure(
     print(f"plain read of the chunks: into memory {1e3 * read:.0f} ms, on to files {1e3 * copied:.0f} ms")
     row("restore to disk, every chunk verified", fetched, copied, "plain read on to files")
     row("load into the training", load, floor, "copy")
-    saves = sorted(sent)[1:-1]  # the first sends everything, and the last may be under way
+    saves = sorted(sent)[1:-1]  # the first save sends everything, and the last may be unfinished
     least, most = min(sent[save] for save in saves), max(sent[save] for save in saves)
     changed = drained.size * (1 - frozen)
     print(

@@ -1,7 +1,7 @@
-"""How long a save holds up the training, as a ratio to one copy of the same state into a warm buffer.
+"""The stall of the training by a save, as a ratio to one copy of the same state into a warm buffer.
 
-The floor is ``copy_`` of every tensor into one flat buffer whose pages are warm, in this very process.
-``torch.save`` to a file in memory is printed beside it, as what a script does by itself.
+The floor is ``copy_`` of every tensor into one flat buffer with warm pages, in the same process. For
+comparison, ``torch.save`` to a file in memory, the usual way of a script, is timed too.
 
     python benchmarks/checkpoint_stall.py [--gb 1.0] [--tensors 438] [--rounds 9]
 """
@@ -24,7 +24,7 @@ from cloudspot.train import handoff
 
 def make_model(num_bytes: float, num_tensors: int) -> torch.nn.Module:
     # Adam keeps two values for each weight, so the weights are a third of the state.
-    num_layers = num_tensors // 6  # weight and bias, each with its two moments; "step" comes on top
+    num_layers = num_tensors // 6  # weight and bias, each with two moments; "step" is not counted
     width = int((num_bytes / 3 / 4 / num_layers) ** 0.5)
     return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(num_layers)))
 
@@ -72,12 +72,12 @@ def main() -> None:
         for _ in range(2):
             next(steps)
         copies, stalls, bare, saves = [], [], [], []
-        while not run._service._saver.can_save():  # noqa: SLF001 - the arena is being claimed beside the training
+        while not run._service._saver.can_save():  # noqa: SLF001 - the arena is claimed in the background
             time.sleep(0.01)
         for _ in range(options.rounds):
             copies.append(copy())
-            # What the loop sees: the step in which the save falls, less a step without one.
-            run._service._link.rounds.request_interval()  # noqa: SLF001 - as the interval's clock does
+            # The stall is the duration of the step with the save, minus that of a step without one.
+            run._service._link.rounds.request_interval()  # noqa: SLF001 - like the interval's clock
             known, longest = set(handoff.seals_directory(directory).iterdir()), 0.0
             while not (fresh := set(handoff.seals_directory(directory).glob("seal-*")) - known):
                 started = time.perf_counter()
@@ -86,7 +86,7 @@ def main() -> None:
             (seal,) = fresh
             stalls.append(longest)
             bare.append(json.loads(seal.read_text())["stall_seconds"])
-            seal.unlink()  # the slot is free again
+            seal.unlink()  # this frees the slot
             if len(saves) < 3:
                 started = time.perf_counter()
                 torch.save([model.state_dict(), optimizer.state_dict()], directory / "whole.pt")

@@ -1,4 +1,4 @@
-"""``cloudspot --help`` against the bare import of what it stands on: whole processes, one after the other.
+"""``cloudspot --help`` against the bare import of its dependencies, each timed as a whole process.
 
 python benchmarks/command_line.py [--rounds 21]
 """

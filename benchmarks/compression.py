@@ -1,9 +1,9 @@
-"""Compressed checkpoints: what they save and cost, on a state that was really trained by AdamW.
+"""The savings and the cost of compressed checkpoints, on a state trained by AdamW.
 
 python benchmarks/compression.py [--width 2048] [--steps 30] [--rounds 3] [--directory DIR]
 
-Trains a small network, then compresses and restores each kind of state in one thread, and uploads and
-fetches all of it to and from a store on the disk, as it is and compressed.
+Train a small network, then compress and restore each kind of state in one thread, and upload and fetch all of
+it, uncompressed and compressed, with a store on the disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cloudspot.local.filestore import FileStore
 
 
 def trained(width: int, num_steps: int) -> dict[str, bytes]:
-    """Return the bytes of each kind of state; more than half of its numbers are float32, as usual."""
+    """Return the bytes of each kind of state, mostly float32 numbers."""
     torch.manual_seed(0)
     layers = [one for _ in range(4) for one in (torch.nn.Linear(width, width), torch.nn.GELU())]
     model, teacher = torch.nn.Sequential(*layers), torch.nn.Linear(width, width)
@@ -55,7 +55,7 @@ def trained(width: int, num_steps: int) -> dict[str, bytes]:
 
 
 def took(action: Callable[[int], object], rounds: int) -> tuple[float, float]:
-    """Return the median seconds on the clock and of the processors; the action is told the round."""
+    """Return the median wall and CPU seconds of an action, which gets the number of the round."""
     walls, cpus = [], []
     for number in range(rounds):
         before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
@@ -96,9 +96,11 @@ def with_a_store(state: bytes, scratch: Path, compression: Compression | None, r
     manifest = write_manifest(store, "job", SaveId(1, 0, 0))
     assert manifest is not None
     restored = took(lambda number: fetch(store, "job", manifest, scratch / f"{number}"), rounds)
-    print(f"{'compressed' if compression else 'as it is':17} {manifest.sent / 1e6:5.0f} MB sent, ", end="")
-    print(f"save {saved[0]:.2f} s ({saved[1]:.2f} s of processors), ", end="")
-    print(f"restore {restored[0]:.2f} s ({restored[1]:.2f} s of processors)")
+    print(
+        f"{'compressed' if compression else 'uncompressed':17} {manifest.sent / 1e6:5.0f} MB sent, ", end=""
+    )
+    print(f"save {saved[0]:.2f} s ({saved[1]:.2f} s of CPU), ", end="")
+    print(f"restore {restored[0]:.2f} s ({restored[1]:.2f} s of CPU)")
 
 
 def main() -> None:
@@ -106,7 +108,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--directory", help="on the disk that is to be measured")
+    parser.add_argument("--directory", help="a directory on the disk to measure")
     options = parser.parse_args()
     kinds = trained(options.width, options.steps)
     state = b"".join(kinds.values())

@@ -1,12 +1,11 @@
-"""What a session costs a real training step: DDP on two processes, with ``range`` and with ``run.steps()``.
+"""The cost of a session per real training step: DDP on two processes, with ``range`` and ``run.steps()``.
 
 torchrun --nproc-per-node 2 benchmarks/ddp_overhead.py [--batch 4096] [--steps 12] [--rounds 15]
 
-Blocks of four kinds alternate in one run: a bare loop, a session that is ready to save what survives a silent
-death (``checkpoint.rescue``) and hands over what each rank alone has, one that is ready only, and one that is
-not. Each is compared with the bare block before it. Without ``--dropout``, only rank 0 hands anything over.
-The session tracks the model and the optimizer, with its threads, its store and its hand-off directory;
-nothing is pending, neither a save nor a drain.
+Blocks of four kinds alternate in one run: a bare loop, a session with rescues (``checkpoint.rescue``) and
+hand-over of each rank's own state, one with rescues only, and one with neither. Each is compared with the
+bare block before it. Without ``--dropout``, only rank 0 hands over state. The session tracks the model and
+the optimizer, with its threads, its store and its hand-off directory; no save or drain is pending.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "run.steps, rescue": {handoff.RESCUE: "1"},
     "run.steps, no rescue": {},
 }
-"""What a session is told."""
+"""The environment variables of each kind of session."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--batch", type=int, default=4096, help="samples of a step and rank")
-    parser.add_argument("--steps", type=int, default=12, help="in a block")
+    parser.add_argument("--batch", type=int, default=4096, help="samples per step and rank")
+    parser.add_argument("--steps", type=int, default=12, help="steps per block")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--dropout", action="store_true", help="draw random numbers in the steps")
     options = parser.parse_args()
@@ -69,7 +68,7 @@ def main() -> None:
             os.environ |= {handoff.HANDOFF: str(Path(name)), **told}
             run = spot.session(model=model, optimizer=optimizer)
             steps = run.steps(2 * options.steps)
-            block(itertools.islice(steps, options.steps))  # warms up
+            block(itertools.islice(steps, options.steps))  # warm-up
             found = block(itertools.islice(steps, options.steps))
             run.close()
             for variable in (handoff.HANDOFF, *told):

@@ -1,11 +1,11 @@
-"""What a job costs under each market policy in recorded spot markets.
+"""The cost of a job under each market policy in recorded spot markets.
 
 python benchmarks/deadline_policies.py FOLDER [--starts 100] [--seed 0] [--length 48] [--learn builtin|others]
 
-FOLDER holds traces as skypilot-org/spot-traces publishes them, one folder for each set, at any depth:
-``.../SET/ZONE_TYPE_COUNT.json``. Sets below a folder ``availability`` are played. What the policies know is
-built in (from a set below ``preemption``), or, with ``--learn others``, comes from all sets but the one that
-is played. The starts of one zone are the same for each policy.
+FOLDER has traces in the layout of skypilot-org/spot-traces, one folder for each set, at any depth:
+``.../SET/ZONE_TYPE_COUNT.json``. Sets below a folder ``availability`` are played. The policies' hazards are
+built in (from a set below ``preemption``) or, with ``--learn others``, are learned from all sets but the
+played one. The starts in one zone are the same for all policies.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ NAMES = ("greedy", "uniform-progress", "deadline", "optimum")
 DEADLINES = (52.0, 60.0, 72.0, 92.0)
 OVERHEADS = (0.02, 0.1, 0.2, 0.5)
 SPOT_PRICE = 0.9731 / 3.06
-"""p3.2xlarge in us-west-2 in 2023, in USD an hour."""
+"""The ratio of the spot to the on-demand price of p3.2xlarge in us-west-2 in 2023."""
 FREE = ((52.0, 0.2), (52.0, 0.05), (72.0, 0.1), (92.0, 0.5))
-"""The deadlines and overheads of jobs that are free to move between zones."""
+"""The deadlines and overheads of jobs that can move between zones."""
 MARGIN_HOURS = 4.0
-"""Windows of all overheads are alike: a late run needs less."""
+"""The windows of all overheads are equally long; a late run needs less than this margin."""
 ONE_ZONE_AT_A_TIME = ""
 
 
@@ -44,7 +44,7 @@ class Task:
 
     files: tuple[Path, ...]
     group: str
-    """Which zones the job may move between; empty: one zone at a time."""
+    """The name of the group of zones between which the job can move; empty for one zone at a time."""
     hazards: Hazards
     job: SimulatedJob
     num_starts: int
@@ -52,7 +52,7 @@ class Task:
 
 
 def play(task: Task) -> Mapping[str, tuple[float, int]]:
-    """Return the mean cost and how many runs were late, by policy."""
+    """Return the mean cost and the number of late runs by policy."""
     if task.group == ONE_ZONE_AT_A_TIME:
         markets = [read_market([path]) for path in task.files]
     else:
@@ -66,14 +66,14 @@ def play(task: Task) -> Mapping[str, tuple[float, int]]:
 
 
 def groups_of(files: Sequence[Path]) -> dict[str, tuple[Path, ...]]:
-    """Return the zones between which one machine type can move: each region with several, and all."""
+    """Return the groups of zones for each machine type: every region with several zones, and all zones."""
     found: dict[str, list[Path]] = {}
     for path in files:
         zone, _, kind = path.stem.partition("_")
         found.setdefault(f"{kind} {zone[:-1]}", []).append(path)
         found.setdefault(f"{kind} everywhere", []).append(path)
     several = {name: tuple(paths) for name, paths in found.items() if len(paths) > 1}
-    # A type that is in one region only is not told twice.
+    # A type in only one region must not be listed twice.
     return {
         name: paths
         for name, paths in several.items()
@@ -82,7 +82,7 @@ def groups_of(files: Sequence[Path]) -> dict[str, tuple[Path, ...]]:
 
 
 def hazards_for(played: Path, sets: Mapping[Path, Sequence[Path]], learn: str) -> Hazards:
-    """Return what the policies know when this set is played."""
+    """Return the hazards that the policies know when this set is played."""
     if learn == "builtin":
         return DEFAULT
     others = [path for name, files in sets.items() if name != played for path in files]

@@ -1,9 +1,9 @@
-"""How long after Compute Engine has announced a preemption the agent knows: by the long poll, by polling.
+"""The delay from Compute Engine's announcement of a preemption to the agent, by long polling and by polling.
 
     python benchmarks/gcp_notice.py [--rounds 40]
 
-The metadata server is the emulated one, on a port of this machine; the agent's own watcher waits for it, once
-as the plugin does and once by asking each second, from the same phase. The reference is a bare request.
+The metadata server is emulated on a port of this machine. The agent's watcher waits for a notice once with
+the plugin's long poll and once by polling every second, from the same phase. The reference is a bare request.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FACTS = {
 
 
 class Polling(PreemptionSource):
-    """The same server, asked each second."""
+    """The same server, polled every second."""
 
     poll_seconds = 1.0
 
@@ -47,12 +47,12 @@ class Polling(PreemptionSource):
         self.notice_seconds = self._long.notice_seconds
 
     def poll(self) -> PreemptionNotice | None:
-        """Ask."""
+        """Poll the server."""
         return self._long.poll()
 
 
 def measure(source: PreemptionSource, server: GceMetadata, phase: float) -> float:
-    """Return how long after the announcement the watcher tells it, in seconds."""
+    """Return the time from the announcement to the watcher's report in seconds."""
     server.view.notice = None
     told = threading.Event()
     stopped = threading.Event()
@@ -95,7 +95,7 @@ def main() -> None:
     phases = [1.0 + random.random() for _ in range(rounds)]
     show("long poll", [measure(GcePreemptionSource(), service, phase) for phase in phases])
     show("asking each second", [measure(Polling(), service, phase) for phase in phases])
-    os._exit(0)  # watchers still wait
+    os._exit(0)  # do not wait for the watchers
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Where the time of a launch goes until the first step, on each provider, without an image and with one.
+"""The phases of a launch up to the first step, on each provider, without and with an image.
 
 python benchmarks/launch_phases.py [--rounds 3] [PROVIDER ...]
 
-The digits example on one node, with a setup that makes a virtual environment, and an input of 200 files. The
-clouds are the emulated ones, with machines whose image has Python and torch, and no cloudspot. What a machine
-does beside something else, such as staging inputs during the setup, counts where it is waited for.
+Run the digits example on one node, with a setup that makes a virtual environment and an input of 200 files.
+The clouds are emulated, with machines whose image has Python and torch but not cloudspot. Concurrent work of
+a machine, such as staging inputs during the setup, counts in the phase that waits for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IMAGES = {
     "gcp": ("projects/ubuntu-os-cloud/global/images/ubuntu-2204-jammy-v20261101", "/opt/conda/bin/python"),
     "aliyun": ("m-bp1cloudspotbare0001", "/opt/pytorch/bin/python"),
 }
-"""Of each emulated cloud the image without cloudspot, and where it has torch."""
+"""The image without cloudspot of each emulated cloud, and the path of its Python with torch."""
 STATES = ("launching", "setup", "staging", "restoring", "starting")
 SETUP = "python -m venv made && python -c 'import torch, sklearn'"
 NUM_FILES, FILE_BYTES = 200, 250_000
@@ -48,7 +48,7 @@ def cloudspot(*words: str, **options: Any) -> str:
 
 
 def seconds_to_first_step(name: str) -> dict[str, float]:
-    """Return the seconds by state before the first training."""
+    """Return the seconds in each state before the first training."""
     found = dict.fromkeys(STATES, 0.0)
     for span in json.loads(cloudspot("show", name, "--json"))["timeline"]:
         if span["state"] == "training":
@@ -60,7 +60,7 @@ def seconds_to_first_step(name: str) -> dict[str, float]:
 
 
 def measure(provider: str, rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Run the job on the provider, which is reached from here, without an image and then with one."""
+    """Run the job on the provider, which is reachable from here, first without and then with an image."""
     data = Path(tempfile.mkdtemp()) / "data"
     data.mkdir()
     for number in range(NUM_FILES):
@@ -89,7 +89,7 @@ def measure(provider: str, rounds: int) -> dict[str, list[dict[str, float]]]:
 
 
 def stage(provider: str, data: Path) -> str:
-    """Put the files where the job's machines can read them; return the URL."""
+    """Put the files where the job's machines can read them, and return the URL."""
     if provider == "local":
         return f"file://{data}/"
     from cloudspot.registry import open_store

@@ -1,12 +1,12 @@
-"""What bytes cost on their way to a cloud's store and back: ours, raw HTTP, the SDK's defaults, to one sink.
+"""The cost of transfers to and from a cloud's store: cloudspot, raw HTTP and the SDK's defaults, to one sink.
 
     python benchmarks/object_store.py s3|gs|oss [--gib 1] [--rounds 5] [--threads 4]
     python benchmarks/object_store.py s3|gs|oss --stream-gib 5      # the memory of a long stream
 
-The sink speaks just enough of S3, of Cloud Storage and of OSS to satisfy their SDKs, drops what it is sent
-and sends what it holds in memory, over plain HTTP on loopback: the real ones add TLS, the same for all, and
-S3 spares boto3's defaults the hash of the payload. It knows what it is sent, and so tells OSS's CRC-64 of it
-without a look. Rates are of one run; compare the ratios.
+The sink implements just enough of S3, Cloud Storage and OSS for their SDKs. It drops all uploads and serves
+downloads from memory, over plain HTTP on loopback. The real stores add TLS, equally for all clients, and with
+S3, boto3 need not hash the payload. The sink knows the uploaded content, so it returns OSS's CRC-64 without
+computing it. Rates are of one run; compare the ratios.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.registry import open_store
 
 CHUNK_BYTES = 64 << 20
-"""Of a checkpoint, as the courier uploads it (cloudspot.jobstore.checkpoints.parts)."""
+"""The size of a checkpoint's chunks, as in cloudspot.jobstore.checkpoints.parts."""
 BLOCK = random.Random(1).randbytes(1 << 20)
-"""What goes up, over and over."""
+"""The uploads repeat this content."""
 BUCKET = "bench"
 ALIYUN_KEY = "LTAI5tEXAMPLEexample0001", "example0secret1example2secret3"
 ALIYUN_REGION = "cn-hangzhou"
@@ -46,11 +46,15 @@ ALIYUN_REGION = "cn-hangzhou"
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("scheme", choices=["s3", "gs", "oss"], help="whose store")
-    parser.add_argument("--gib", type=float, default=1.0, help="how much goes up and down (default 1)")
-    parser.add_argument("--rounds", type=int, default=5, help="how often; medians are shown (default 5)")
-    parser.add_argument("--threads", type=int, default=4, help="requests at once (default 4, the courier's)")
-    parser.add_argument("--stream-gib", type=float, help="instead: the memory that such a stream takes")
+    parser.add_argument("scheme", choices=["s3", "gs", "oss"], help="the URL scheme of the store")
+    parser.add_argument("--gib", type=float, default=1.0, help="GiB to upload and download (default 1)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="the number of rounds; medians are shown (default 5)"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=4, help="concurrent requests (default 4, like the agent)"
+    )
+    parser.add_argument("--stream-gib", type=float, help="measure only the memory for a stream of this size")
     arguments = parser.parse_args()
     num_bytes = int(arguments.gib * (1 << 30))
     held = CHUNK_BYTES if arguments.stream_gib is not None else max(num_bytes, CHUNK_BYTES)
@@ -67,7 +71,7 @@ def main() -> None:
 
 @contextmanager
 def s3_environment(url: str) -> Iterator[None]:
-    """Let boto3 take the sink for S3."""
+    """Point boto3 to the sink instead of S3."""
     os.environ.update(
         AWS_ENDPOINT_URL=url,
         AWS_ACCESS_KEY_ID="AKIAIOSFODNN7EXAMPLE",
@@ -80,7 +84,7 @@ def s3_environment(url: str) -> Iterator[None]:
 
 @contextmanager
 def gs_environment(url: str) -> Iterator[None]:
-    """Let Google's SDK take the sink for Cloud Storage and for the token endpoint."""
+    """Point Google's SDK to the sink instead of Cloud Storage and the token endpoint."""
     from cloudspot_gcp_sandbox.identities import ServiceAccount, write_key_file
 
     account = ServiceAccount.make("bench@my-project-123.iam.gserviceaccount.com", project="my-project-123")
@@ -97,7 +101,7 @@ def gs_environment(url: str) -> Iterator[None]:
 
 @contextmanager
 def oss_environment(url: str) -> Iterator[None]:
-    """Let our OSS store take the sink for OSS."""
+    """Point our OSS store to the sink instead of OSS."""
     os.environ.update(
         OSS_ENDPOINT=url,
         ALIBABA_CLOUD_ACCESS_KEY_ID=ALIYUN_KEY[0],
@@ -108,7 +112,7 @@ def oss_environment(url: str) -> Iterator[None]:
 
 
 class Sdk(Protocol):
-    """What a cloud's own SDK does by default."""
+    """A cloud's own SDK with its defaults."""
 
     name: str
 
@@ -120,7 +124,7 @@ class Sdk(Protocol):
 
 
 class Boto3:
-    """What boto3 does by default."""
+    """The boto3 package with its defaults."""
 
     name = "boto3"
 
@@ -139,7 +143,7 @@ class Boto3:
 
 
 class GoogleCloudStorage:
-    """What google-cloud-storage does by default."""
+    """The google-cloud-storage package with its defaults."""
 
     name = "google-cloud-storage"
 
@@ -154,12 +158,12 @@ class GoogleCloudStorage:
 
     def download(self, file: Path, size: int) -> None:
         """Read into a file."""
-        # The sink tells no checksum of the whole: what it holds are zeros that nobody has summed.
+        # The sink sends no checksum of the whole object, so the SDK must not check it.
         self._bucket.blob("k").download_to_filename(str(file), checksum=None)
 
 
 class Oss2:
-    """What oss2 does by default."""
+    """The oss2 package with its defaults."""
 
     def __init__(self) -> None:
         import oss2
@@ -188,7 +192,7 @@ def measure_rates(
     num_rounds: int,
     num_threads: int,
 ) -> None:
-    """Time every way in turn, so that a noisy moment meets them all."""
+    """Time all methods in turn, so that noise affects all of them."""
     data = memoryview(bytearray(BLOCK) * (num_bytes >> 20))
     starts = range(0, len(data), CHUNK_BYTES)
     pool = ThreadPoolExecutor(num_threads)
@@ -238,7 +242,7 @@ def measure_rates(
             for name, way in ways.items():
                 began, cpu_began = time.perf_counter(), cpu_seconds()
                 way()
-                if number:  # The first round only warms up.
+                if number:  # the first round is a warm-up
                     seconds[name].append(time.perf_counter() - began)
                     cpu[name].append(cpu_seconds() - cpu_began)
     pool.shutdown()
@@ -252,7 +256,7 @@ def measure_rates(
 
 
 def measure_stream(store: ObjectStore, num_bytes: int) -> None:
-    """Stream and say how much memory it took at its worst."""
+    """Stream, and print the peak memory."""
     store.put("warm", BLOCK[:1])
     before = peak_bytes()
     began = time.perf_counter()
@@ -269,21 +273,21 @@ def measure_stream(store: ObjectStore, num_bytes: int) -> None:
 
 
 def check(data: bytes, length: int) -> None:
-    """Fail if not all came."""
+    """Fail if bytes are missing."""
     assert len(data) == length, (len(data), length)
 
 
 def cpu_seconds() -> float:
-    """Return the processor time of this process, the client."""
+    """Return the CPU time of this process, the client."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process ever had."""
+    """Return the peak memory of this process."""
     status = Path("/proc/self/status")
     if status.exists():
-        # getrusage counts what our parent had when it started us.
+        # getrusage would include the memory of the parent at the start of this process.
         found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text(encoding="ascii"))
         if found is not None:
             return int(found[1]) * 1024
@@ -300,24 +304,24 @@ OSS_BUCKET = (
 
 
 class Raw:
-    """The floor: HTTP by the standard library, a connection a thread, no signature and no checksum."""
+    """The floor: HTTP with the standard library, one connection per thread, no signature and no checksum."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._local = threading.local()
 
     def put(self, start: int, data: memoryview) -> None:
-        """Send the bytes from where they lie."""
+        """Send the bytes without a copy."""
         connection = self._connection()
         connection.request("PUT", f"/{BUCKET}/raw/{start}", body=data)
         connection.getresponse().read()
 
     def get_bytes(self, start: int, length: int) -> None:
-        """Read into new bytes, as whoever wants ``bytes`` must."""
+        """Read into a new ``bytes`` object."""
         check(self._answer(start, length).read(length), length)
 
     def get_into(self, start: int, length: int) -> None:
-        """Read into a buffer that is kept: memory that is warm costs nothing."""
+        """Read into a kept buffer, whose memory is warm."""
         answer, filled = self._answer(start, length), 0
         with memoryview(self._local.buffer) as view:
             while filled < length:
@@ -339,7 +343,7 @@ class Raw:
 
 
 class Sink:
-    """A server that drops what it is sent and sends from memory; a process for each connection."""
+    """A server that drops uploads and serves downloads from memory, with a process for each connection."""
 
     def __init__(self, num_bytes: int) -> None:
         self._size = num_bytes
@@ -354,7 +358,7 @@ class Sink:
                 self._serve()
             os._exit(0)
         with suppress(ProcessLookupError):
-            os.setpgid(self._pid, self._pid)  # here too: it may be ended before it has run
+            os.setpgid(self._pid, self._pid)  # here too, because the child may be ended before it runs
         self._socket.close()
         return self
 
@@ -364,7 +368,7 @@ class Sink:
 
     def _serve(self) -> None:
         os.setpgid(0, 0)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # No zombies.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # leave no zombies
         file = os.memfd_create("sink")
         os.ftruncate(file, self._size)
         with mmap.mmap(file, self._size) as content:
@@ -385,7 +389,7 @@ class Sink:
 
 
 def read_head(connection: socket.socket, rest: bytes) -> tuple[bytes, bytes]:
-    """Return the head of the next request, and what came behind it; empty: the client has left."""
+    """Return the head of the next request and the bytes after it; the head is empty if the client left."""
     while b"\r\n\r\n" not in rest:
         more = connection.recv(1 << 16)
         if not more:
@@ -396,7 +400,7 @@ def read_head(connection: socket.socket, rest: bytes) -> tuple[bytes, bytes]:
 
 
 def asked_range(head: bytes, size: int) -> tuple[int, int] | None:
-    """Return the first and the last byte that a request asks for, if not for all."""
+    """Return the first and the last byte of a requested range, or None for the whole object."""
     found = re.search(rb"\r\nrange: *bytes=(\d+)-(\d*)", head.lower())
     return None if found is None else (int(found[1]), min(int(found[2] or size), size - 1))
 
@@ -420,11 +424,11 @@ def serve_connection(connection: socket.socket, file: int, size: int) -> None:
             connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         length = int(found[1]) if (found := re.search(rb"\r\ncontent-length: *(\d+)", head)) else 0
         while b"uploadtype=multipart" in head and len(rest) < min(length, 1 << 10):
-            rest += connection.recv(1 << 10)  # It begins with what is said of the object.
+            rest += connection.recv(1 << 10)  # the body begins with the object's metadata
         left, original = length - len(rest), original + b"\r\n" + rest[: 1 << 10]
         rest = b""
         while left > 0:
-            # MSG_TRUNC drops the bytes in the kernel: no copy.
+            # MSG_TRUNC drops the bytes in the kernel, without a copy.
             count = connection.recv_into(buffer, min(left, len(buffer)), socket.MSG_TRUNC)
             if count == 0:
                 return
@@ -455,7 +459,7 @@ def send(connection: socket.socket, status: bytes, headers: bytes, length: int) 
 
 @functools.cache
 def crc_of(num_bytes: int) -> int:
-    """Return OSS's CRC-64 of so many bytes of what goes up."""
+    """Return OSS's CRC-64 of an upload of this size."""
     from fastcrc import crc64
 
     crc = 0
@@ -465,7 +469,7 @@ def crc_of(num_bytes: int) -> int:
 
 
 def send_xml(connection: socket.socket, method: bytes, target: bytes, headers: bytes) -> None:
-    """Answer what takes bytes, as S3 and OSS would."""
+    """Answer a request with a body like S3 and OSS."""
     body = b""
     if method == b"POST" and b"?uploads" in target:
         body = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
@@ -476,7 +480,7 @@ def send_xml(connection: socket.socket, method: bytes, target: bytes, headers: b
 
 
 def send_json(connection: socket.socket, method: bytes, target: bytes, head: bytes) -> None:
-    """Answer what takes bytes, as Cloud Storage would; and give tokens."""
+    """Answer a request with a body like Cloud Storage, or one for a token."""
     status, headers, body = b"200 OK", b"Content-Type: application/json\r\n", b"{}"
     piece = re.search(rb"(?i)\r\ncontent-range: *bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", head)
     if target == b"/token":

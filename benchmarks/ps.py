@@ -1,9 +1,9 @@
-"""``cloudspot ps --all`` of many ended jobs, against a plain loop that lists and reads the same files.
+"""``cloudspot ps --all`` with many ended jobs, against a plain loop that lists and reads the same files.
 
 python benchmarks/ps.py [--jobs 1000] [--rounds 5] [--latency 0.05]
 
-Whole processes are timed. The second table is a store of which each answer takes ``--latency`` seconds; its
-reference has as many requests at once as ``ps`` has.
+Whole processes are timed. The second table is for a store whose every answer takes ``--latency`` seconds; its
+reference makes as many concurrent requests as ``ps``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from cloudspot.cli.commands.ps import NUM_THREADS
+from cloudspot.cli.stored.storedjobs import NUM_THREADS
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import Summary
 
@@ -83,7 +83,7 @@ def fill(root: Path, num_jobs: int) -> None:
 
 
 def seconds(command: list[str], rounds: int, **environment: str) -> tuple[float, float]:
-    """Return the seconds that a process takes, by the clock and of the CPU: medians."""
+    """Return the median wall and CPU seconds of a process."""
     by_clock, of_cpu = [], []
     for _ in range(rounds + 1):
         before, started = os.times(), time.perf_counter()
@@ -94,7 +94,7 @@ def seconds(command: list[str], rounds: int, **environment: str) -> tuple[float,
             after.children_user + after.children_system - before.children_user - before.children_system
         )
     assert done.stdout
-    return statistics.median(by_clock[1:]), statistics.median(of_cpu[1:])  # The first warms the caches.
+    return statistics.median(by_clock[1:]), statistics.median(of_cpu[1:])  # the first run warms the caches
 
 
 def report(what: str, taken: tuple[float, float], reference: tuple[float, float]) -> None:
@@ -130,7 +130,7 @@ def main() -> None:
         slow = [sys.executable, "-c", LOOP, str(root), latency, str(NUM_THREADS)]
         reference = seconds(slow, rounds)
         taken = seconds([sys.executable, "-c", SLOW_PS, latency, *ps[3:]], rounds, CLOUDSPOT_STORE=url)
-        print(f"\nthe same where each answer takes {1000 * options.latency:.0f} ms")
+        print(f"\nthe same with {1000 * options.latency:.0f} ms for each answer")
         report("ps --all", taken, reference)
         report(f"plain loop, {NUM_THREADS} at once", reference, reference)
 

@@ -1,11 +1,11 @@
-"""From the loss of a trainer to the first step of the next generation, beside torchrun's cold start.
+"""The time from the loss of a trainer to the next generation's first step, against torchrun's cold start.
 
 python benchmarks/restart.py [--rounds 5] [--nodes 1] [--gpu] [--job FILE]
 
-Both run the end-to-end tests' smallest job on "machines" of one process each, with the fork server and
-without it. The reference is a plain torchrun on as many nodes, from its start to its first step, in the same
-run. With another job, such as examples/hf-trainer/job.toml, there is no reference, and it is run without its
-``run.preload``, too.
+The smallest job of the end-to-end tests runs on "machines" of one process each, with and without the fork
+server. The reference, in the same run, is a plain torchrun on the same number of nodes, from its start to the
+first step. Another job, such as examples/hf-trainer/job.toml, has no reference, and is also run without its
+``run.preload``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cloudspot.host.process_marks import is_marked
+from cloudspot.host.process_marks import marked_processes
 from cloudspot.train import handoff
 
 JOB = Path(__file__).parent.parent / "tests" / "e2e" / "jobs" / "tiny"
@@ -39,7 +39,7 @@ def wait_for(condition: Callable[[], Any], *, seconds: float = 120.0) -> Any:
 
 
 def cold_start(num_nodes: int, devices: str) -> float:
-    """Return the seconds from the start of the torchruns to the first step that all have done."""
+    """Return the seconds from the start of the torchrun processes to the first step of all ranks."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     environment = {
@@ -102,7 +102,7 @@ def restart(home: Path, job: Path, num_nodes: int, devices: str, *, override: st
         wait_for(lambda: list(home.glob("store/jobs/restart/manifests/*")))
         (worker,) = wait_for(lambda: list(machines.glob(f"*/node/generations/000001/worker-{rank}.pid")))
         pid = int(worker.read_text())
-        assert is_marked(pid, "RANK", str(rank))
+        assert pid in marked_processes("RANK", str(rank))
         os.kill(pid, signal.SIGKILL)
         lost = time.monotonic()
 
@@ -131,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--job", type=Path, help="another job than the tests' smallest one")
+    parser.add_argument("--job", type=Path, help="a job file instead of the tests' smallest one")
     parser.add_argument("--gpu", action="store_true", help="train on the first GPU")
     options = parser.parse_args()
     devices = "0" if options.gpu else ""

@@ -1,17 +1,17 @@
-"""Staging of inputs from S3 beside s5cmd, rclone and boto3 in threads: many small files, few large ones.
+"""Staging of inputs from S3 against s5cmd, rclone and threaded boto3, for many small and few large files.
 
     python benchmarks/stage_from_s3.py [--directory DIR] [--small 20000] [--large 4] [--gb 5] [--rounds 3]
                                        [--latency-ms 0]
 
-The server speaks just enough of S3 and sends from memory, over plain HTTP on loopback; TLS would come on
-top, the same for all. With each small object it tells a CRC-32, to those who ask, and its MD5, as S3 does
-for what today's SDKs upload in one piece. Staging compares the former, rclone the latter unless it is told
-not to; s5cmd and boto3 compare nothing here.
+The server implements just enough of S3 and sends from memory, over plain HTTP on loopback; TLS would be an
+equal addition for all clients. For each small object it returns its MD5 and, on request, a CRC-32, like S3
+for objects that current SDKs upload in one piece. Staging checks the CRC-32, and rclone the MD5 unless that
+is switched off; s5cmd and boto3 check nothing here.
 
-Each round stages into an empty cache, as an agent does, and lets the others fetch the same objects into an
-empty directory, each of them first in turns. The others sync no file; so a `sync` of the file system counts
-for all. Programs that are not on the PATH are left out, and named. Then staging is killed in the middle and
-started again, and at last it is started with everything there. Figures are medians of the rounds.
+Each round stages into an empty cache, like an agent, and makes the others fetch the same objects into an
+empty directory, in rotating order. The others do not sync their files, so a `sync` of the file system counts
+for all. Programs that are not on the PATH are reported and left out. Then staging is killed in the middle and
+restarted, and finally it is started with all files staged. Figures are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ staging = Staging(lambda request: request(), time.sleep, progress)
 print(InputCache(Path(sys.argv[2])).stage(open_input(DataSpec(url=sys.argv[1])), staging).fetched_bytes)
 """
 UPLOADED_IN_PARTS = 16 << 20
-"""Objects of this size are uploaded in parts, and have neither checksum of the whole."""
+"""Objects from this size on are uploaded in parts, and have no checksum of the whole object."""
 DATE = "Fri, 20 Nov 2026 12:00:00 GMT"
 
 
@@ -60,7 +60,7 @@ class Server(Sink):
     """Serves buckets of equal objects."""
 
     def __init__(self, buckets: dict[str, tuple[int, int]], *, latency_seconds: float = 0.0) -> None:
-        """Take each bucket's number of objects, the bytes of each, and how long to wait before an object."""
+        """Create it with each bucket's number of objects and their size, and the latency of each object."""
         super().__init__(max(size for _, size in buckets.values()))
         self._buckets = buckets
         self._latency_seconds = latency_seconds
@@ -123,13 +123,13 @@ class Server(Sink):
 
 
 def sums(size: int) -> tuple[str, str]:
-    """Return the MD5 and the CRC-32, as S3 writes them, of an object of so many bytes: see ``Sink``."""
+    """Return the MD5 and the CRC-32, in S3's format, of an object of this size: see ``Sink``."""
     content = (b"\1" + bytes(4095)) * (size // 4096 + 1)
     crc = zlib.crc32(content[:size]).to_bytes(4, "big")
     return hashlib.md5(content[:size]).hexdigest(), base64.b64encode(crc).decode()
 
 
-# --- the ways ---------------------------------------------------------------------------------
+# --- the methods ------------------------------------------------------------------------------
 
 
 def stage(bucket: str, to: Path) -> list[str]:
@@ -144,7 +144,7 @@ def s5cmd(bucket: str, to: Path) -> list[str]:
 def rclone(bucket: str, to: Path, *more: str) -> list[str]:
     options = f"provider=Other,env_auth=true,list_version=2,endpoint='{os.environ['AWS_ENDPOINT_URL']}'"
     remote = f":s3,{options}:{bucket}"
-    number = str(16 * len(os.sched_getaffinity(0)))  # as many at once as staging
+    number = str(16 * len(os.sched_getaffinity(0)))  # the concurrency of staging
     fast = ["--transfers", number, "--checkers", "16", "--multi-thread-streams", "4", *more]
     return ["rclone", "copy", remote, str(to), "--config", "/dev/null", *fast]
 
@@ -199,7 +199,7 @@ def directory(root: Path) -> Iterator[Path]:
 
 
 def run(command: list[str]) -> tuple[float, float, float]:
-    """Return the seconds until all is on the disk, the processor's seconds, and the most memory in MB."""
+    """Return the seconds until all files are on the disk, the CPU seconds, and the peak memory in MB."""
     os.sync()
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -215,14 +215,14 @@ def run(command: list[str]) -> tuple[float, float, float]:
 def measure(bucket: str, num_bytes: int, root: Path, rounds: int) -> None:
     ways = {name: way for name, way in WAYS.items() if shutil.which(way(bucket, root)[0])}
     for name in WAYS.keys() - ways.keys():
-        print(f"{name} is not on the PATH, and left out")
+        print(f"{name} is not on the PATH: left out")
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name in itertools.islice(itertools.cycle(ways), number, number + len(ways)):
             way = ways[name]
             with directory(root) as to:
                 measured = run(way(bucket, to))
-            if number:  # the first pass finds memory cold, the server's and the machine's
+            if number:  # in the first pass, the memory of the server and the machine is cold
                 found[name].append(measured)
     print(f"{bucket}: {num_bytes / 1e9:.2f} GB")
     for name, all_of_it in found.items():
@@ -250,16 +250,22 @@ def measure(bucket: str, num_bytes: int, root: Path, rounds: int) -> None:
 def main() -> None:
     """Serve, measure, and print."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--directory", type=Path, help="where files are made; default: a temporary one")
-    parser.add_argument("--small", type=int, default=20_000, help="small files (default 20,000; 0: not)")
-    parser.add_argument("--large", type=int, default=4, help="large files (default 4; 0: not)")
-    parser.add_argument("--gb", type=float, default=5.0, help="how much either are together (default 5)")
+    parser.add_argument(
+        "--directory", type=Path, help="the directory for all files (default: a temporary one)"
+    )
+    parser.add_argument(
+        "--small", type=int, default=20_000, help="the number of small files, or 0 (default 20,000)"
+    )
+    parser.add_argument("--large", type=int, default=4, help="the number of large files, or 0 (default 4)")
+    parser.add_argument("--gb", type=float, default=5.0, help="the total GB of either kind (default 5)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="before each object (default 0)")
+    parser.add_argument(
+        "--latency-ms", type=float, default=0.0, help="the latency of each object (default 0)"
+    )
     given = parser.parse_args()
     counts = {"small-files": given.small, "large-files": given.large}
     buckets = {name: (count, int(given.gb * 1e9 / count)) for name, count in counts.items() if count}
-    os.environ.pop("AWS_CA_BUNDLE", None)  # rclone takes none, and nothing here is encrypted
+    os.environ.pop("AWS_CA_BUNDLE", None)  # rclone rejects it, and nothing here is encrypted
     with (
         tempfile.TemporaryDirectory(dir=given.directory) as name,
         Server(buckets, latency_seconds=given.latency_ms / 1e3) as server,

@@ -1,11 +1,11 @@
-"""Staging of inputs against a plain parallel copy of the same files, in the same run: small ones, large ones.
+"""Staging of small and large inputs against a plain parallel copy of the same files, in the same run.
 
 python benchmarks/stage_inputs.py [--directory DIR] [--small 500] [--large 3] [--large-mib 32] [--rounds 3]
 
-The source is a directory (file://), so that what is measured is the disk and this program, and no network.
-Each round stages into an empty cache and copies into an empty directory with as many threads, in turns; the
-copy is made twice, without and with a sync of each file, which staging makes. Then the input is staged once
-more, which fetches nothing. Figures are medians of the rounds.
+The source is a directory (file://), so that only the disk and this program are measured, and no network. Each
+round stages into an empty cache and copies into an empty directory with the same number of threads, in turns.
+The copy is made without and with a sync of each file, because staging syncs them. Then the input is staged
+again, which fetches nothing. Figures are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def copy(source: Path, target: Path, *, synced: bool) -> None:
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    os.sync()  # what an earlier round has left to write is not this one's
+    os.sync()  # finish the writes of earlier rounds
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
@@ -82,10 +82,12 @@ def measure(name: str, source: Path, root: Path, rounds: int) -> None:
 def main() -> None:
     """Make the files, measure, and print."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--directory", type=Path, help="where files are made; default: a temporary one")
+    parser.add_argument(
+        "--directory", type=Path, help="the directory for all files (default: a temporary one)"
+    )
     parser.add_argument("--small", type=int, default=500, help=f"files of {SMALL_BYTES} bytes")
-    parser.add_argument("--large", type=int, default=3, help="large files")
-    parser.add_argument("--large-mib", type=int, default=32, help="MiB of each large file")
+    parser.add_argument("--large", type=int, default=3, help="the number of large files")
+    parser.add_argument("--large-mib", type=int, default=32, help="the size of each large file in MiB")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.directory) as name:

@@ -1,4 +1,4 @@
-"""What ``run.steps()`` costs a step, as the difference to a bare ``range`` loop, with an agent and without.
+"""The cost of ``run.steps()`` per step over a bare ``range`` loop, with and without an agent.
 
 python benchmarks/step_overhead.py [--steps 300000] [--rounds 7]
 """

@@ -1,9 +1,9 @@
-"""What ``reconcile``, ``ps``, ``show`` and ``logs`` cost in a store where many jobs have ended.
+"""The cost of ``reconcile``, ``ps``, ``show`` and ``logs`` in a store with many ended jobs.
 
 python benchmarks/store_of_jobs.py [--ended 10000] [--live 50] [--launches 500] [--commits 5000] [--log-gb 5]
 
-The jobs are written by the functions that write real ones, into memory, and settled by real passes. Requests
-are counted there. Then the same objects are put into files, where whole processes are timed.
+The jobs are written to memory with the functions for real jobs, and settled by real passes; requests are
+counted there. Then the same objects are put into files, where whole processes are timed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LINES_A_SEGMENT = SEGMENT_BYTES // 1000
 
 
 class LongLogStore(InMemoryStore):
-    """A store whose one stream of log lines is made up when it is read."""
+    """A store whose only stream of log lines is generated when it is read."""
 
     def __init__(self, inner: InMemoryStore, job_id: str, num_bytes: int) -> None:
         super().__init__(inner.url)
@@ -101,7 +101,7 @@ def put_into_files(store: InMemoryStore, root: Path) -> None:
 
 
 def time_process(url: str, *words: str) -> None:
-    """Run the command twice, the second time with warm caches."""
+    """Time the command twice, the second time with warm caches."""
     for _ in range(2):
         before, began = os.times(), time.perf_counter()
         command = [sys.executable, "-c", COMMAND_AND_PEAK, *words, "--store", url]
@@ -129,10 +129,10 @@ def main() -> None:
         for _ in range(options.ended):
             town.add_ended()
         town.settle()
-        # Last, since nothing beats for them: in some minutes a pass would take their nodes for silent.
+        # Last, because their nodes have no heartbeats: after some minutes, a pass would consider them lost.
         long_job = town.add_long(options.launches, options.commits)
         live = [town.add_live() for _ in range(options.live - 1)]
-        town.run_pass()  # which leaves the copy of their settled launches, as each earlier one would have
+        town.run_pass()  # copies their settled launches, like each earlier pass of a real job
         print(
             f"{options.ended} ended and {options.live} live jobs, one of {options.launches} launches and ",
             end="",

@@ -1,9 +1,9 @@
-"""Turn bytes and plain values into typed ones, within the bounds of what our own writers write.
+"""Decode bytes and plain values into typed ones, within the bounds that cloudspot's own writers keep.
 
-This is the only use of msgspec's typed decoding, and works from any thread.
+This is the only module that uses msgspec's typed decoding. It works from any thread.
 
-msgspec inspects a type when it first decodes into it, and lets other threads see the half-made result:
-two threads that meet there crash the process with a segmentation fault (seen with msgspec 0.22). So each
+msgspec inspects a type when it first decodes into it, and other threads can see the half-made result.
+Two threads that do this at once crash the process with a segmentation fault (seen with msgspec 0.22). So each
 type is inspected once, under a lock. The linter forbids msgspec's own functions everywhere else.
 """
 
@@ -21,17 +21,17 @@ _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 class Metrics(dict[str, float]):
-    """What a training reports by name: the only numbers that may be no finite ones.
+    """The metrics of a training by name: the only numbers that may be NaN or infinite.
 
-    JSON has none of these, so there they are the strings ``"nan"``, ``"inf"`` and ``"-inf"``.
+    JSON has no such numbers, so they are stored as the strings ``"nan"``, ``"inf"`` and ``"-inf"``.
     """
 
 
 def decode(data: bytes | str, type_: Any) -> Any:
-    """Return the JSON value as a ``type_``; no value is made to fit, such as a string that holds a number.
+    """Return the JSON value as a ``type_``, without conversions such as that of a string to a number.
 
     Raises:
-        msgspec.DecodeError: ``data`` is not JSON; as a ValidationError: it is not a ``type_``.
+        msgspec.DecodeError: ``data`` is not JSON, or, as a ValidationError, it is not a ``type_``.
         UnicodeDecodeError: ``data`` is not text.
     """
     try:
@@ -44,14 +44,14 @@ def convert(value: Any, type_: Any) -> Any:
     """Return a value of dicts, lists and scalars as a ``type_``; as strict as ``decode``.
 
     Raises:
-        msgspec.ValidationError: it is not one.
+        msgspec.ValidationError: the value is not a ``type_``.
     """
     _decoder(type_)
     return msgspec.convert(value, type_, dec_hook=_decode_metrics)
 
 
 def fault_of(value: msgspec.Struct) -> str | None:
-    """Return what keeps a value from being one of its type, which only decoding checks; None: nothing."""
+    """Return why a value is invalid for its type, or None. Constructing a value does not check this."""
     try:
         convert(msgspec.to_builtins(value), type(value))
     except (msgspec.ValidationError, TypeError) as error:
@@ -77,15 +77,15 @@ def _decode_metrics(type_: Any, value: Any) -> Metrics:
 # --- bounds ---------------------------------------------------------------------------------------
 
 EARLIEST: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
-"""A machine without a battery clock starts here, and its records must still be readable."""
+"""The time at which a machine without a battery clock starts; its records must still be readable."""
 LATEST: Final = datetime(2200, 1, 1, tzinfo=timezone.utc)
-"""Far enough from ``datetime.max`` that no sum of a moment and a duration leaves its range."""
+"""Far enough from ``datetime.max`` that adding a duration to a moment does not overflow."""
 
 MAX_NODES: Final = 10_000
-"""Keys give a rank four digits."""
+"""The limit of ranks, which have four digits in keys."""
 
 MAX_LAUNCHES: Final = 10**9
-"""Launches and generations are counted below this."""
+"""Numbers of launches and generations are smaller than this."""
 MAX_TALLY: Final = (1 << 60) - 1
 
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NODES)]
@@ -93,18 +93,18 @@ NodeCount = Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)]
 Ordinal = Annotated[int, msgspec.Meta(ge=1, lt=MAX_LAUNCHES)]
 """The number of a launch or a generation, counted from 1."""
 OrdinalOrZero = Annotated[int, msgspec.Meta(ge=0, lt=MAX_LAUNCHES)]
-"""The same, where 0 stands for the time before the first."""
+"""The same number, where 0 stands for the time before the first."""
 Tally = Annotated[int, msgspec.Meta(ge=0, le=MAX_TALLY)]
-"""Steps, bytes, lines: whatever is counted from 0. Sums of a few stay below 64 bits."""
+"""A count of steps, bytes or lines, from 0. The sum of a few such counts fits into 64 bits."""
 Port = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 ExitStatus = Annotated[int, msgspec.Meta(ge=-255, le=255)]
-"""A process's; negative for a signal where Python tells it."""
+"""A process's exit status; it is negative for a signal, as in Python."""
 InstanceId = Annotated[str, msgspec.Meta(min_length=1)]
 """A machine's name at its provider."""
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-"""In hex; it becomes part of a key."""
+"""A SHA-256 in hex, which becomes part of a key."""
 SharedKey = Annotated[str, msgspec.Meta(pattern="^(?:code|agents)/[0-9a-f]{64}$")]
-"""The key of an object that several jobs may use, and the last to be removed deletes."""
+"""The key of an object that several jobs may share; the last of them to be removed deletes it."""
 KeyWord = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 """A writer's nonce that becomes part of a key."""
 StreamName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -112,16 +112,16 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 """A duration of up to three centuries."""
 MAX_PRICE: Final = 1e9
 Price = Annotated[float, msgspec.Meta(ge=0, le=MAX_PRICE)]
-"""Money for an hour."""
+"""An amount of money per hour."""
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
-"""Money in all."""
+"""A total amount of money."""
 
 
 def whole_number(text: object, *, most: int = MAX_TALLY) -> int | None:
-    """Return the number from 0 to ``most`` that a text from outside holds; None: it is not one.
+    """Return the number from 0 to ``most`` that an untrusted text holds, or None if it is not such a number.
 
-    ``int`` alone takes other alphabets' digits, signs, spaces and underscores, and raises an error of its own
-    at more than 4,300 digits.
+    ``int`` alone also accepts digits of other alphabets, signs, spaces and underscores, and raises an error
+    of its own at more than 4,300 digits.
     """
     found = str(text)
     is_number = found.isascii() and found.isdigit() and len(found) <= len(str(most))
@@ -129,7 +129,7 @@ def whole_number(text: object, *, most: int = MAX_TALLY) -> int | None:
 
 
 def is_possible_time(moment: datetime) -> bool:
-    """Return whether a moment has a time zone, as every comparison needs, and lies within the bounds."""
+    """Return whether a moment lies within the bounds and has a time zone, as every comparison needs."""
     return moment.tzinfo is not None and EARLIEST <= moment < LATEST
 
 
@@ -137,7 +137,7 @@ class Dated(msgspec.Struct, frozen=True, kw_only=True):
     """A record whose moments have a time zone and lie between ``EARLIEST`` and ``LATEST``."""
 
     def __post_init__(self) -> None:
-        """Check the moments; decoding reports the ValueError with the place where it stands."""
+        """Check the moments; decoding reports the ValueError with the path of the field."""
         for name in _moments_of(type(self)):
             value = getattr(self, name)
             if value is None:
@@ -150,7 +150,7 @@ class Dated(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def _moments_of(struct: type[Dated]) -> tuple[str, ...]:
-    """Return the names of the fields that hold a moment, or None."""
+    """Return the names of the fields whose type is a moment or an optional moment."""
     hints = get_type_hints(struct)
     return tuple(
         name for name in struct.__struct_fields__ if datetime in (hints[name], *get_args(hints[name]))

@@ -1,4 +1,4 @@
-"""The errors a user or a caller can meet; each class says what the caller does next."""
+"""The errors that a user or a caller can meet; each class says what the caller does next."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import re
 from typing import ClassVar, Final
 
 MAX_MESSAGE: Final = 4000
-"""The most characters of a message: it may quote a name from outside, which may have any length."""
+"""The maximal length of a message, in characters. A message may quote an outside name of any length."""
 
 
 class CloudspotError(Exception):
     """Base of all errors that the command line shows as one line.
 
     The message names the field or resource, what was found and what to do next; it never holds a credential
-    or a signed URL. Any other exception is a bug of ours and keeps its traceback.
+    or a signed URL. Any other exception is a bug in cloudspot and keeps its traceback.
     """
 
     exit_code: ClassVar[int] = 1
     """The exit status of ``cloudspot`` when this error ends a command."""
 
     def __init__(self, *args: object) -> None:
-        """Take the message; the middle of one that is longer than ``MAX_MESSAGE`` is left out."""
+        """Take the message; if it is longer than ``MAX_MESSAGE``, leave out its middle."""
         super().__init__(*(_shortened(one) if isinstance(one, str) else one for one in args))
 
 
@@ -33,7 +33,7 @@ _LOGIN: Final = re.compile(r"://[^\s/@\"']+@")
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error that is not ours on one line, without the queries and log-ins of URLs that it quotes.
+    """Return a foreign error on one line, without the queries and log-ins of the URLs that it quotes.
 
     A signed URL has its signature in the query.
     """
@@ -48,7 +48,7 @@ class SpecError(CloudspotError):
 
 
 class StoreMissing(SpecError):
-    """The store's bucket does not exist, in the words of its service: the user creates or corrects it."""
+    """The store's bucket does not exist (the message quotes its service): the user creates or corrects it."""
 
 
 class PluginError(CloudspotError):
@@ -58,37 +58,37 @@ class PluginError(CloudspotError):
 
 
 class PluginFault(PluginError):
-    """A plugin's call failed as its interface does not allow; its next one may succeed."""
+    """A plugin's call failed in a way that its interface does not allow; its next call may succeed."""
 
 
 class AuthError(CloudspotError):
-    """Credentials are missing, have expired or lack a right: stop, since nothing else will work either."""
+    """Credentials are missing, have expired or lack a right: stop, because nothing else will work either."""
 
     exit_code = 4
 
 
 class JobNotFound(CloudspotError):
-    """The store holds no job of that id."""
+    """The store holds no job with that id."""
 
     exit_code = 5
 
 
 class JobExists(CloudspotError):
-    """A job of that id is already in the store: choose another name."""
+    """A job with that id is already in the store: choose another name."""
 
     exit_code = 2
 
 
 class JobResumed(CloudspotError):
-    """The job was resumed since its driver read what was submitted: open it anew."""
+    """The job was resumed after its driver read the submission: open the job again."""
 
 
 class NotAdopted(CloudspotError):
-    """The job would run on the driver's own computer, but comes from elsewhere: adopt it, or leave it."""
+    """The job would run on the driver's own computer, but was submitted elsewhere: adopt it, or skip it."""
 
 
 class ProvisionError(CloudspotError):
-    """A launch failed for good and left no machine: close this launch."""
+    """A launch failed permanently and left no machine: close this launch."""
 
 
 class CapacityError(ProvisionError):
@@ -96,17 +96,17 @@ class CapacityError(ProvisionError):
 
 
 class QuotaError(ProvisionError):
-    """The account has reached a limit: tell the user and try elsewhere."""
+    """The account has reached a limit: inform the user and try elsewhere."""
 
 
 class TransientError(CloudspotError):
-    """The outcome is unknown or the service is unwell: back off and try again."""
+    """The outcome is unknown or the service does not work: back off and try again."""
 
     exit_code = 7
 
 
 class OverdueError(TransientError):
-    """A plugin's call was cut off at its time limit, which it would soon reach again: the pass goes on."""
+    """A plugin's call was cut off at its time limit. A retry would take as long, so the pass continues."""
 
 
 class StoreRefused(CloudspotError):
@@ -116,7 +116,7 @@ class StoreRefused(CloudspotError):
 
 
 class ObjectExists(CloudspotError):
-    """A create-only put found the key taken, by another writer or by our own earlier try: read it back."""
+    """A create-only put found the key taken, by another writer or by its own earlier try: read it back."""
 
 
 class ObjectMissing(CloudspotError):
@@ -124,14 +124,14 @@ class ObjectMissing(CloudspotError):
 
 
 class UnforeseenError(CloudspotError):
-    """A bug of ours met one of several jobs or providers: the others are served all the same."""
+    """A bug in cloudspot affected one of several jobs or providers; the others are still served."""
 
 
 def as_cloudspot_error(error: Exception) -> CloudspotError:
-    """Return the error, or one that stands for it: the cause of an UnforeseenError has the traceback."""
+    """Return the error, or an UnforeseenError whose cause has the traceback if it is not a CloudspotError."""
     if isinstance(error, CloudspotError):
         return error
-    unforeseen = UnforeseenError(f"a bug of cloudspot: {reason_of(error)}; --debug shows where")
+    unforeseen = UnforeseenError(f"a bug in cloudspot: {reason_of(error)}; --debug shows where")
     unforeseen.__cause__ = error
     return unforeseen
 

@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     import click
 
 API_VERSION = 2
-"""The version of the interfaces and hooks that this cloudspot has; version 1 was never released. A plugin's
-module may say which one it was written for, as ``cloudspot_api_version = 2``. Another one is refused; none
-means 2."""
+"""The version of cloudspot's interfaces and hooks; version 1 was never released. A plugin's module may state
+the version that it was written for, as ``cloudspot_api_version = 2``. Any other version is refused. The
+default is 2."""
 
 PROJECT_NAME = "cloudspot"
 PROVIDER_GROUP = "cloudspot.providers"
 STORE_GROUP = "cloudspot.stores"
 SANDBOX_GROUP = "cloudspot.sandboxes"
 SANDBOX_VARIABLE = "CLOUDSPOT_SANDBOX"
-"""Names the sandbox in which a command runs."""
+"""The variable that names the sandbox in which a command runs."""
 POLICY_GROUP = "cloudspot.policies"
 NOTIFIER_GROUP = "cloudspot.notifiers"
 
@@ -57,7 +57,7 @@ def cloudspot_provider(name: str) -> type[Provider] | None:
 def cloudspot_object_store(url: str) -> ObjectStore | None:
     """Open the object store at ``url``, or return None if this plugin does not know the scheme.
 
-    Opening does no I/O: a malformed URL raises SpecError, and everything else is found at first use.
+    Opening does no I/O. A malformed URL raises SpecError; all other problems are found at first use.
     """
 
 
@@ -65,8 +65,8 @@ def cloudspot_object_store(url: str) -> ObjectStore | None:
 def cloudspot_sandbox(name: str) -> type[object] | None:
     """Return the :class:`cloudspot.emulation.cloud.EmulatedCloud` of that name, or None if there is none.
 
-    Where a library that only the emulation needs is missing, raise PluginError with the command that
-    installs it.
+    If a library that only the emulation needs is missing, raise PluginError with the command that installs
+    it.
     """
 
 
@@ -77,13 +77,13 @@ def cloudspot_market_policy(name: str) -> type[object] | None:
 
 @hookspec(firstresult=True)
 def cloudspot_notifier(name: str) -> type[Notifier] | None:
-    """Return the notifier class of that name, or None. It is made without arguments."""
+    """Return the notifier class of that name, or None. Cloudspot calls the class without arguments."""
 
 
 @hookspec(firstresult=True)
 def cloudspot_command(name: str) -> click.Command | None:
     """Return the command ``cloudspot NAME``, or None if this plugin has none of that name.
 
-    cloudspot's own commands come first. A CloudspotError that the command raises is printed as one line, and
-    its ``exit_code`` ends the process; ``--debug`` is added. docs/plugin-kits.md has an example.
+    cloudspot's own commands take precedence. A CloudspotError that the command raises is printed as one line,
+    and its ``exit_code`` ends the process; ``--debug`` is added. docs/plugin-kits.md has an example.
     """

@@ -1,22 +1,22 @@
-"""The interfaces that a provider plugin implements; all that a plugin author has to read.
+"""The interfaces that a provider plugin implements. Plugin authors need to read nothing else.
 
 A plugin provides a :class:`Provider`, which makes a :class:`Provisioner` (machines), a
 :class:`PreemptionSource` (notices) and, where the cloud has them, a :class:`LogSink` (logs). An
 :class:`ObjectStore` (buckets) is opened by URL and need not belong to a provider, and a :class:`Notifier`
-tells people what happens to a job.
+sends a job's messages to people.
 
 Everything is synchronous and must be thread-safe. A plugin translates its SDK's errors at its edge into
 :mod:`cloudspot.errors` (``raise CapacityError(...) from error``), so that the core never sees an SDK.
-Unless a method says otherwise, it raises TransientError when a service does not answer, and AuthError when
-credentials are missing or lack a right.
+Unless a method's docstring says otherwise, the method raises TransientError when a service does not answer,
+and AuthError when credentials are missing or lack a right.
 
-A call that may have to say more one day takes one request and returns one result, both of
-:mod:`cloudspot.calls`: later versions add fields with defaults, which no plugin notices. Each request has a
-``deadline``. A plugin need not keep it, but whatever it waits for should end by then: nobody takes a later
-result, and a call that was abandoned is made again. ``CALLS`` in :mod:`cloudspot.calls.guard` says how long
-each call may take, and docs/plugin-kits.md what becomes of one that takes longer, or fails in another way.
+A call that may need more arguments or results one day takes one request and returns one result, both from
+:mod:`cloudspot.calls`. Later versions add fields with defaults, so existing plugins keep working. Each
+request has a ``deadline``. A plugin need not enforce it, but should stop waiting by then: a later result is
+ignored, and the call is made again. ``CALLS`` in :mod:`cloudspot.calls.guard` lists how long each call may
+take; docs/plugin-kits.md describes how a call that takes longer, or that fails in another way, is handled.
 
-Whatever a plugin that nobody touches would notice raises ``cloudspot.hookspecs.API_VERSION``.
+A change that would break an existing plugin raises ``cloudspot.hookspecs.API_VERSION``.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as DefaultedTypeVar
 
-    # A plain ``Provider`` is one of any options. typing has defaults from Python 3.13 on.
+    # A plain ``Provider`` has options of any type. typing has defaults since Python 3.13.
     _Options = DefaultedTypeVar("_Options", bound=msgspec.Struct, default=Any)
 else:
     _Options = Options
@@ -97,9 +97,9 @@ _STREAM = re.compile(get_args(StreamName)[1].pattern)
 def is_key(text: str) -> bool:
     """Return whether the text is a valid key, which every ObjectStore accepts.
 
-    A key is printable ASCII: names of 1 to 255 bytes with ``/`` between them, of which none is ``.`` or
-    ``..``. A store that cannot keep some of them as they are, such as those with a backslash, escapes them,
-    so that they sort as before and a prefix stays one.
+    A key is printable ASCII: names of 1 to 255 bytes, separated by ``/``, none of them ``.`` or ``..``. A
+    store whose service does not accept some of these characters, such as the backslash, escapes them in a way
+    that keeps the order of keys, and keeps every prefix a prefix.
     """
     return text.isascii() and text.isprintable() and is_safe_name(text)
 
@@ -107,7 +107,7 @@ def is_key(text: str) -> bool:
 def check_key(key: str) -> None:
     """Raise ValueError unless the key is valid."""
     if not is_key(key):
-        raise ValueError(f"key {key!r} must be ASCII words of 1 to 255 bytes with / between, none . or ..")
+        raise ValueError(f"key {key!r} must be ASCII words of 1 to 255 bytes, separated by /, none . or ..")
 
 
 def is_stream(text: str) -> bool:
@@ -122,51 +122,51 @@ def check_stream(stream: str) -> None:
 
 
 class Provisioner(Guarded, ABC):
-    """Creates, lists and ends machines. Runs where the controller runs, never on a node.
+    """Creates, lists and ends machines. It runs where the controller runs, never on a node.
 
     ``render`` is never called for an offer on a market that this version of cloudspot does not know.
-    What ``instances``, ``offers`` and ``current_price`` return is checked before a caller sees it: a machine
-    that is not of the job asked for, or of no job, is never taken for ours, and no number lies outside the
-    bounds of its field. Otherwise they raise TransientError, and nothing is known.
+    The results of ``instances``, ``offers`` and ``current_price`` are checked before a caller sees them: each
+    machine must belong to a job, and to the requested one if the request names one; each number must lie
+    within the bounds of its field. If a result fails this check, the call raises TransientError.
     """
 
     token_seconds: float
-    """For at least this many seconds the provider honours an idempotency token."""
+    """The provider honours an idempotency token for at least this many seconds."""
     absence_proves_after_seconds: float
-    """A machine that was seen once and is absent from ``instances()`` for this many seconds is dead. Both are
-    set in the class, or per instance."""
+    """A machine that was listed once and then is absent from ``instances()`` for this many seconds is dead.
+    Set both attributes in the class, or per instance."""
 
     @abstractmethod
     def render(self, group: InstanceGroup) -> LaunchRequest:
-        """Return the request that ``create`` will send, as ``--dry-run`` prints it and the intent stores it.
+        """Return the request that ``create`` will send; ``--dry-run`` prints it and the intent stores it.
 
-        Pure: no I/O, and the same group gives the same request.
+        This does no I/O, and the same group always gives the same request.
         """
 
     @abstractmethod
     def create(self, request: CreateRequest) -> CreateResult:
-        """Create the machines of the request: all, or as many as there is room for, or none.
+        """Create the machines of the request: at least ``min_nodes`` and at most ``num_nodes``, or none.
 
-        A repeated call with the same token and request creates nothing and returns the same machines, however
-        many they were, for at least ``token_seconds``: also those that have ended since, as far as the
-        provider knows them. If it knows none of them any more, it raises ProvisionError. Returns as soon as
-        the provider has accepted; the machines may still be pending. Placement (one zone, a cluster group) is
-        arranged here.
+        For at least ``token_seconds``, a repeated call with the same token and request creates nothing and
+        returns the same machines, including those that have ended since, if the provider still knows them. If
+        it no longer knows any of them, it raises ProvisionError. The call returns as soon as the provider has
+        accepted the request; the machines may still be pending. It also arranges their placement, such as one
+        zone or a cluster group.
 
         Raises:
             CapacityError: the offer has no room now for ``min_nodes`` machines; none is left running.
             QuotaError: the account's limit is reached; none is left running.
-            ProvisionError: the request can never work (unknown image, bad name); none is left running.
+            ProvisionError: the request can never succeed (unknown image, bad name); none is left running.
             TransientError: the outcome is unknown; call again with the same token and request.
         """
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
         """Publish facts such as MASTER_ADDR to the machines (tags, metadata); safe to repeat.
 
-        The names are in ``model.ANNOUNCED``. Nothing of cloudspot reads them: they are for people, and for
-        scripts of the job's own, which may find them in the machine's metadata, late or not at all. A
+        ``model.ANNOUNCED`` lists the names. Cloudspot itself does not read the facts: they are for people and
+        for the job's own scripts, which may find them in the machine's metadata late or not at all. A
         provider that names its machines uses ``Instance.node_name``. Any controller may announce at any time,
-        and repeat what was announced before.
+        and may repeat an earlier announcement.
 
         Raises:
             TransientError: some machines do not have the facts; call again.
@@ -175,39 +175,39 @@ class Provisioner(Guarded, ABC):
 
     @abstractmethod
     def instances(self, request: InstancesRequest) -> InstancesResult:
-        """Return the machines that carry cloudspot's tags, from every page and including recently ended ones.
+        """Return the machines that carry cloudspot's tags, from all pages, including recently ended machines.
 
-        They are those that the request ``wants``, and no others. An ended machine is reported with its reason
-        for as long as the provider knows it. A listing may lag behind ``create``.
+        Return exactly those that the request ``wants``. Report an ended machine, with its reason, for as long
+        as the provider knows it. A listing may lag behind ``create``.
 
         Raises:
-            TransientError: the listing failed, or says something impossible; nothing is known.
+            TransientError: the listing failed or is inconsistent, so nothing is known about the machines.
         """
 
     @abstractmethod
     def terminate(self, request: TerminateRequest) -> TerminateResult:
-        """Ask for the end of the machines and return without waiting; say which ones were refused, and why.
+        """Ask the provider to end the machines; return without waiting, with each refusal and its reason.
 
-        All are tried, whatever becomes of the others. Safe to repeat: unknown or ended ids are no error.
+        Every machine is tried, even if others fail. Safe to repeat: unknown or ended ids are no error.
 
         Raises:
-            AuthError: none of the machines could be ended, since a right is missing.
+            AuthError: none of the machines could be ended, because a right is missing.
             TransientError: none of them could be ended; call again.
         """
 
     def console(self, instance: Instance) -> str:
-        """Return what the machine has printed since its boot, as far as the provider has it (CONSOLE).
+        """Return the console output of the machine since its boot, if the provider has it (CONSOLE).
 
-        Drivers ask while a machine that was launched has not come up, to say why. The end may be missing, and
-        the beginning of a long text.
+        Drivers call this for a launched machine that does not come up, to show the reason. The end of the
+        text may be missing, and so may the beginning of a long one.
         """
         return ""
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
-        """Remove what was made for the job besides its machines, such as a placement group; safe to repeat.
+        """Remove the job's resources other than its machines, such as a placement group; safe to repeat.
 
-        Any controller calls it once the job is finished and all its machines have ended. ``store_url`` is
-        what the job's InstanceGroups had: another store may hold a job of the same id.
+        Any controller calls this once the job is finished and all its machines have ended. ``store_url`` is
+        that of the job's InstanceGroups; a job in another store may have the same id.
 
         Raises:
             TransientError: it cannot be removed yet; call again.
@@ -216,87 +216,89 @@ class Provisioner(Guarded, ABC):
 
     @abstractmethod
     def offers(self, request: OffersRequest) -> OffersResult:
-        """Return what can be bought for the resources (type x zone x market, with prices).
+        """Return the offers that fit the resources (type x zone x market, with prices), possibly none.
 
-        Empty when nothing fits. ``Offer.billing`` says what time of a machine is charged for (a least time,
-        an increment, what is free when a spot machine is taken back); left out, it is each second begun.
+        ``Offer.billing`` describes the time for which a machine is charged: a minimum, an increment, and what
+        is free when a spot machine is reclaimed. By default, each second that has begun is charged.
         """
 
     def current_price(self, offer: Offer) -> float | None:
-        """Return what a node of the offer costs an hour now, as ``offers`` counts it; None: what it did then.
+        """Return the offer's current price per node and hour, as ``offers`` computes it; None if unchanged.
 
-        Asked every few minutes for each spot launch that runs; the bill and ``limits.max_cost`` follow it.
-        The default is for markets whose prices stay while a machine runs.
+        It is called every few minutes for each running spot launch; the bill and ``limits.max_cost`` follow
+        it. The default suits markets whose prices stay constant while a machine runs.
 
         Raises:
-            TransientError: it cannot be told now.
+            TransientError: the price is unknown at the moment.
         """
         return None
 
 
 class FunctionHost(Guarded, ABC):
-    """Where a provider runs a small program now and then, although none of the user's machines is on.
+    """Runs a small program on a schedule, without any of the user's machines.
 
-    Each method may be cut off at any call and repeated; it then goes on where it stood.
+    Each method may be interrupted at any point and repeated; the repeated call continues the work.
     """
 
     @abstractmethod
     def plan(self, function: DriverFunction) -> Sequence[str]:
-        """Return what ``deploy`` would make and what it costs a month, a line each, without making anything.
+        """Return what ``deploy`` would make and its cost per month, one line per item; change nothing.
 
         Raises:
-            SpecError: the function cannot run here; the message says what has to be different.
+            SpecError: the function cannot run here; the message says what must change.
         """
 
     @abstractmethod
     def deploy(self, function: DriverFunction) -> None:
-        """Make the function, its schedule and its least role, or bring them up to date; then run it once.
+        """Make or update the function, its schedule and its minimal role; then run the function once.
 
-        It also runs whenever the provider tells that it takes a machine of the account. A second deployment
-        of the same function changes nothing.
+        It also runs whenever the provider reports that it reclaims a machine of the account. Deploying the
+        same function again changes nothing.
 
         Raises:
             AuthError: a right is missing.
-            CloudspotError: the function does not run; the message holds what it printed.
+            CloudspotError: the function does not run; the message holds its output.
         """
 
     @abstractmethod
     def status(self, name: str) -> FunctionStatus | None:
-        """Return what the provider tells of the function; None: there is none of that name."""
+        """Return the provider's report about the function, or None if there is no function of that name."""
 
     @abstractmethod
     def remove(self, name: str) -> Sequence[str]:
-        """Remove the function and all that ``deploy`` has made for it; return what was there.
+        """Remove the function and everything that ``deploy`` made for it; return what was removed.
 
-        Safe to repeat: what is not there is no error.
+        Safe to repeat: a missing resource is no error.
         """
 
 
 class ImageHost(Guarded, ABC):
-    """Where a provider keeps images of machines, from which others start with a job's setup done.
+    """Keeps machine images in which a job's setup is done; later machines start from them.
 
-    It knows those that ``save`` has made, in the region of the options, and no others. ``Provisioner.offers``
-    starts machines from the one that has the options' ``setup_key`` and was made of the image that the
-    options name; without one, from that image itself.
+    It knows only images that ``save`` made, in the region of the options. ``Provisioner.offers`` starts
+    machines from the image that has the options' ``setup_key`` and was made from the image that the options
+    name. If there is none, it uses the image that the options name.
     """
 
     @abstractmethod
     def find(self, key: str) -> MachineImage | None:
-        """Return the image from which ``offers`` starts machines with this key, or will once it is ready.
+        """Return the image with this key, or None if there is none.
 
-        None: there is none. One that could not be made is returned if there is no other.
+        ``offers`` starts machines from it once it is ready. A failed image is returned only if there is no
+        other.
         """
 
     @abstractmethod
     def images(self) -> Sequence[MachineImage]:
-        """Return all of them, in any order."""
+        """Return all images, in any order."""
 
     @abstractmethod
     def save(self, instance: Instance, *, key: str, job_name: str) -> MachineImage:
-        """Begin to make an image of the disk of a machine that runs, and return it as it stands then.
+        """Begin to make an image of the disk of a running machine, and return the image in its present state.
 
-        The machine has written everything to its disk, and goes on. It must not end before the image is
-        ready. If ``find`` has one for the key, that is returned, and nothing is made, unless it has failed.
+        The machine has written everything to its disk, and keeps running. It must not end before the image is
+        ready. If ``find`` already returns an image for the key that has not failed, return that one and make
+        nothing.
 
         Raises:
             AuthError: a right is missing; the message names it.
@@ -305,42 +307,42 @@ class ImageHost(Guarded, ABC):
 
     @abstractmethod
     def remove(self, image_id: str) -> None:
-        """Delete the image and what it is billed for; safe to repeat: an unknown one is no error."""
+        """Delete the image and everything billed for it; safe to repeat: an unknown id is no error."""
 
 
 class SetupPart(Guarded, ABC):
     """One thing that an account needs before its first job, such as a bucket or a role.
 
-    Kind and name identify it in the record of what ``cloudspot setup`` has made.
+    Kind and name identify the part in the record of what ``cloudspot setup`` has made.
     """
 
     kind: str
-    """What it is, as people call it: ``bucket``."""
+    """The everyday name of such a thing: ``bucket``."""
     name: str
-    """As the provider calls it; unique among the parts of its kind."""
+    """The provider's name for it; unique among the parts of its kind."""
     purpose: str
-    """Why it is needed, in a line."""
+    """Why it is needed, in one line."""
     cost: str
-    """What it costs a month, in words: ``no charge``."""
+    """Its cost per month, in words: ``no charge``."""
     rights: tuple[str, ...]
-    """Each right that it grants, with the reason: a line each, and none where it grants none."""
+    """The rights that it grants, one line each, with the reason; it is empty if the part grants none."""
     commands: tuple[str, ...]
-    """The commands of the provider's own command line that do what ``make`` does, for a POSIX shell."""
+    """Commands of the provider's own command line that have the effect of ``make``, for a POSIX shell."""
     is_store: bool
-    """Whether it is the bucket that keeps the jobs."""
+    """Whether the part is the bucket in which jobs are kept."""
 
     @abstractmethod
     def look(self, *, is_own: bool) -> PartState:
-        """Return what stands in its place, without changing anything.
+        """Return the present state of the part in the account; change nothing.
 
-        ``is_own``: the record says that this setup has made it, or begun to. What differs from the part is
-        then lacking, and ``make`` mends it. What another has made is never changed: it may be narrower than
-        the part, which it ``lacks``, and whatever it allows beyond the part is ``excess``.
+        ``is_own`` means that this setup has made it or begun to, according to the record. Any difference from
+        the part is then reported as lacking, and ``make`` corrects it. A resource that someone else made is
+        never changed: ``lacks`` lists what it does not allow, ``excess`` what it allows beyond the part.
         """
 
     @abstractmethod
     def make(self) -> None:
-        """Make it, or whatever it lacks; safe to repeat after it was cut off at any call.
+        """Make the part, or what it lacks; safe to repeat after an interruption at any point.
 
         Raises:
             AuthError: a right is missing, or a policy of the organisation forbids it.
@@ -349,9 +351,9 @@ class SetupPart(Guarded, ABC):
 
     @abstractmethod
     def remove(self) -> str | None:
-        """Remove it and nothing else; return None, or why it stays, such as that others may use it by now.
+        """Remove the part and nothing else; return None, or why it stays, such as that others may use it.
 
-        Safe to repeat: what is not there is no error. A bucket is empty by then.
+        Safe to repeat: a missing part is no error. The caller empties a bucket first.
 
         Raises:
             CloudspotError: it is in use.
@@ -359,50 +361,48 @@ class SetupPart(Guarded, ABC):
 
 
 class AccountSetup(Guarded, ABC):
-    """What an account needs before its first job, for ``cloudspot setup``."""
+    """The parts and settings that an account needs before its first job, for ``cloudspot setup``."""
 
     @abstractmethod
     def account(self) -> str:
-        """Return the account that the credentials belong to, with the place if parts belong to one.
+        """Return the account of the credentials, together with the place if parts belong to a place.
 
-        The record of what was made has this name: it must be the same for each user of the account.
+        The record of what was made has this name, so it must be the same for each user of the account.
         """
 
     @abstractmethod
     def parts(self, request: SetupRequest) -> Sequence[SetupPart]:
-        """Return the parts in the order in which they can be made, without making anything.
-
-        Those that the account does not need are not among them.
+        """Return the parts that the account needs, in the order in which they can be made; make nothing.
 
         Raises:
-            SpecError: the request names what does not exist or must not be given rights.
+            SpecError: the request names something that does not exist or must not be given rights.
         """
 
     @abstractmethod
     def settings(self, request: SetupRequest) -> SetupSettings:
-        """Return what the user's config file needs, once all parts are made."""
+        """Return the settings for the user's config file, once all parts are made."""
 
 
 class Inventory(Guarded, ABC):
-    """What cloudspot has made of one kind, in one place, for ``cloudspot reap``."""
+    """Everything of one kind that cloudspot has made in one place, for ``cloudspot reap``."""
 
     title: str
-    """What it lists, for messages: ``volumes in us-east-1``."""
+    """A title for messages: ``volumes in us-east-1``."""
 
     @abstractmethod
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
-        """Return all that carries cloudspot's tag, or its name where this kind of thing has no tags.
+        """Return everything that carries cloudspot's tag, or its name if this kind of thing has no tags.
 
-        Nothing else, whatever it looks like. Those that live are listed as well: the caller decides what is
-        an orphan. ``store_urls`` are stores that the caller knows, as InstanceGroups have them: where a name
-        has room only for a digest, it can be told by them.
+        Return nothing else, however similar it looks. Assets in use are included: the caller decides which
+        ones are orphans. ``store_urls`` are stores that the caller knows, in the form that InstanceGroups
+        have. If a name has room only for a digest of the URL, comparing digests identifies the store.
         """
 
     @abstractmethod
     def end(self, asset: Asset) -> None:
-        """End one of these assets, or ask for its end and return.
+        """End one of these assets, or request its end and return.
 
-        Safe to repeat: what is gone is no error.
+        Safe to repeat: a missing asset is no error.
 
         Raises:
             TransientError: it cannot be ended yet, such as a placement group with a machine in it.
@@ -411,7 +411,7 @@ class Inventory(Guarded, ABC):
 
 
 class MachineInventory(Inventory):
-    """The machines that a provisioner lists and that have not ended."""
+    """A provisioner's machines that have not ended."""
 
     title = "machines"
 
@@ -442,33 +442,33 @@ class MachineInventory(Inventory):
 
 
 class PreemptionSource(Guarded, ABC):
-    """Tells a node that it will be taken. Runs on the node, on the standard library alone."""
+    """Reports that the machine will be reclaimed. It runs on the node and uses only the standard library."""
 
     notice_seconds: float
-    """How long this provider's notices are, in seconds: the deadline of a notice that states no time, and the
-    longest that a stated time is believed, since the node's clock may be wrong (not so
-    ``deadline_monotonic``). Set it in the class, or per instance where the job decides."""
+    """The length of this provider's notices, in seconds. It is the deadline of a notice that states no time,
+    and the upper bound for one that states a time, because the node's clock may be wrong. It does not bound
+    ``deadline_monotonic``. Set it in the class, or per instance if it depends on the job."""
     poll_seconds: ClassVar[float] = 1.0
     """How often ``wait`` polls, in seconds."""
 
     @abstractmethod
     def poll(self) -> PreemptionNotice | None:
-        """Return the standing notice, or None. Answers within seconds.
+        """Return the current notice, or None. It answers within seconds.
 
         Raises:
-            TransientError: the metadata service did not answer; nothing is known.
+            TransientError: the metadata service did not answer, so it is unknown whether there is a notice.
         """
 
     def is_at_risk(self) -> bool:
-        """Return whether the provider holds it likelier than usual that it takes this machine.
+        """Return whether the provider reports an elevated risk that it will reclaim this machine.
 
-        As far as ``poll`` has seen, without I/O. It is a hint and no notice: the training goes on, and a
-        driver may buy a machine that takes this one's place. The default is for providers without such hints.
+        This reports what ``poll`` has seen, without I/O. It is a hint, not a notice: the training continues,
+        and a driver may buy a replacement in advance. The default is for providers without such hints.
         """
         return False
 
     def wait(self, timeout: float) -> PreemptionNotice | None:
-        """Return as soon as there is a notice, or None after ``timeout`` seconds.
+        """Wait for a notice and return it, or return None after ``timeout`` seconds.
 
         The default polls; override it where the provider has a long poll.
         """
@@ -482,10 +482,10 @@ class PreemptionSource(Guarded, ABC):
 
 
 class Upload(Guarded, ABC):
-    """A streamed put. Nothing is visible under the key until ``commit``, which shows the whole object.
+    """A streamed put. Nothing is visible under the key until ``commit``, which publishes the whole object.
 
-    Leaving it as a context manager aborts an upload that was not committed. After either end, ``write`` and
-    ``commit`` raise ValueError.
+    Leaving the context manager aborts an upload that was not committed. After ``commit`` or ``abort``,
+    ``write`` and ``commit`` raise ValueError.
     """
 
     _has_ended: bool = False
@@ -498,7 +498,7 @@ class Upload(Guarded, ABC):
 
     @abstractmethod
     def write(self, data: Data) -> None:
-        """Append bytes; may block on the network. The buffer is the caller's again when it returns."""
+        """Append bytes; this may block on the network. The caller may reuse the buffer after the return."""
 
     @abstractmethod
     def commit(self) -> None:
@@ -510,7 +510,7 @@ class Upload(Guarded, ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Drop what was written. Safe to repeat; after ``commit`` it does nothing."""
+        """Discard the upload. Safe to repeat; after ``commit`` it does nothing."""
 
     def __enter__(self) -> Upload:
         return self
@@ -522,34 +522,34 @@ class Upload(Guarded, ABC):
 
 
 MAX_GET_BYTES: Final = 128 << 20
-"""The largest objects that are read at once are code bundles, of 100 MiB at the most. A larger record, like
-the manifest of very many ranks, is read in ranges."""
+"""The limit for objects that are read whole. The largest of them are code bundles, of at most 100 MiB.
+Records that may be larger, such as the manifest of very many ranks, are read in ranges."""
 MAX_LISTED: Final = 10_000_000
-"""No job has as many objects, nor an input as many files; a server could invent keys for ever. Callers keep
-what is listed, so that this bounds their memory too."""
+"""More than the objects of any job, or the files of any input. It protects callers, which keep what is listed
+in memory, from a server that invents keys without end."""
 
 
 class ObjectStore(Guarded, ABC):
     """A flat, strongly consistent map from keys to bytes, with create-if-absent.
 
-    A key is ``/``-separated words of 1 to 255 printable ASCII characters, none of them ``.`` or ``..``;
-    every method raises ValueError for anything else. A store escapes what its service does not take in a
-    name, and nobody else hears of it. A put is atomic: no reader sees a part of it. Once it returns, every
-    get and listing shows it. No reference to a caller's buffer is kept.
+    A key is a sequence of ``/``-separated words of 1 to 255 printable ASCII characters, none of them ``.`` or
+    ``..``; every method raises ValueError for anything else. A store escapes characters that its service does
+    not accept, and callers never see the escaped form. A put is atomic: no reader sees a part of it. Once it
+    returns, every get and listing shows it. A store keeps no reference to a caller's buffer.
 
     TransientError means that the outcome is unknown: the caller reads back.
 
-    Listings decide what is deleted, so each page that a store returns is checked before a caller sees it:
-    its keys are valid, lie below the prefix and come in order, its sizes and times are possible, and the next
-    page lies further on. ``head`` is checked in the same way. Otherwise they raise StoreRefused.
+    Listings decide what is deleted, so each page is checked before a caller sees it: its keys are valid, have
+    the prefix and are in order, its sizes and times are possible, and the next page starts later. The result
+    of ``head`` is checked in the same way. If a check fails, the call raises StoreRefused.
     """
 
     url: str
-    """What the user wrote, without credentials."""
+    """The URL that the user wrote, without credentials."""
 
     def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         if name in {"list_page", "list_pages"}:
-            return int(kwargs.get("limit", 1)) < 1  # a prefix need be no key
+            return int(kwargs.get("limit", 1)) < 1  # a prefix need not be a key
         values = [*args, *(value for name, value in kwargs.items() if name != "cursor")]
         if name == "delete_many":
             values += args[0]
@@ -561,33 +561,34 @@ class ObjectStore(Guarded, ABC):
 
     @property
     def canonical_url(self) -> str:
-        """The URL in the one form that all its spellings share, as far as that shows without a request.
+        """The same URL for all spellings of it, as far as they can be recognised without a request.
 
-        Machines carry it, so that those of another store's job of the same id can be told apart.
+        Machines carry it as a tag, which distinguishes them from those of a job of the same id in another
+        store.
         """
         scheme, separator, rest = self.url.partition("://")
         return scheme.lower() + separator + rest.rstrip("/")
 
     def establish(self) -> str | None:
-        """Make the store's place if there is none, hold to it (``hold_to``), and return the id in its mark.
+        """Create the store's root if there is none, bind to it (``hold_to``), and return the id in its mark.
 
-        Only a submission calls this, and nothing else makes a store's place. The default does nothing and
-        returns None. It is for stores that nobody mounts and whose place their owner makes, such as buckets.
+        Only a submission calls this, and nothing else creates a store's root. The default does nothing and
+        returns None. It is for stores that are not mounted and that their owner creates, such as buckets.
 
         Raises:
-            TransientError: the store is held to a place, which is not there.
+            TransientError: the store is bound to an existing root, which is missing.
         """
         return None
 
     def find_id(self) -> str | None:
-        """Return the id in the mark of the store; None: there is none."""
+        """Return the id in the mark of the store, or None if there is none."""
         return None
 
     def hold_to(self, store_id: str | None = None) -> None:
-        """Let each request from now on raise TransientError while the store's place is missing or another's.
+        """Make later requests raise TransientError while the store's root is missing or has another id.
 
-        ``store_id`` is what ``establish`` returned, perhaps on another computer. With None, the first request
-        accepts any id, and later ones only that id. No I/O. The default does nothing.
+        ``store_id`` is the result of ``establish``, perhaps on another computer. With None, the first request
+        accepts any id, and later ones only that id. This does no I/O. The default does nothing.
         """
 
     @abstractmethod
@@ -595,27 +596,27 @@ class ObjectStore(Guarded, ABC):
         """Store ``data`` under ``key``, replacing what was there.
 
         Raises:
-            ObjectExists: ``if_absent`` was given and the key is taken; nothing was changed. An SDK that
-                retries may have met its own put: callers to whom it matters read the key back.
+            ObjectExists: ``if_absent`` was given and the key is taken; nothing was changed. The object may be
+                the caller's own, from an earlier try of the SDK: read the key back if that matters.
         """
 
     @abstractmethod
     def get(self, key: str) -> bytes:
-        """Return the whole object, which has at most ``MAX_GET_BYTES``; no more than that is read.
+        """Return the whole object, of at most ``MAX_GET_BYTES``; never read more than that.
 
-        Others may write to the store, so its size is not the caller's to know. What may be larger is read
-        by ranges.
+        Others may write to the store, so a caller cannot rely on an object's size. Read larger objects with
+        ``get_range``.
 
         Raises:
             ObjectMissing: no such key.
-            CorruptData: it is larger than whatever is read at once.
+            CorruptData: the object is larger than ``MAX_GET_BYTES``.
         """
 
     @abstractmethod
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return bytes ``start`` (inclusive, from 0) to ``start + length`` (exclusive).
+        """Return the bytes from ``start`` (inclusive, counted from 0) to ``start + length`` (exclusive).
 
-        Returns fewer where the object ends earlier, and none from its end on.
+        The result is shorter if the object ends earlier, and empty if ``start`` is at or after its end.
 
         Raises:
             ObjectMissing: no such key.
@@ -623,11 +624,11 @@ class ObjectStore(Guarded, ABC):
         """
 
     def get_range_into(self, key: str, start: int, buffer: bytearray | memoryview) -> int:
-        """Fill the buffer with the bytes from ``start`` (inclusive, from 0); return how many there were.
+        """Fill the buffer with the bytes from ``start`` (inclusive, counted from 0); return their number.
 
-        There are fewer than the buffer holds only where the object ends earlier. The rest of the buffer is
-        then undefined, as is all of it after an error. A buffer used again and again costs a fraction of
-        fresh memory. The default goes through ``get_range``; override it where bytes can be read in place.
+        The number is smaller than the buffer only if the object ends earlier. The rest of the buffer is
+        then undefined, as is all of it after an error. Reusing a buffer costs a fraction of allocating a new
+        one. The default calls ``get_range``; override it if the service can write into a buffer.
 
         Raises:
             ObjectMissing: no such key.
@@ -652,14 +653,14 @@ class ObjectStore(Guarded, ABC):
     ) -> ObjectPage:
         """Return up to ``limit`` objects whose keys start with ``prefix`` and come after ``after``.
 
-        ``cursor`` is that of the page before, whose ``next_after`` is ``after``; a store that never returns
-        one is never given one. It is for services that go on from a token of theirs and from no name. Such a
-        store still gets ``after`` without a cursor, as from a reader that goes on later: it then lists from
-        the start, and leaves out what does not come after.
+        ``cursor`` is the previous page's, whose ``next_after`` is given as ``after``. It is for services that
+        continue a listing only by a token of their own; a store whose pages have no cursor never gets one. A
+        store with cursors may still get ``after`` alone, from a reader that continues later. It then lists
+        from the beginning and leaves out the keys up to ``after``.
 
         Keys are in ascending order of their bytes. ``after`` need not be a key. A page may hold fewer than
-        ``limit`` objects although more follow. Names that are not valid keys are skipped, and told as
-        ``ObjectPage.skipped`` by stores that can.
+        ``limit`` objects although more follow. Names that are not valid keys are skipped; stores that can
+        report them do so in ``ObjectPage.skipped``.
 
         Raises:
             ValueError: ``limit`` is not positive.
@@ -670,9 +671,9 @@ class ObjectStore(Guarded, ABC):
         """Remove the object; a missing key is no error."""
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """Remove the objects, in any order; missing keys are no error. After an error some may be left.
+        """Remove the objects, in any order; missing keys are no error. After an error, some may remain.
 
-        The default asks for one after the other; override it where the service takes many at once.
+        The default deletes one after the other; override it if the service deletes many in one request.
         """
         for key in keys:
             self.delete(key)
@@ -681,9 +682,9 @@ class ObjectStore(Guarded, ABC):
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
         """Start a streamed put, for objects too large to hold in memory.
 
-        Where the service takes an object only at once, the upload may keep what is written in a file, and put
-        that at ``commit``. Nothing of an upload that never ends may be billed for ever: either the service
-        drops it by itself, or ``unfinished_uploads`` yields it.
+        If the service accepts an object only in one request, the upload may keep the bytes in a file and send
+        them at ``commit``. An unfinished upload must not be billed forever: either the service removes it
+        by itself, or ``unfinished_uploads`` yields it.
         """
 
     @abstractmethod
@@ -691,40 +692,40 @@ class ObjectStore(Guarded, ABC):
         """Return a URL that reads the object for ``seconds`` without other credentials.
 
         Raises:
-            CloudspotError: the store has no such URLs.
+            CloudspotError: the store does not support such URLs.
         """
 
     def link(self, request: LinkRequest) -> LinkResult:
-        """Return a URL that a browser without credentials shows as a page, and when it really ends.
+        """Return a URL that a browser without credentials shows as a page, and the time at which it expires.
 
-        A link that is signed with temporary credentials ends with them. The default is for stores that have
-        no such links.
+        A link signed with temporary credentials expires with them. The default is for stores without such
+        links.
 
         Raises:
-            CloudspotError: there is no such link; the message says why, and what would help.
+            CloudspotError: the store cannot make the link; the message gives the reason and a remedy.
         """
-        raise CloudspotError(f"{self.url} has no links that a browser shows")
+        raise CloudspotError(f"{self.url} cannot make links for a browser")
 
     def unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
-        """Yield the uploads that were begun and neither committed nor aborted, those under way included.
+        """Yield the uploads that are neither committed nor aborted, including those still in progress.
 
-        The default is for stores that keep none, or that nobody is charged for.
+        The default is for stores that have no unfinished uploads, or do not charge for them.
         """
         return iter(())
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
-        """Drop one of those; one that no longer exists is no error."""
+        """Drop one of these uploads; it is no error if it no longer exists."""
         return None
 
     def close(self) -> None:
-        """Give back what the store holds, such as connections; safe to repeat.
+        """Release the store's resources, such as connections; safe to repeat.
 
-        Called once the command or the agent that opened the store is over, however it ended, unless it was
-        killed. The default does nothing.
+        It is called at the end of the command or agent that opened the store, except after a kill. The
+        default does nothing.
         """
 
     def check(self, request: CheckRequest) -> CheckResults:
-        """Find out whether the store can be used, what is missing, and what it costs besides."""
+        """Find out whether the store can be used, what is missing, and what it costs in addition."""
         return CheckResults()
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
@@ -741,7 +742,7 @@ class ObjectStore(Guarded, ABC):
                 raise _refused(self, f"the listing of {prefix} has more than {MAX_LISTED} objects")
 
     def list_pages(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectPage]:
-        """Yield the pages of that listing."""
+        """Yield the pages of the listing that ``list_objects`` returns."""
         given: dict[str, Any] = {}
         while True:
             page = self.list_page(prefix, after=after, **given)
@@ -795,7 +796,7 @@ def _checked_render(render: Callable[..., LaunchRequest]) -> Callable[..., Launc
     def checked(self: Provisioner, group: InstanceGroup) -> LaunchRequest:
         market = group.offer.market
         if not market.is_known:
-            raise ProvisionError(f"nothing is bought on the market {market.value!r}: upgrade cloudspot")
+            raise ProvisionError(f"cloudspot does not know the market {market.value!r}; upgrade cloudspot")
         return render(self, group)
 
     return checked
@@ -807,25 +808,25 @@ def _checked_instances(instances: Callable[..., InstancesResult]) -> Callable[..
         found = instances(self, request)
         for one in found.instances:
             if (fault := _machine_fault(one, request)) is not None:
-                raise TransientError(f"the list of machines has {one.id[:200]!r} {fault}: nothing is known")
+                raise TransientError(f"the provider's list of machines is ignored: {one.id[:200]!r} {fault}")
         return found
 
     return checked
 
 
 def _machine_fault(machine: Instance, request: InstancesRequest) -> str | None:
-    """Return what a provider cannot say of a machine of cloudspot's; None: it is all possible."""
+    """Return what is impossible in a provider's report of a machine, or None if nothing is."""
     if (fault := fault_of(machine)) is not None:
-        return f"with an impossible field ({fault})"
+        return f"has an impossible field ({fault})"
     if len(quote(machine.id, safe="", errors="surrogatepass")) > MAX_SEGMENT_BYTES:
-        return "which cannot be an id"
+        return "has an id that is too long"
     if not machine.job_id or request.job_id not in {None, machine.job_id}:
-        return f"of job {machine.job_id[:200]!r}" + (f", not {request.job_id!r}" if request.job_id else "")
+        return f"has job {machine.job_id[:200]!r}" + (f", not {request.job_id!r}" if request.job_id else "")
     if not request.wants(machine):
-        return f"of store {machine.store_url[:200]!r}, not {request.store_url!r}"
+        return f"has store {machine.store_url[:200]!r}, not {request.store_url!r}"
     moments = (machine.launched_at, machine.ended_at)
     if any(moment is not None and not is_possible_time(moment) for moment in moments):
-        return f"that ran from {machine.launched_at} to {machine.ended_at}"
+        return f"has impossible times: {machine.launched_at} to {machine.ended_at}"
     return None
 
 
@@ -835,7 +836,7 @@ def _checked_offers(offers: Callable[..., OffersResult]) -> Callable[..., Offers
         found = offers(self, request)
         for one in found.offers:
             if (fault := fault_of(one)) is not None:
-                raise TransientError(f"the offer {one.key[:200]} is impossible ({fault}): nothing is known")
+                raise TransientError(f"the offers are ignored: {one.key[:200]} is impossible ({fault})")
         return found
 
     return checked
@@ -847,7 +848,7 @@ def _checked_price(current_price: Callable[..., float | None]) -> Callable[..., 
         price = current_price(self, offer)
         if price is not None and not 0 <= price <= MAX_PRICE:
             raise TransientError(
-                f"the price of {offer.key} is said to be {min(max(price, -1), 1e30):.3g}, so it is not known"
+                f"the provider reports an impossible price for {offer.key}: {min(max(price, -1), 1e30):.3g}"
             )
         return price
 
@@ -859,7 +860,7 @@ def _checked_identity(node_identity: Callable[..., NodeIdentity]) -> Callable[..
     def checked(self: Provider) -> NodeIdentity:
         found: NodeIdentity = node_identity.__get__(self, type(self))()
         if (fault := fault_of(found)) is not None:
-            raise TransientError(f"the metadata service tells an impossible identity: {fault}")
+            raise TransientError(f"the metadata service reports an impossible identity: {fault}")
         return found
 
     return checked
@@ -878,13 +879,13 @@ def _check_page(store: ObjectStore, page: ObjectPage, prefix: str, after: str | 
         _check_meta(store, meta)
         last = meta.key
     following = page.next_after
-    # The last name of a page may be no key, or even empty: a directory's marker at the top of the store.
+    # The last name of a page need not be a key and may be empty: a directory's marker at the store's root.
     if following is not None and (
         following == after or following < max(last, prefix if after is None else "")
     ):
         raise _refused(
             store,
-            f"the listing of {where} does not move forward: it goes on after {following[:200]!r} once more",
+            f"the listing of {where} does not move forward: its next page is after {following[:200]!r} again",
         )
 
 
@@ -892,9 +893,9 @@ def _check_meta(store: ObjectStore, meta: ObjectMeta) -> None:
     if not is_key(meta.key):
         raise _refused(store, f"it lists {meta.key[:200]!r}, which is not a key")
     if not 0 <= meta.size <= MAX_TALLY:
-        raise _refused(store, f"it says that {meta.key} has {min(max(meta.size, -1), 10**30):.3g} bytes")
+        raise _refused(store, f"it reports {min(max(meta.size, -1), 10**30):.3g} bytes for {meta.key}")
     if not is_possible_time(meta.modified_at):
-        raise _refused(store, f"it says that {meta.key} was modified at {meta.modified_at.isoformat()}")
+        raise _refused(store, f"it reports {meta.modified_at.isoformat()} as the time of {meta.key}")
 
 
 def _refused(store: ObjectStore, fault: str) -> StoreRefused:
@@ -902,23 +903,23 @@ def _refused(store: ObjectStore, fault: str) -> StoreRefused:
 
 
 class LogSink(Guarded, ABC):
-    """Where a job's log lines go, and where they can be read after the machines are gone."""
+    """Stores a job's log lines so that they can be read after the machines are gone."""
 
     is_in_store: ClassVar[bool] = False
-    """Its pieces lie in the job's object store and are removed with the job."""
+    """Whether the pieces lie in the job's object store and are removed with the job."""
 
     def _may_refuse(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         return name == "write" and any(not is_stream(one.stream) for one in args[0])
 
     @abstractmethod
     def write(self, records: Sequence[LogRecord]) -> None:
-        """Deliver records of one stream in ascending ``seq``; return when they are durable.
+        """Store records of one stream in ascending ``seq``; return when they are durable.
 
-        A record that is delivered again (same stream and ``seq``) is shown once.
+        A record that is written again (same stream and ``seq``) is shown once.
 
         Raises:
-            ValueError: the stream's name is not one that ``check_stream`` accepts.
-            TransientError: some may not be delivered; the caller keeps them and tries again.
+            ValueError: ``check_stream`` does not accept the stream's name.
+            TransientError: some records may not be stored; the caller keeps them and tries again.
         """
 
     @abstractmethod
@@ -930,17 +931,17 @@ class LogSink(Guarded, ABC):
         """Yield the stream's records with ``seq > after``, in order, each once."""
 
     def read_back(self, stream: str) -> Iterator[LogRecord]:
-        """Yield the stream's records from the newest back to the first, each once.
+        """Yield the stream's records from the newest to the first, each once.
 
-        Callers stop when they have what they need, such as the last screen of an old job's log. The default
-        reads the whole stream first; override it where a stream can be read from its end.
+        Callers stop early, for example after the last screen of an old job's log. The default
+        reads the whole stream first; override it if the service can read a stream from its end.
         """
         yield from reversed(list(self.read(stream)))
 
     def pieces(self) -> Sequence[LogPiece]:
-        """Return what the log consists of, by stream and day, as far as the sink can tell.
+        """Return the units of which the log consists, by stream and day, as far as the sink knows them.
 
-        The default reads all streams; override it where pieces can be listed.
+        The default reads all streams; override it if the service can list pieces.
         """
         pieces = []
         for stream in self.streams():
@@ -956,13 +957,13 @@ class LogSink(Guarded, ABC):
         return pieces
 
     def remove(self, pieces: Sequence[LogPiece]) -> None:
-        """Delete pieces for good; a missing one is no error. The stream can be written to as before.
+        """Delete pieces permanently; a missing one is no error. Their streams can still be written to.
 
         Raises:
-            CloudspotError: nothing can be removed here; the message says what happens instead.
+            CloudspotError: the sink cannot remove anything; the message says what happens instead.
         """
         raise CloudspotError(
-            "this log cannot be pruned: only the retention of the service that keeps it ends it"
+            "this log cannot be pruned here: set the retention period of the service that keeps it"
         )
 
 
@@ -974,50 +975,50 @@ CAPABILITY_METHODS: Final = {
     Capability.PREEMPT: "preempt",
     Capability.SETUP: "account_setup",
 }
-"""The methods of Provider that belong to one capability."""
+"""The method of Provider that belongs to each capability."""
 _LACKS: Final = {
     Capability.IMAGES: (
         "makes no images of machines; run.image can name a container that has what the job needs"
     ),
-    Capability.FUNCTIONS: "runs no functions; cloudspot reconcile drives jobs too, from cron, say",
+    Capability.FUNCTIONS: "runs no functions; run cloudspot reconcile from cron instead",
     Capability.PREEMPT: "cannot reclaim a machine on demand",
     Capability.SETUP: "has no account to set up",
 }
 
 
 class Provider(Guarded, ABC, Generic[_Options]):
-    """What a plugin registers: factories of the interfaces. Importing its module imports no SDK.
+    """The class that a plugin registers; it makes the other interfaces. Importing its module imports no SDK.
 
     It is generic in its options: ``class AcmeProvider(Provider[AcmeOptions])``.
 
-    ``node_identity`` is checked before a caller sees it: a number outside the bounds of its field raises
-    TransientError.
+    The result of ``node_identity`` is checked before a caller sees it: a number outside the bounds of its
+    field raises TransientError.
     """
 
     name: ClassVar[str]
-    """The entry point's name, and that of the job file's table ``[providers.NAME]``."""
+    """The name of the entry point and of the job file's table ``[providers.NAME]``."""
     options_type: ClassVar[type[msgspec.Struct]]
     """The type of that table; a field without a default is required."""
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
-    """What it can do. A method that belongs to one of them is overridden just where that is declared; nobody
-    calls one that is left to the interface, unless it says what it returns there."""
+    """The provider's abilities beyond machines. Override the methods of a capability if and only if you
+    declare it. An undeclared capability's method is not called, unless its default returns a value."""
     cut_network_advice: ClassVar[str] = ""
-    """What may keep its machines from reaching one another, and what to change, for the message that they do
-    not."""
+    """Why the provider's machines may be unable to reach one another, and what to change; it is part of the
+    message that reports this."""
     made_by: ClassVar[str] = ""
-    """Its plugin's distribution and version; written by whoever imports the plugin."""
+    """The plugin's distribution and version; cloudspot sets it when it imports the plugin."""
     driver_options: ClassVar[frozenset[str]] = frozenset()
-    """The options that name something of the computer that drives, such as a profile or a file with
-    credentials. A driver takes them from its own note of the job or from its user's config file, never
-    because a stored job names them. On a node they have their defaults."""
+    """The options that name something on the driver's computer, such as a profile or a file with
+    credentials. A driver takes their values from its own note of the job or from its user's config file,
+    never from a stored job. On a node they have their defaults."""
 
     def __init__(self, options: _Options) -> None:
-        """Keep the job's options, an ``options_type``; do no I/O."""
+        """Keep the job's options, of type ``options_type``; do no I/O."""
         self.options = options
 
     @classmethod
     def require(cls, capability: Capability) -> None:
-        """Raise CloudspotError, with what to do instead, unless the provider has declared the capability."""
+        """Raise CloudspotError, with an alternative, unless the provider has declared the capability."""
         if capability not in cls.capabilities:
             lack = _LACKS.get(capability, f"does not declare {capability.value!r}")
             raise CloudspotError(f"provider {cls.name!r} {lack}")
@@ -1028,11 +1029,11 @@ class Provider(Guarded, ABC, Generic[_Options]):
 
     @abstractmethod
     def preemption_source(self) -> PreemptionSource:
-        """Return the source of notices; called on a node."""
+        """Return the machine's source of notices; called on a node."""
 
     @abstractmethod
     def node_identity(self) -> NodeIdentity:
-        """Return who this machine is; called on a node.
+        """Return the identity of this machine; called on a node.
 
         Raises:
             TransientError: the metadata service is not up yet.
@@ -1040,14 +1041,14 @@ class Provider(Guarded, ABC, Generic[_Options]):
 
     @abstractmethod
     def boot_profile(self) -> BootProfile:
-        """Return how this provider's machines get from a bare boot to the agent."""
+        """Return how this provider's machines get from their first boot to the agent."""
 
     def pinned_options(self) -> Mapping[str, Any]:
-        """Return the options, such as a region, that this environment decides where the job leaves them out.
+        """Return values for options that the job omits and the environment determines, such as a region.
 
-        Asked once, on submission, and stored with the job, so that every controller and node uses the same
-        values: a controller that looked in another region would take the machines for dead. JSON values by
-        option name; they override the job's table.
+        It is called once, at submission, and the result is stored with the job, so that every controller and
+        node uses the same values; a controller that looked in another region would consider the machines
+        dead. The result maps option names to JSON values, which override the job's table.
 
         Raises:
             SpecError: an option is wrong or missing.
@@ -1055,22 +1056,22 @@ class Provider(Guarded, ABC, Generic[_Options]):
         return {}
 
     def function_host(self) -> FunctionHost:
-        """Return where a driver can run as a function, for jobs that nobody is awake to drive (FUNCTIONS)."""
+        """Return the service that runs drivers as functions, without a computer of the user's (FUNCTIONS)."""
         raise NotImplementedError
 
     def image_host(self) -> ImageHost:
-        """Return where images of machines are kept (IMAGES). Its options then have a field ``setup_key``."""
+        """Return the service that keeps machine images (IMAGES). Its options have a field ``setup_key``."""
         raise NotImplementedError
 
     def account_setup(self) -> AccountSetup:
-        """Return what an account needs before its first job (SETUP)."""
+        """Return the preparation of an account for its first job (SETUP)."""
         raise NotImplementedError
 
     def registry_login(self, registry: str) -> RegistryLogin | None:
-        """Return a new log-in for a registry of container images of this provider's (REGISTRY), or None.
+        """Return new credentials for a registry of this provider's container images (REGISTRY), or None.
 
-        ``registry`` is the host in an image's name. Asked where a job is submitted and, before each pull, on
-        its nodes: with the credentials and the rights that each has.
+        ``registry`` is the host in an image's name. It is called where a job is submitted and, before each
+        pull, on its nodes; each uses its own credentials and rights.
 
         Raises:
             AuthError: a right is missing; the message names it.
@@ -1078,60 +1079,60 @@ class Provider(Guarded, ABC, Generic[_Options]):
         return None
 
     def inventories(self, *, all_regions: bool) -> Sequence[Inventory]:
-        """Return the lists of all that cloudspot makes in the account, in the order in which to end it.
+        """Return the lists of everything that cloudspot makes in the account, in the order for deletion.
 
-        ``all_regions`` asks for every region of the account rather than those of the options. The default
-        knows the machines only.
+        ``all_regions`` covers every region of the account instead of those of the options. The default
+        lists only machines.
         """
         return (MachineInventory(self.provisioner()),)
 
     def default_store(self) -> str | None:
-        """Return the URL of the store to use where neither the job nor the user names one, or None."""
+        """Return the URL of the store to use if neither the job nor the user names one, or None."""
         return None
 
     def log_sink(self, store: ObjectStore, job_id: str) -> LogSink | None:
-        """Return the sink for the job's logs (LOGS); None keeps them in the object store."""
+        """Return the sink for the job's logs (LOGS), or None to keep them in the object store."""
         return None
 
     def check(self, request: CheckRequest) -> CheckResults:
-        """Try what a job needs (credentials, rights, network), and return what works and what is missing."""
+        """Try what a job needs (credentials, rights, network); return what works and what is missing."""
         return CheckResults()
 
     def preempt(self, request: PreemptRequest) -> PreemptResult:
         """Reclaim a machine on purpose, for drills (PREEMPT).
 
         Raises:
-            CloudspotError: the provider cannot take this one, or not with this notice.
+            CloudspotError: the provider cannot reclaim this machine, or not with this notice.
         """
         raise NotImplementedError
 
 
 class Notifier(Guarded, ABC):
-    """What sends a job's messages; no error of its may show a URL, nor a part of one.
+    """Sends a job's messages. None of its errors may contain a URL or a part of one.
 
-    Messages are sent from a process of their own, several at once, which is killed after some seconds. The
-    URLs come from the job's submission: whoever may write to the bucket chooses them. So that process
-    connects to public addresses only, unless the user has named the host on this very computer: another
+    Messages are sent from a separate process, several at once; the process is killed after some seconds. The
+    URLs come from the job's submission, so anyone who can write to the bucket chooses them. Therefore that
+    process connects only to public addresses and to hosts that the user has named on this computer; any other
     connection raises an OSError.
     """
 
     name: ClassVar[str]
-    """As in ``notify.through`` and the entry point."""
+    """The name in ``notify.through`` and of the entry point."""
 
     @abstractmethod
     def holds_credential(self, url: str) -> bool:
         """Return whether the URL itself holds a password or a token; does no I/O.
 
         Raises:
-            SpecError: it cannot be sent to; the message says why.
+            SpecError: the URL cannot be sent to; the message says why.
         """
 
     @abstractmethod
     def send(self, url: str, message: Message) -> None:
-        """Send the message once; return when it was accepted.
+        """Send the message once; return when it has been accepted.
 
         Raises:
-            CloudspotError: it was not; the message says why, as in ``answered 500``.
+            CloudspotError: it was not accepted; the message says why, as in ``answered 500``.
         """
 
 

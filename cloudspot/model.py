@@ -24,13 +24,13 @@ from cloudspot.decoding import (
 )
 
 MAX_UNKNOWN: Final = 100
-"""The most characters of a value that this version does not know."""
+"""The maximal length, in characters, of a value that this version does not know."""
 
 
 class OpenEnum(str, enum.Enum):
-    """Values to which later versions, and providers, add others; each class says what an unknown one means.
+    """An enum to which later versions and providers add values; each class says how to treat unknown ones.
 
-    An unknown value is equal to the same text, is stored and read back as it is, and is no member.
+    An unknown value is equal to the same text, is stored and read back unchanged, and is not a member.
     """
 
     @classmethod
@@ -58,16 +58,16 @@ GIB: Final = 1 << 30
 
 
 class Capability(str, enum.Enum):
-    """What a provider can do, beside creating, listing and ending machines."""
+    """An ability of a provider besides creating, listing and ending machines."""
 
     CONTAINERS = "containers"
     """Its machines can run docker or podman, so that a job may have ``run.image``."""
     CONSOLE = "console"
-    """``Provisioner.console`` tells what a machine has printed."""
+    """``Provisioner.console`` returns the console output of a machine."""
     LOGS = "logs"
     """``Provider.log_sink`` can keep logs elsewhere than in the object store."""
     REGISTRY = "registry"
-    """``Provider.registry_login`` logs in to the provider's own registry of containers."""
+    """``Provider.registry_login`` logs in to the provider's own container registry."""
     IMAGES = "images"
     """``Provider.image_host`` keeps images of machines, so that ``cloudspot image`` works."""
     FUNCTIONS = "functions"
@@ -77,15 +77,15 @@ class Capability(str, enum.Enum):
     SETUP = "setup"
     """``Provider.account_setup`` makes what an account needs, so that ``cloudspot setup`` works."""
     THIS_COMPUTER = "this-computer"
-    """Its machines are processes of the computer that drives them, and end when that is switched off. A job
-    of it is driven only where it was submitted, or adopted: else whoever can write to a store would choose
-    what runs there."""
+    """Its machines are processes of the computer that drives them, and end when it is switched off. A job on
+    them is driven only where it was submitted or adopted; otherwise anyone with write access to a store could
+    choose what runs there."""
 
 
 class InstanceState(OpenEnum):
     """The state of a machine. Only ``ENDED`` proves that it no longer runs anything.
 
-    A machine in an unknown state may run, and is billed.
+    A machine in an unknown state is assumed to run and to be billed.
     """
 
     PENDING = "pending"
@@ -95,12 +95,12 @@ class InstanceState(OpenEnum):
 
     @property
     def is_up(self) -> bool:
-        """Whether the machine may run, or will run soon, and nothing is known to have begun to end it."""
+        """Whether the machine runs or may run soon, and is not known to be shutting down."""
         return self not in (InstanceState.SHUTTING_DOWN, InstanceState.ENDED)
 
 
 class EndReason(OpenEnum):
-    """Why a machine ended, as far as the provider can tell; an unknown reason is shown as it is."""
+    """Why a machine ended, as far as the provider knows; an unknown reason is shown unchanged."""
 
     RECLAIMED = "reclaimed"
     """The provider took a spot machine back."""
@@ -111,19 +111,19 @@ class EndReason(OpenEnum):
     LOST = "lost"
     """The host failed."""
     CAPACITY = "capacity"
-    """It never ran: there was no room for it after all."""
+    """It never ran: there was no capacity for it after all."""
     QUOTA = "quota"
-    """It never ran: a quota left no room for what it needs."""
+    """It never ran: a quota does not allow what it needs."""
     UNSTARTABLE = "unstartable"
-    """It never ran, for a reason that the next machine of the same request would meet too."""
+    """It never ran, for a reason that would also stop the next machine of the same request."""
     UNKNOWN = "unknown"
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node must have; ``None`` or 0 leaves the choice to the provider."""
+    """The least that one node must have; ``None`` or 0 leaves the choice to the provider."""
 
     accelerator: str | None = None
-    """The vendor's or provider's name, such as ``A100``."""
+    """The vendor's or provider's name for it, such as ``A100``."""
     accelerator_count: int = 0
     cpus: int = 0
     memory_bytes: int = 0
@@ -131,27 +131,27 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Billing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What time of a machine its provider charges for; by default each second that has begun."""
+    """The time for which a provider charges a machine; by default each second that has begun."""
 
     minimum_seconds: Seconds = 0.0
-    """A machine that ran for less is charged for this long."""
+    """A machine that ran for a shorter time is charged for this long."""
     increment_seconds: Annotated[float, msgspec.Meta(ge=1, le=1e10)] = 1.0
     """Time is rounded up to a multiple of this."""
     free_if_reclaimed_seconds: Seconds = 0.0
-    """A spot machine that the provider takes back before it has run for this long is not charged; what is
-    billed beside it, such as its disk, is."""
+    """A spot machine that the provider reclaims within this time is not charged. Everything billed
+    separately, such as its disk, still is."""
 
     def charged_seconds(self, seconds: float) -> float:
-        """Return what is charged for a machine that ran for ``seconds`` and was not taken back."""
+        """Return the seconds charged for a machine that ran for ``seconds`` and was not reclaimed."""
         return max(self.minimum_seconds, math.ceil(seconds / self.increment_seconds) * self.increment_seconds)
 
 
 class PricePart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a price adds up, such as the machine and its disk."""
+    """One part of a price, such as that of the machine or of its disk."""
 
     name: str
     per_hour: Price | None
-    """In the offer's currency; None: it costs something that nobody tells, and that the price leaves out."""
+    """In the offer's currency; None if its cost is unknown and therefore not in the price."""
 
     def __str__(self) -> str:
         if self.per_hour is None:
@@ -168,31 +168,31 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     price_per_hour: Price
     """The price of one node, in ``currency``: its machine, boot disk and public address."""
     on_demand_price_per_hour: Price
-    """The same type's price on demand, for the comparison in the bill."""
+    """The same type's on-demand price, for comparison in the bill."""
     currency: str = "USD"
     billing: Billing = Billing()
-    """What of a machine's time is charged at these prices."""
+    """The machine time that is charged at these prices."""
     transfer_price_per_gib: Price = 0.0
-    """What a GiB between such a machine and the region of the job's bucket costs, in ``currency``, in the
-    dearer direction; 0 within the region. It is no part of the price."""
+    """The price of moving a GiB between such a machine and the region of the job's bucket, in ``currency``,
+    in the more expensive direction; 0 within the region. ``price_per_hour`` does not include it."""
     network: str = ""
-    """Machines of different networks, such as two regions' VPCs, do not reach each other; empty: all of the
-    provider's do."""
+    """Machines in different networks, such as two regions' VPCs, cannot reach each other. The empty string
+    means that all of the provider's machines can."""
     extras_per_hour: Price = 0.0
-    """What of the price is for what is billed beside the machine, such as its disk."""
+    """The part of the price that pays for things other than the machine, such as its disk."""
     price_parts: tuple[PricePart, ...] = ()
-    """What the price adds up, for people; empty: nobody tells."""
+    """The parts of the price, for people; it is empty if they are unknown."""
     region: str = ""
-    """Where the provider has several at once: the one in which the machine would be."""
+    """The region in which the machine would be, if the provider uses several at once."""
     image: str = ""
-    """The id of the image from which the machine would start, where the provider finds it with the offer."""
+    """The id of the image from which the machine would start, if the provider looks it up with the offer."""
     image_gib: Tally = 0
-    """How large that image is; see ``cloudspot.plugin.launchrequests.disk_gib``."""
+    """The size of that image; see ``cloudspot.plugin.launchrequests.disk_gib``."""
     has_setup: bool = False
-    """The image is one of ``ImageHost``, and the job's setup is done in it."""
+    """Whether the image comes from ``ImageHost``, with the job's setup done in it."""
     details: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """What the plugin alone needs of what it has looked up, so that ``render`` needs no I/O. It is stored
-    with the launch and holds no secret."""
+    """Facts that the plugin has looked up and that only it needs, so that ``render`` needs no I/O. They are
+    stored with the launch and hold no secret."""
 
     @property
     def key(self) -> str:
@@ -200,12 +200,12 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.market.value}/{self.zone}/{self.instance_type}"
 
     def reaches(self, other: Offer) -> bool:
-        """Return whether machines of the two offers reach each other, so that they can train together."""
+        """Return whether machines of the two offers can reach each other, and so can train together."""
         return self.network == other.network or not (self.network and other.network)
 
     @property
     def price_text(self) -> str:
-        """What the price adds up, such as ``machine 0.0318, disk 0.011``; empty: nobody tells."""
+        """The parts of the price, such as ``machine 0.0318, disk 0.011``; it is empty if they are unknown."""
         return ", ".join(map(str, self.price_parts))
 
 
@@ -213,64 +213,65 @@ class DriverFunction(msgspec.Struct, frozen=True, kw_only=True):
     """A program that drives a store's jobs: ``FunctionHost`` runs it once for each event."""
 
     name: str
-    """At most 40 letters, digits and hyphens: the same for the same store."""
+    """At most 40 letters, digits and hyphens; the same store always gives the same name."""
     archive: bytes
-    """A zip of all its Python code; equal code gives equal bytes."""
+    """A zip of all its Python code; the same code gives the same bytes."""
     unpacked_bytes: int
-    """How much that is on disk."""
+    """The size of the unpacked archive on disk."""
     needs_glibc: tuple[int, int] = (0, 0)
-    """The least version of the C library that its compiled code runs on; (0, 0): any."""
+    """The least version of the C library for its compiled code; (0, 0) means any."""
     handler: str
-    """``module.function``; it takes what the provider passes on, and first waits ``wait_seconds`` of that."""
+    """``module.function``. It takes the provider's event, and first waits for the ``wait_seconds`` in it."""
     every_seconds: float
-    """How long it is from one pass to the next."""
+    """The time between the starts of two passes."""
     reaps: bool = False
-    """Once a day it is run with ``REAP_EVENT``, and its role has the rights of ``cloudspot reap`` as well."""
+    """Whether it is run with ``REAP_EVENT`` once a day; its role then has the rights of ``cloudspot
+    reap``."""
     store_url: str
     environment: Mapping[str, str]
 
 
 class MachineImage(msgspec.Struct, frozen=True, kw_only=True):
-    """An image that ``cloudspot image bake`` has had made of a machine's disk."""
+    """An image that the provider made of a machine's disk for ``cloudspot image bake``."""
 
     id: str
     key: str
-    """Of the setup that it holds; see ``cloudspot.jobfile.setup_key``."""
+    """The key of the setup that it holds; see ``cloudspot.jobfile.setup_key``."""
     job_name: str
     """The name in the job file for which it was made."""
     is_ready: bool
-    """Machines can start from it. False: the provider still copies the disk, or could not."""
+    """Whether machines can start from it. If not, the provider is still copying the disk, or failed to."""
     failure: str = ""
     """Why the provider could not make it."""
     created_at: datetime | None = None
     size_gib: float | None = None
-    """What is kept and billed, as far as the provider tells; else the size of the disk."""
+    """The size that is kept and billed, if the provider reports it; otherwise the size of the disk."""
     where: str = ""
-    """The region that has it; empty: every one."""
+    """The region that has it; the empty string means every region."""
 
 
 class Asset(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing of cloudspot's making that a provider or a store keeps, whether anything needs it or not."""
+    """One thing that cloudspot made and that a provider or a store keeps, whether still needed or not."""
 
     kind: str
-    """What it is, in the provider's own words, such as ``volume``."""
+    """The kind of thing, in the provider's words, such as ``volume``."""
     id: str
-    """By which the provider finds it, unique for its kind and place."""
+    """The provider's id for it, unique for its kind and place."""
     where: str = ""
     """Its region or zone."""
     job_id: str = ""
-    """The job that it was made for; empty: it is no job's, such as a driver's role."""
+    """The job that it was made for; it is empty for a thing of no single job, such as a driver's role."""
     store_url: str = ""
-    """The store that it was made for, as ``InstanceGroup.store_url``; empty: nothing on it tells."""
+    """The store that it was made for, as in ``InstanceGroup.store_url``; it is empty if that is unknown."""
     created_at: datetime | None = None
-    """None: the provider does not tell."""
+    """When it was made; None if the provider does not report it."""
     is_in_use: bool = False
-    """For what is no job's: it is part of something that stands, such as a driver."""
+    """Whether something without a job, such as a driver, uses it."""
     price_per_day: float | None = None
-    """What it costs as long as it is left alone, in ``currency``; None: not known."""
+    """Its cost while it is kept, in ``currency``; None if unknown."""
     currency: str = "USD"
     detail: str = ""
-    """What people want to know besides, such as its size."""
+    """Other facts for people, such as its size."""
 
 
 class UnfinishedUpload(msgspec.Struct, frozen=True, kw_only=True):
@@ -278,33 +279,33 @@ class UnfinishedUpload(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     id: str
-    """The store's own name for it."""
+    """The store's id for it."""
     begun_at: datetime
 
 
 REAP_EVENT: Final = {"reap": True}
-"""What a function is run with to end what its store's jobs have left, rather than to drive them."""
+"""The event that makes a function end what its store's jobs have left, instead of driving them."""
 
 
 class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a provider tells of a function that it runs."""
+    """A provider's report about a function that it runs."""
 
     where: str
-    """Its name within the provider, such as an ARN."""
+    """The function's full name at the provider, such as an ARN."""
     state: str
-    """The provider's own word."""
+    """The state in the provider's words."""
     every_seconds: float | None
-    """None: nothing runs it on a schedule."""
+    """The period of its schedule; None if it has no schedule."""
     version: str
-    """The version of cloudspot that it has."""
+    """The version of cloudspot in it."""
     changed_at: datetime | None
 
 
 DEFAULT_MASTER_PORT: Final = 29500
 """torchrun's default."""
 ANNOUNCED: Final = ("MASTER_ADDR", "MASTER_PORT", "NUM_NODES")
-"""The facts about the newest generation that its machines are told: the address and the port at which its
-ranks meet, and how many nodes it has."""
+"""The names of the facts about the newest generation that are announced to its machines: the address and port
+at which its ranks meet, and its number of nodes."""
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,7 +315,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     state: InstanceState
     job_id: str
     launch: OrdinalOrZero
-    """The launch that it belongs to, counted from 1 (a tag on the machine)."""
+    """The launch to which it belongs, counted from 1 (a tag on the machine)."""
     rank: Rank | None = None
     """The node's index within the launch, from 0, if the provider knows it."""
     end_reason: EndReason | None = None
@@ -325,10 +326,10 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     launched_at: datetime | None = None
     ended_at: datetime | None = None
     store_url: str = ""
-    """Its InstanceGroup's; empty if the provider cannot tell."""
+    """The InstanceGroup's ``store_url``; it is empty if the provider does not know it."""
     detail: str = ""
-    """One line for people, where the provider says it: why the machine ended, or why it has not started, and
-    what to change. Empty: it says nothing, or all is as usual."""
+    """One line for people: why the machine ended or has not started, and what to change. It is empty if the
+    provider gives no reason, or if all is normal."""
 
     @property
     def node_name(self) -> str:
@@ -343,14 +344,14 @@ class NodeIdentity(msgspec.Struct, frozen=True, kw_only=True):
     rank: Rank
     """The node's index within its launch, from 0."""
     address: str
-    """Where the other nodes of the launch reach it."""
+    """The address at which the other nodes of the launch reach it."""
     zone: str | None = None
     instance_type: str | None = None
     market: Market | None = None
 
 
 class InstanceGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a launch asks for: ``num_nodes`` equal machines, or at least ``min_nodes`` of them, or none."""
+    """The machines that a launch requests: ``num_nodes`` equal ones, or at least ``min_nodes``, or none."""
 
     job_id: str
     launch: int
@@ -358,65 +359,67 @@ class InstanceGroup(msgspec.Struct, frozen=True, kw_only=True):
     min_nodes: int
     """With fewer machines than this, the provider must end them and raise CapacityError."""
     job_nodes: int
-    """The most nodes that train together (``nodes.max``): this launch may replace one of many, so whatever is
-    arranged for several nodes, such as a placement group, is the job's and not the launch's."""
+    """The most nodes that train together (``nodes.max``). This launch may replace one of many nodes, so
+    anything arranged for several nodes, such as a placement group, belongs to the job and not to the
+    launch."""
     offer: Offer
     resources: Resources
     user_data: str
     """The boot script, the same for all nodes; a node learns its rank from its metadata."""
     max_seconds: float
-    """How long a machine may live at most, for clouds that can enforce a limit."""
+    """The maximal life of a machine, for clouds that can enforce a limit."""
     decided_at: datetime | None = None
-    """When the launch was decided, by some controller's clock, for clouds whose limit is a point in time;
-    None: not known. The machines come up to ``token_seconds`` later."""
+    """When the launch was decided, by the clock of a controller, for clouds whose limit is a point in time;
+    None if unknown. The machines come up to ``token_seconds`` later."""
     store_url: str = ""
-    """The store of the job's records, without credentials, for a tag: it leads people to the job, and tells
-    controllers the machine from those of another store's job of the same id."""
+    """The store of the job's records, without credentials, for a tag. The tag leads people to the job, and
+    lets controllers distinguish machines of jobs with the same id in different stores."""
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """The job's own, for providers whose machines can carry them."""
+    """The job's own labels, for providers whose machines can carry them."""
     drives: bool = False
-    """Its nodes drive the job at their end (``nodes.drive``), which takes a driver's rights."""
+    """Whether its nodes drive the job at their end (``nodes.drive``), for which they need a driver's
+    rights."""
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The request that ``create`` sends; stored in the intent and replayed unchanged."""
+    """The request that ``create`` sends. It is stored in the intent and repeated unchanged."""
 
     provider: str
     body: dict[str, Any]
-    """JSON values only; holds no secret."""
+    """JSON values only, without secrets."""
     made_by: str = ""
-    """The distribution and the version of the plugin that rendered it, such as ``cloudspot-acme 1.2``;
-    written by whoever stores the request."""
+    """The distribution and version of the plugin that rendered it, such as ``cloudspot-acme 1.2``. Cloudspot
+    sets it when it stores the request."""
     signature: str = ""
-    """Where ``create`` obeys only requests of the provider's own making: how it knows them again."""
+    """The provider's proof that it made the request, if ``create`` accepts only its own requests."""
 
 
 class PreemptionNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """The provider's announcement that it will take this machine."""
+    """The provider's announcement that it will reclaim this machine."""
 
     deadline: datetime | None
-    """When it will be taken (UTC); None if the provider names no time."""
+    """When it will be reclaimed (UTC); None if the provider states no time."""
     deadline_monotonic: float | None = None
-    """The same moment by this machine's ``time.monotonic()``, where the source counts from now: "in 30 s" is
-    ``time.monotonic() + 30``. It then counts instead of ``deadline``, and as it is. Of ``deadline`` no more
-    is believed than ``PreemptionSource.notice_seconds``, since this machine's clock may be wrong. None: the
-    source tells only the time of day."""
+    """The same moment by this machine's ``time.monotonic()``, for sources that count from now: "in 30 s" is
+    ``time.monotonic() + 30``. If it is set, it is used unchanged instead of ``deadline``. A ``deadline`` is
+    cut to ``PreemptionSource.notice_seconds`` from now, because this machine's clock may be wrong. It is None
+    if the source states only a time of day."""
     action: str = "terminate"
-    """``terminate``, ``stop`` or ``hibernate``; each ends the training on this machine."""
+    """``terminate``, ``stop`` or ``hibernate``; each of them ends the training on this machine."""
     source: str = ""
-    """The channel it came by, such as ``metadata`` or ``shutdown-script``."""
+    """The channel that delivered it, such as ``metadata`` or ``shutdown-script``."""
 
 
 class ObjectMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """What a listing shows of an object."""
+    """The metadata of an object in a listing."""
 
     key: str
     size: int
     """Bytes."""
     modified_at: datetime
     etag: str = ""
-    """What the store names these bytes by, such as an entity tag or a generation: the same in a listing and
-    by ``head``, and another one after each put of other bytes. Empty: it has no such name."""
+    """The store's identifier of these bytes, such as an entity tag or a generation. It is the same in a
+    listing and from ``head``, and changes with each put of other bytes. It is empty if the store has none."""
 
 
 class ObjectPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -426,20 +429,21 @@ class ObjectPage(msgspec.Struct, frozen=True, kw_only=True):
     next_after: str | None
     """The ``after`` of the next page; None if this was the last."""
     cursor: str = ""
-    """How the store finds the next page, where its service lists by a token of its own. It is given back
-    beside ``next_after``, to the same store and with the same prefix; empty: ``next_after`` is enough."""
+    """The store's token for the next page, if its service continues listings by token. It is passed back
+    with ``next_after``, to the same store and with the same prefix. It is empty if ``next_after``
+    suffices."""
     skipped: tuple[str, ...] = ()
-    """Names that were passed over: those that are not valid keys, such as what is not ASCII, and symlinks.
-    Some may be told with several pages. What stands for a directory (``folder/``) is not among them."""
+    """Names that were skipped: symlinks and names that are not valid keys, such as non-ASCII ones. A name may
+    appear on several pages. Markers of directories (``folder/``) are not included."""
 
 
 class LogRecord(Dated, frozen=True, kw_only=True):
     """One line of a node's log."""
 
     stream: StreamName
-    """``<launch>-<rank>``: one machine's log."""
+    """``<launch>-<rank>``, which names one machine's log."""
     seq: Tally
-    """The number of the line in its stream, from 0, without gaps; readers drop repeats by it."""
+    """The number of the line in its stream, from 0, without gaps; readers use it to drop duplicates."""
     time: datetime
     text: str
     """The line without its newline. A progress bar is one line, with carriage returns between its states."""
@@ -452,84 +456,86 @@ class LogPiece(msgspec.Struct, frozen=True, kw_only=True):
 
     stream: str
     name: str
-    """The sink's name for it; where people can look it up, theirs too."""
+    """The sink's name for it. If people can look it up in the service, it is also the service's name."""
     first_day: date
     """The UTC date of its first lines."""
     last_day: date
     """The UTC date of its newest lines."""
     num_bytes: int | None = None
-    """None: unknown."""
+    """Its size; None if unknown."""
 
 
 DATA_CACHE: Final = "CLOUDSPOT_INPUT_CACHE"
-"""The variable that names, on a machine, the directory in which files of ``[data]`` are kept."""
+"""The variable that names the directory on a machine in which files of ``[data]`` are kept."""
 
 
 class BootProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """How a provider's machines get from a bare boot to a running agent."""
+    """How a provider's machines get from their first boot to a running agent."""
 
     agent_python: str = "python3"
     """The interpreter that runs the agent or, on a stock image, creates its environment."""
     train_python: str = "python3"
-    """The interpreter for setup and training if the job names none."""
+    """The interpreter for setup and training unless the job names one."""
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Set in the boot script; holds no secret."""
+    """Variables that the boot script sets; none holds a secret."""
     shutdown_command: str = "shutdown -h now"
-    """Ends the machine from the inside."""
+    """The command that ends the machine from the inside."""
     end_code: str = ""
-    """For clouds that keep and bill a machine that is only shut down: Python on the standard library alone
-    that asks the cloud, with the machine's own rights, to remove it. Run before ``shutdown_command``, by
-    ``agent_python``. Empty: the launch sets a switch of the cloud's by which a machine that is shut down is
-    removed, or such machines are not billed."""
+    """Python code that asks the cloud, with the machine's own rights, to remove the machine; for clouds that
+    keep and bill machines that are only shut down. It uses only the standard library. ``agent_python`` runs
+    it before ``shutdown_command``. It is empty if such machines are not billed, or if the launch makes the
+    cloud remove machines that shut down."""
     has_cloudspot: bool = False
-    """The image has this very version: nothing is installed."""
+    """Whether the image contains this very version, so that nothing is installed."""
     own_disks: tuple[str, ...] = ()
-    """Patterns of the paths of disks that are a part of the machine: fast, in its price and lost with it.
-    Inputs are kept on those that are empty, unless ``environment`` has ``DATA_CACHE``."""
+    """Patterns of the paths of disks that belong to the machine: they are fast, included in its price and
+    lost with it. Inputs are kept on the empty ones, unless ``environment`` has ``DATA_CACHE``."""
     own_directories: tuple[str, ...] = ()
-    """Where the image mounts such disks itself."""
+    """The directories where the image mounts such disks by itself."""
     fetch_code: str = ""
-    """For images that may lack it: Python on the standard library alone that defines ``fetch(store_url, key,
-    path)``, which writes the object to the file with the machine's own rights. An OSError is retried."""
+    """Python code for images that may lack cloudspot, on the standard library alone. It defines
+    ``fetch(store_url, key, path)``, which writes the object to the file with the machine's own rights. An
+    OSError is retried."""
     lacks: str = ""
-    """What a training needs and the image lacks, with what to do, in sentences. Said of jobs with an
-    accelerator, and of those that bring neither a setup nor a container's image."""
+    """What a training needs and the image lacks, and what to do about it, in sentences. It is shown for jobs
+    with an accelerator, and for jobs with neither a setup nor a container image."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryLogin:
-    """A log-in for a registry of container images; no representation shows the password."""
+    """Credentials for a registry of container images; no representation shows the password."""
 
     user: str
     password: str = field(repr=False)
     origin: str
-    """Whose it is, as the object of "the registry refuses": ``these credentials, which need ...``."""
+    """The owner of the credentials, as it follows "the registry refuses": ``these credentials, which need
+    ...``."""
 
     @property
     def basic(self) -> str:
-        """Both, as HTTP's basic authentication and Docker's ``config.json`` have them."""
+        """User and password, encoded as in HTTP basic authentication and Docker's ``config.json``."""
         return base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
 
 class PartState(msgspec.Struct, frozen=True, kw_only=True):
-    """What an account has in the place of a part of its setup."""
+    """The present state of a part of an account's setup."""
 
     exists: bool
     excess: tuple[str, ...] = ()
-    """Why it must not be used, a line each: whose it is, or what it allows beyond the part."""
+    """Why it must not be used, one line each: who owns it, or what it allows beyond the part."""
     lacks: tuple[str, ...] = ()
-    """What the part has and this has not, a line each."""
+    """What the part specifies and the account does not have, one line each."""
 
 
 class SetupSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user's config file needs, once all parts of an account's setup are made."""
+    """The settings for the user's config file, once all parts of an account's setup are made."""
 
     store_url: str | None = None
-    """The store in which jobs are kept; None: the setup makes none."""
+    """The store in which jobs are kept; None if the setup makes none."""
     options: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Options of the provider: JSON values by name."""
     notes: tuple[str, ...] = ()
-    """What only a person can do, such as asking for a quota; a line each."""
+    """Steps that only a person can take, such as asking for a quota; one line each."""
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -538,15 +544,15 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     ok: bool
     detail: str = ""
-    """What was found, on one line."""
+    """The finding, on one line."""
     remedy: str = ""
-    """What to do if it is not ok, on one line: a command, a right to grant, a setting."""
+    """What to do if the check fails, on one line: a command, a right to grant, a setting."""
     is_known: bool = True
-    """False: it could not be tried, and ``detail`` says why; ``ok`` is true then."""
+    """Whether the check could be tried. If not, ``detail`` says why, and ``ok`` is true."""
 
 
 class Severity(str, enum.Enum):
-    """How grave a message is, the gravest last."""
+    """How serious a message is, in ascending order."""
 
     INFO = "info"
     SUCCESS = "success"
@@ -558,20 +564,21 @@ class MessageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One of the events that a message is about."""
 
     kind: str
-    """As in ``notify.events``; an unknown kind is one of a later cloudspot."""
+    """A kind as in ``notify.events``; an unknown kind comes from a later cloudspot."""
     text: str
-    """One line; empty where the kind and the state of the job say it all."""
+    """One line; it is empty if the kind and the state of the job say everything."""
     at: datetime
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job tells people, and what a plugin does that listens to its events."""
+    """A message about a job's events, to people and to plugins that listen to events."""
 
     job_id: str
     title: str
     """One line, which names the job and the kinds of its events."""
     body: str
-    """Plain text of some lines."""
+    """Plain text of several lines."""
     severity: Severity
     events: tuple[MessageEvent, ...] = ()
-    """What the text is made of, the earliest first; each is in one message only. Empty: a test."""
+    """The events in the text, the earliest first; each is in only one message. It is empty in a test
+    message."""

@@ -1,8 +1,8 @@
 """Find plugins by name and object stores by URL scheme; import a plugin only when it is used.
 
-Plugins are found by the entry points and hooks of :mod:`cloudspot.hookspecs`, and so are the built-in ones,
-whose names nobody can take. A broken plugin hides no other. Whatever a hook returns is checked here, and
-guarded from here on (:mod:`cloudspot.calls.guard`).
+Plugins, including the built-in ones, are found by the entry points and hooks of :mod:`cloudspot.hookspecs`.
+Nobody can take the name of a built-in one. A broken plugin does not affect the others. The results of hooks
+are checked here, and guarded from then on (:mod:`cloudspot.calls.guard`).
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _opened: Final[weakref.WeakSet[ObjectStore]] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class Kind:
-    """What plugins can bring: one line of the table of kinds."""
+    """One kind of thing that plugins provide."""
 
     noun: str
-    """What messages call it."""
+    """The name of the kind in messages."""
     group: str
-    """Of the entry points that name the modules."""
+    """The group of the entry points that name the modules."""
     hook: str
-    """The function of the module that returns it."""
+    """The function of the module that returns an instance."""
     built_in: Mapping[str, str] = field(default_factory=dict)
-    """The modules of those that come with cloudspot, by name."""
+    """The modules of the built-in instances, by name."""
     known: tuple[str, ...] = ()
     """Names that need no plugin."""
     paths: str = "plugins/{name}"
-    """Where its distribution lies in a copy of cloudspot's source."""
+    """The directory of its distribution in a copy of cloudspot's source."""
     hides_text: bool = False
-    """The text of its errors may hold what nobody should see."""
+    """Whether the text of its errors may hold secrets."""
 
 
 _LOCAL: Final = "cloudspot.local.plugin"
@@ -69,7 +69,7 @@ NOTIFIER: Final = Kind("notifier", hookspecs.NOTIFIER_GROUP, "cloudspot_notifier
 COMMAND: Final = Kind("command", COMMAND_GROUP, "cloudspot_command")
 
 LISTED_SECONDS: Final = 5.0
-"""How long a plugin may take to be imported for a list of all: a list waits for nobody."""
+"""How long the import of a plugin may take when all plugins are listed, so that one cannot block the list."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ def provider_class(name: str) -> type[Provider]:
 def open_provider(name: str, spec: JobSpec | None, configured: Mapping[str, Any] | None = None) -> Provider:
     """Return the provider with the options of the job's ``[providers.NAME]``, without I/O.
 
-    Without a job, options have their defaults. ``configured`` has options of this computer's user, for those
-    that the job leaves out.
+    Without a job, options have their defaults. ``configured`` has the options of this computer's user; they
+    apply where the job sets none.
 
     Raises:
-        PluginError: as ``provider_class``.
+        PluginError: see ``provider_class``.
         SpecError: an option is wrong.
     """
     declared = _find(PROVIDER, name)
@@ -109,8 +109,8 @@ def open_provider(name: str, spec: JobSpec | None, configured: Mapping[str, Any]
         spec = msgspec.structs.replace(spec, providers={**spec.providers, name: table})
     if spec is not None and spec.run.image is not None and Capability.CONTAINERS not in class_.capabilities:
         raise SpecError(
-            f'run.image: machines of the provider "{name}" run no containers; the table providers.{name} '
-            "says which image they have"
+            f'run.image: machines of the provider "{name}" cannot run containers; the table '
+            f"providers.{name} sets their image"
         )
 
     def make() -> Provider:
@@ -122,10 +122,10 @@ def open_provider(name: str, spec: JobSpec | None, configured: Mapping[str, Any]
 
 
 def with_driver_options(spec: JobSpec, name: str, options: Mapping[str, Any]) -> JobSpec:
-    """Return the job file with these values of the provider's ``driver_options``, and no others.
+    """Return the job file with exactly these values of the provider's ``driver_options``.
 
     Raises:
-        PluginError: as ``provider_class``.
+        PluginError: see ``provider_class``.
     """
     named = provider_class(name).driver_options
     table = {option: value for option, value in spec.providers.get(name, {}).items() if option not in named}
@@ -152,20 +152,20 @@ def open_store(url: str) -> ObjectStore:
 
 
 def close_stores() -> None:
-    """Close what ``open_store`` has opened and somebody still has; nothing depends on how that goes."""
+    """Close those stores of ``open_store`` that are still in use somewhere; ignore errors."""
     for store in tuple(_opened):
         with suppress(CloudspotError):
             store.close()
 
 
 def open_job_store(url: str, store_id: str | None = None) -> ObjectStore:
-    """Open the store of jobs at the URL, without I/O, and hold it to its id: see ``ObjectStore.hold_to``.
+    """Open the store of jobs at the URL, without I/O, and bind it to its id: see ``ObjectStore.hold_to``.
 
-    Use ``open_store`` for the places of inputs, and where the first job of a new store is submitted.
+    Use ``open_store`` for the URLs of inputs, and to submit the first job of a new store.
 
     Raises:
-        SpecError: as for ``open_store``.
-        PluginError: as for ``open_store``.
+        SpecError: see ``open_store``.
+        PluginError: see ``open_store``.
     """
     store = open_store(url)
     store.hold_to(store_id)
@@ -182,7 +182,7 @@ def sandbox_class(name: str, base: type[R]) -> type[R]:
 
 
 def policy_maker(name: str, base: type[G]) -> Callable[[Callable[[type[G]], G]], G]:
-    """Import the plugin and return what makes its market policy, a subclass of ``base``, by a function.
+    """Import the plugin and return a function that makes its market policy, a subclass of ``base``.
 
     Raises:
         PluginError: no such policy is installed, or it is broken.
@@ -224,7 +224,7 @@ def plugin_distributions(provider: str, *store_urls: str) -> tuple[str, ...]:
 
 
 def driver_distributions(provider: str, *store_urls: str) -> tuple[str, ...]:
-    """Return those, and what else a driver of any job may need: notifiers and market policies.
+    """Return those of ``plugin_distributions``, and all installed notifiers and market policies.
 
     Raises:
         PluginError: the provider or a store's plugin is not installed.
@@ -235,10 +235,10 @@ def driver_distributions(provider: str, *store_urls: str) -> tuple[str, ...]:
 
 
 def distribution_of(name: str) -> tuple[str, str]:
-    """Return name and version of the distribution with the provider of that name, or else the store scheme.
+    """Return the name and version of the distribution with that provider or, failing that, store scheme.
 
     Raises:
-        PluginError: there is neither, or it cannot be used.
+        PluginError: there is neither, or the plugin cannot be used.
     """
     kind = STORE if name not in provider_names() and name in store_schemes() else PROVIDER
     declared = _find(kind, name)
@@ -267,9 +267,9 @@ def policy_names() -> tuple[str, ...]:
 
 
 def list_providers() -> tuple[ProviderEntry, ...]:
-    """Return all installed providers, the built-in ones first; imports each to see whether it works.
+    """Return all installed providers, the built-in ones first; import each to see whether it works.
 
-    One whose import takes longer than ``LISTED_SECONDS`` is listed as broken.
+    A provider whose import takes longer than ``LISTED_SECONDS`` is listed as broken.
     """
     return tuple(
         ProviderEntry(one.name, one.distribution, one.version, one.error or _fault_of(one))
@@ -278,7 +278,7 @@ def list_providers() -> tuple[ProviderEntry, ...]:
 
 
 def _fault_of(declared: Declared) -> str | None:
-    """Return what is wrong with the provider; None: nothing."""
+    """Return why the provider cannot be used, or None if it can."""
     guard = _guard_of(PROVIDER, declared)
     try:
         call_within(LISTED_SECONDS, lambda: _class_of(PROVIDER, declared, Provider), owner=guard)  # type: ignore[type-abstract]
@@ -290,7 +290,7 @@ def _fault_of(declared: Declared) -> str | None:
 
 
 def comes_with_cloudspot(name: str) -> bool:
-    """Return whether cloudspot's own metadata has an extra that brings the plugin of that name."""
+    """Return whether an extra in cloudspot's own metadata installs the plugin of that name."""
     from importlib import metadata
 
     try:
@@ -301,15 +301,15 @@ def comes_with_cloudspot(name: str) -> bool:
     return any(re.match(pattern, line) for line in requires)
 
 
-# --- who brings what, without importing it --------------------------------------------------------
+# --- which plugin has a name, without imports -------------------------------------------------------
 
 
 def _find(kind: Kind, name: str) -> Declared:
     if name in kind.built_in:
-        # Nobody can take its place, so skip the search of the installed distributions: it takes longer than
-        # everything else in `ps` with few jobs.
+        # Nobody can take its name, so skip the search of the installed distributions. The search takes longer
+        # than everything else in `ps` with few jobs.
         return _built_in(kind, name)
-    # A usable plugin comes before those that only claim its name.
+    # Prefer a usable plugin to those that only claim its name.
     named = [declared for declared in _all_declared(kind) if declared.name == name]
     if not named:
         raise PluginError(_missing(kind, name))
@@ -338,27 +338,27 @@ def _built_in(kind: Kind, name: str) -> Declared:
 
 
 def _judged(plugin: Declared, kind: Kind, others: list[Declared]) -> Declared:
-    """Return the plugin, with the error that follows from its name alone, if any."""
+    """Return the plugin, with an error if its name makes it unusable."""
     error = plugin.error
     rivals = [other.distribution for other in others if other.name == plugin.name and other is not plugin]
     if plugin.name in kind.built_in:
         error = f'"{plugin.name}" is built in and cannot be replaced; uninstall {plugin.distribution}'
     elif rivals and error is None:
-        # Neither wins: which is found first depends on the order of directories.
+        # Neither wins: the order of directories would decide which one is found first.
         both = " and ".join(sorted({plugin.distribution, *rivals}))
         error = f'{both} both bring "{plugin.name}"; uninstall one of them'
     return replace(plugin, error=error)
 
 
 def _missing(kind: Kind, name: str) -> str:
-    """Return that a plugin is missing, and how to get it if it comes with cloudspot.
+    """Return a message about the missing plugin, with a command that installs it if cloudspot has it.
 
-    A distribution that nobody has published is not named: whoever registered its name would be run.
+    A name that is not published is never suggested: anyone who registered it could run code here.
     """
     if kind is STORE:
         schemes = ", ".join(f"{known}://" for known in store_schemes())
         advice = "install the plugin of that store"
-        return f"no installed plugin opens {name}:// URLs (there are {schemes}); {advice}"
+        return f"no installed plugin opens {name}:// URLs, only {schemes}; {advice}"
     if kind is SANDBOX and name in PROVIDER.built_in:
         return f'provider "{name}" needs no sandbox: run the command as it is'
     known = (*kind.known, *_names(kind))
@@ -368,33 +368,33 @@ def _missing(kind: Kind, name: str) -> str:
     elif comes_with_cloudspot(name):
         advice = f"run, in a copy of cloudspot's source: pip install {kind.paths.format(name=name)}"
     else:
-        advice = f"there are {', '.join(known) or 'none'}"
+        advice = f"the known ones are {', '.join(known) or 'none'}"
     return f'no {kind.noun} "{name}" is installed; {advice}'
 
 
-# --- what its module and its hook return ----------------------------------------------------------
+# --- checks of a plugin's module and hook ---------------------------------------------------------
 
 
 _guards: Final[dict[str, Guard]] = {}
 
 
 def _guard_of(kind: Kind, declared: Declared) -> Guard:
-    """Return what stands before the plugin: always the same, since it counts the calls that hang."""
+    """Return the plugin's guard, which is always the same one, because it counts the calls that hang."""
     told = f"{kind.noun} {declared}"
-    # A sandbox is forked from this process, which must have no other threads then.
+    # A sandbox is forked from this process, which must not have other threads at that time.
     is_cut_off = declared.distribution != "cloudspot" and kind is not SANDBOX
     return _guards.setdefault(told, Guard(told, is_cut_off=is_cut_off, hides_text=kind.hides_text))
 
 
 def _class_of(kind: Kind, declared: Declared, base: type[R]) -> type[R]:
-    """Import a plugin and return the class that its hook returns, checked."""
+    """Import a plugin and return the class that its hook returns, after checks."""
     class_ = _hooked(kind, declared, type, name=declared.name)
     if not issubclass(class_, base):
         fault: str | None = f"{class_.__name__} is not a subclass of {base.__name__}"
     elif inspect.isabstract(class_):
         fault = f"{class_.__name__} lacks {', '.join(sorted(getattr(class_, '__abstractmethods__', ())))}"
     elif (name := getattr(class_, "name", None)) != declared.name:
-        fault = f'{class_.__name__}.name is {name!r}, not "{declared.name}", as its entry point has it'
+        fault = f'{class_.__name__}.name is {name!r}, not "{declared.name}" as in its entry point'
     else:
         fault = attribute_fault(class_, base) if issubclass(base, Guarded) else None
         if fault is None and issubclass(class_, Provider):
@@ -408,23 +408,23 @@ def _class_of(kind: Kind, declared: Declared, base: type[R]) -> type[R]:
 def _capability_fault(class_: type[Provider]) -> str | None:
     for capability, method in CAPABILITY_METHODS.items():
         if capability in class_.capabilities and getattr(class_, method) is getattr(Provider, method):
-            return f"{class_.__name__} declares {capability.value!r}, and lacks {method}"
+            return f"{class_.__name__} declares {capability.value!r} but lacks {method}"
     return None
 
 
 def _made(kind: Kind, declared: Declared, make: Callable[[], G], interface: type[Guarded]) -> G:
-    """Return the object that ``make`` makes of the plugin's class, guarded from now on."""
+    """Return the object that ``make`` makes from the plugin's class, guarded from now on."""
     guard = _guard_of(kind, declared)
     return guard.enter(guard.run("making it", LOAD, make), interface)
 
 
 def _hooked(kind: Kind, declared: Declared, wanted: type[R], **about: str) -> R:
-    """Return what the plugin's hook returns if that is what it should return."""
+    """Return the result of the plugin's hook if it has the right type."""
     guard, hook = _guard_of(kind, declared), _hook(kind, declared)
     found = guard.run(f"its hook {kind.hook}", LOAD, lambda: hook(**about))
     if isinstance(found, wanted):
         return found
-    # Show no value: a store's may hold credentials.
+    # Show no value: that of a store may hold credentials.
     if found is None:
         fault = f'its hook {kind.hook} returned None for "{declared.name}"'
     elif wanted is type:
@@ -436,13 +436,13 @@ def _hooked(kind: Kind, declared: Declared, wanted: type[R], **about: str) -> R:
 
 
 def _hook(kind: Kind, declared: Declared) -> Callable[..., object]:
-    """Import a plugin and return its hook, in a plugin manager of its own: no other plugin answers."""
+    """Import a plugin and return its hook, from a plugin manager that knows no other plugin."""
     guard = _guard_of(kind, declared)
     module = guard.run("its module", LOAD, partial(_imported, declared))
     if not inspect.ismodule(module):
         name = declared.module.partition(":")[0]
         raise guard.broken(f"its entry point names {declared.module}; it must name the module alone: {name}")
-    # Before its hooks are looked at: those of another version may be unknown here.
+    # Check this before the hooks: those of another version may be unknown here.
     _check_api_version(declared, module)
     manager = pluggy.PluginManager(hookspecs.PROJECT_NAME)
     manager.add_hookspecs(hookspecs)
@@ -454,7 +454,7 @@ def _hook(kind: Kind, declared: Declared) -> Callable[..., object]:
     try:
         manager.register(module)
     except pluggy.PluginValidationError as error:
-        raise guard.broken(f"its hooks take other arguments: {str(error).splitlines()[-1]}") from error
+        raise guard.broken(f"its hooks have wrong arguments: {str(error).splitlines()[-1]}") from error
     hook = getattr(manager.hook, kind.hook)
     if not hook.get_hookimpls():
         fault = "is not marked with @hookimpl" if hasattr(module, kind.hook) else "is missing"
@@ -471,24 +471,24 @@ def _imported(declared: Declared) -> object:
     try:
         return declared.load()
     except CloudspotError as error:
-        raise RuntimeError(str(error)) from error  # Nobody asked it for anything yet.
+        raise RuntimeError(str(error)) from error  # a bug: nothing was called yet
     except ModuleNotFoundError as error:
         module = declared.module.partition(":")[0]
         if error.name and f"{module}.".startswith(f"{error.name}."):
             raise PluginError(
-                f"plugin {declared} is broken: its entry point names the module {module}, which is not there"
+                f"plugin {declared} is broken: its entry point names the missing module {module}"
             ) from error
         raise
 
 
 def _check_api_version(declared: Declared, module: object) -> None:
-    """Refuse a plugin that was written for other interfaces than these."""
+    """Refuse a plugin that was written for another version of the interfaces."""
     version = getattr(module, "cloudspot_api_version", 2)
     if not isinstance(version, int) or version < 1:
-        raise PluginError(f"plugin {declared} is broken: cloudspot_api_version = {version!r} is no version")
+        raise PluginError(f"plugin {declared} is broken: cloudspot_api_version {version!r} is not a version")
     if version != hookspecs.API_VERSION:
         outdated = "cloudspot" if version > hookspecs.API_VERSION else declared.distribution
         raise PluginError(
-            f"plugin {declared} is written for version {version} of cloudspot's interfaces, and cloudspot "
+            f"plugin {declared} is written for version {version} of cloudspot's interfaces, but cloudspot "
             f"{cloudspot.__version__} has version {hookspecs.API_VERSION}; upgrade {outdated}"
         )

@@ -143,7 +143,7 @@ def open_questions(provider: str) -> str:
     """Return the open questions about a cloud as a table."""
     found = import_module("cloudspot_prove.questions").questions_of(provider)
     rows = [f"| `{one.id}` | {one.text} | {', '.join(one.steps)} | {one.otherwise} |" for one in found]
-    head = ["| id | open question | step | if it is otherwise |", "|---|---|---|---|"]
+    head = ["| id | open question | step | if not |", "|---|---|---|---|"]
     return "\n".join([*head, *rows]) + "\n"
 
 
@@ -469,7 +469,7 @@ FIGURES = (
 
 
 def figures() -> str:
-    """Return a table of the constants that bound how long money flows."""
+    """Return a table of the constants that bound how long a machine is billed."""
     rows = []
     for module, name in FIGURES:
         where = f"`{module.__name__.removeprefix('cloudspot.').replace('.', '/')}.py`"

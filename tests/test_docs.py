@@ -150,6 +150,13 @@ def test_every_page_is_found_from_the_readme():
     assert {str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md")} - linked == set()
 
 
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
+def test_a_page_says_in_its_first_words_which_question_it_answers(page):
+    title, _, first, *_ = page.read_text().splitlines()
+    assert title.startswith("# ")
+    assert first.startswith(("This page ", "本页")), page.name
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_links_of_a_page_lead_somewhere(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
@@ -279,6 +286,61 @@ def test_toml_blocks_are_valid_files_of_their_kind(page, text, tmp_path):
 @pytest.mark.parametrize(("page", "text"), blocks_of("python"))
 def test_python_blocks_compile(page, text):
     compile(text, str(page), "exec")
+
+
+# --- the words of docs/architecture.md ----------------------------------------------------------
+
+WORDS = re.findall(
+    r"^\| ([^|]+) \| ([^|]+) \| ([^|]*)\|$",
+    (ROOT / "docs" / "architecture.md").read_text().partition("\n## Words\n")[2],
+    re.MULTILINE,
+)[1:]
+"""Each row: the words, their meaning, and the words that are not used instead."""
+SECOND_WORDS = [word for _, _, others in WORDS for word in others.strip().split(", ") if word]
+THEIR_OWN_TERMS = {
+    "aliyun.md",
+    "aws.md",
+    "first-real-run.md",
+    "gcp.md",
+    "images.md",
+    "kubernetes.md",
+    "sandbox.md",
+}
+"""Pages that speak of a cloud in the cloud's terms."""
+
+
+def uses(word, text):
+    """Return whether a text has the word, or its plural, outside of code."""
+    prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.search(rf"\b{word}s?\b", prose, re.IGNORECASE) is not None
+
+
+def test_each_word_has_one_meaning():
+    words = [word for words, _, _ in WORDS for word in words.split(", ")]
+    assert len(words) > 50
+    assert len(SECOND_WORDS) > 15
+    assert sorted(words) == sorted(set(words))
+    assert set(words) & set(SECOND_WORDS) == set()
+
+
+def test_code_and_pages_use_no_second_word():
+    pages = [page for page in PAGES if page.name not in {"CHANGELOG.md", *THEIR_OWN_TERMS}]
+    texts = {page: page.read_text().partition("\n## Words\n")[0] for page in pages}
+    texts |= {path: path.read_text() for path in ROOT.glob("cloudspot/**/*.py")}
+    a_second_word = re.compile(rf"\b({'|'.join(SECOND_WORDS)})s?\b", re.IGNORECASE)
+    suspects = {path: text for path, text in texts.items() if a_second_word.search(text)}
+    found = [
+        f"{path.relative_to(ROOT)}: {word}"
+        for path, text in suspects.items()
+        for word in SECOND_WORDS
+        if uses(word, text)
+    ]
+    assert found == []
+
+
+def test_a_second_word_is_found():
+    assert uses("eviction", "Evictions cost steps.")
+    assert not uses("eviction", "The field `eviction` is Kubernetes's.")
 
 
 # --- docs/security.md ---------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def test_a_store_is_opened_by_its_scheme(site):
 def test_a_missing_plugin_that_does_not_come_with_cloudspot_is_not_named_for_pip(open_it):
     """Whoever registered the name would be run."""
     with pytest.raises(
-        PluginError, match=r"^no (provider|sandbox) \"nowhere\" is installed; there are "
+        PluginError, match=r"^no (provider|sandbox) \"nowhere\" is installed; the known ones are "
     ) as error:
         open_it("nowhere")
     assert "pip" not in str(error.value)
@@ -197,7 +197,7 @@ def test_a_missing_plugin_that_comes_with_cloudspot_is_named_by_its_path(site):
 def test_an_extra_that_brings_something_else_is_no_plugin(site):
     extra = "Provides-Extra: torch\nRequires-Dist: torch; extra == 'torch'\n"
     site.install("cloudspot", module="unused", version=cloudspot.__version__, entry_points="", metadata=extra)
-    with pytest.raises(PluginError, match=r'^no provider "torch" is installed; there are '):
+    with pytest.raises(PluginError, match=r'^no provider "torch" is installed; the known ones are '):
         provider_class("torch")
 
 
@@ -209,13 +209,13 @@ def test_a_mistyped_provider_comes_with_the_right_name():
 
 @pytest.mark.full
 def test_a_name_that_is_none_is_no_advice_to_install_it():
-    with pytest.raises(PluginError, match=r'^no provider "a; rm -rf /" is installed; there are local$'):
+    with pytest.raises(PluginError, match=r'^no provider "a; rm -rf /" is installed; .* ones are local$'):
         provider_class("a; rm -rf /")
 
 
 @pytest.mark.full
 def test_a_missing_scheme_is_named():
-    with pytest.raises(PluginError, match=r"^no installed plugin opens s3:// URLs \(there are file://\)"):
+    with pytest.raises(PluginError, match=r"^no installed plugin opens s3:// URLs, only file://;"):
         open_store("s3://bucket")
 
 
@@ -287,7 +287,7 @@ def test_a_plugin_that_pins_this_version_or_none_is_accepted(site, line):
         (GOOD.replace("return Sky if", "return Store if"), "Store is not a subclass of Provider"),
         (GOOD.replace("return Sky if", "return 1 / 0 if"), "ZeroDivisionError: division by zero"),
         (GOOD.replace("def node_identity(self): ...", ""), "Sky lacks node_identity"),
-        (GOOD.replace('name = "sky"', 'name = "sea"'), "Sky.name is 'sea', not \"sky\", as its entry"),
+        (GOOD.replace('name = "sky"', 'name = "sea"'), "Sky.name is 'sea', not \"sky\" as in its entry"),
         (
             GOOD.replace("options_type = Options", "options_type = dict"),
             "Sky.options_type is the class dict, not type[Struct]",
@@ -303,7 +303,7 @@ def test_a_plugin_that_pins_this_version_or_none_is_accepted(site, line):
         ),
         (
             GOOD.replace("def cloudspot_provider(name)", "def cloudspot_provider(nmae)"),
-            "its hooks take other arguments: Argument(s) {'nmae'} are declared in the hookimpl",
+            "its hooks have wrong arguments: Argument(s) {'nmae'} are declared in the hookimpl",
         ),
     ],
 )
@@ -335,8 +335,8 @@ def test_an_entry_point_to_nothing_is_a_broken_plugin(site):
 @pytest.mark.parametrize(
     ("named", "reason"),
     [
-        ("cloudspot_ocean", "its entry point names the module cloudspot_ocean, which is not there"),
-        ("cloudspot_sky.ocean", "its entry point names the module cloudspot_sky.ocean, which is not there"),
+        ("cloudspot_ocean", "its entry point names the missing module cloudspot_ocean"),
+        ("cloudspot_sky.ocean", "its entry point names the missing module cloudspot_sky.ocean"),
         (
             "cloudspot_sky:Sky",
             "its entry point names cloudspot_sky:Sky; it must name the module alone: cloudspot_sky",
@@ -429,7 +429,7 @@ def test_a_plugin_of_another_version_is_refused_whatever_hooks_it_has(site, vers
 @pytest.mark.parametrize("version", ["0", "'1'", "None"])
 def test_a_version_that_is_none_is_a_broken_plugin(site, version):
     site.install("cloudspot-sky", code=GOOD + f"    cloudspot_api_version = {version}")
-    with pytest.raises(PluginError, match=r"is broken: cloudspot_api_version = .* is no version$"):
+    with pytest.raises(PluginError, match=r"is broken: cloudspot_api_version .* is not a version$"):
         provider_class("sky")
 
 

@@ -47,7 +47,7 @@ def test_the_site_builds_without_a_warning_or_a_dead_link_and_has_all_that_the_p
     assert {"index.html", "search.html"} <= {path.name for path in site.iterdir()}
     everything, num_named = "", 0
     for page in (page for name in SETTINGS if name != "search" for page in SETTINGS[name]["pages"]):
-        stem = {"plugins/README.md": "plugins", "SECURITY.md": "report-a-hole"}.get(
+        stem = {"plugins/README.md": "plugins", "SECURITY.md": "report-a-vulnerability"}.get(
             page, Path(page).stem.lower()
         )
         text, named = shown(site / f"{stem}.html"), named_on(ROOT / page)

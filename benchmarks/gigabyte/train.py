@@ -1,4 +1,4 @@
-"""Short steps beside a large state; notes when each step began. Saves by cloudspot or by another way."""
+"""Train with short steps and a large state, saved by cloudspot or another method; note each step's start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INTERVAL_SECONDS = 5.0
 
 
 class Ballast(nn.Module):
-    """Parameters of which the frozen ones stay as they are, and the others change a little in each step."""
+    """Parameters, some of them frozen; the others change a little in each step."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Ballast(nn.Module):
             )
             for number in range(NUM_TENSORS)
         )
-        # In each tensor: no chunk of a checkpoint is what it was in the one before.
+        # Change each tensor, so that no chunk of a checkpoint equals one of the previous checkpoint.
         self._first = [weight.detach()[:1] for weight in self.weights if weight.requires_grad]
 
     def change(self) -> None:
@@ -45,7 +45,7 @@ class Ballast(nn.Module):
 def train(
     ballast: Ballast, steps: Iterator[int], on_step: Callable[[], None], out: Path, device: torch.device
 ) -> None:
-    """Make steps of some 3 ms until the time is over, and write down when each began (monotonic)."""
+    """Make steps of some 3 ms until time is up, and write down when each began (monotonic)."""
     width, batch = (512, 192) if device.type == "cpu" else (4096, 1024)
     model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -70,7 +70,7 @@ def train(
 
 
 def by_cloudspot() -> None:
-    """Train as a job does."""
+    """Train as a job of cloudspot."""
     import cloudspot.train as spot
 
     device = spot.init_process_group()
@@ -86,7 +86,7 @@ def by_cloudspot() -> None:
 
 
 def by_torch(how: str, out: Path) -> None:
-    """Train alone, and save each interval by torch.distributed.checkpoint, torchsnapshot or torch.save."""
+    """Train without cloudspot, and save with torch.distributed.checkpoint, torchsnapshot or torch.save."""
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType

@@ -1,4 +1,4 @@
-"""The node's side: one process that fetches, restores, runs the training, uploads, and ends the machine.
+"""The node's process: it fetches, restores, runs the training, uploads, and ends the machine.
 
-Whatever asks the store raises TransientError when it does not answer; ``NodeContext.retry_until`` repeats it.
+A function that uses the store raises TransientError during an outage; ``NodeContext.retry_until`` retries it.
 """

@@ -1,4 +1,4 @@
-"""``python -m cloudspot.agent``: what the boot script runs."""
+"""``python -m cloudspot.agent``: the command of the boot script."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from cloudspot.agent.main import main
 if __name__ == "__main__":
     status = main()
     logging.shutdown()
-    # Not sys.exit, which waits for upload threads: after the exit record nobody needs them, and
-    # the machine is paid for until this process has ended.
+    # sys.exit would wait for upload threads, which are useless after the exit record, and the machine is paid
+    # for until this process has ended.
     os._exit(status)

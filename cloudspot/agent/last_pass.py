@@ -1,8 +1,8 @@
-"""A node that ends drives its job once more, so that what comes next is bought while nobody is awake.
+"""Drive the job once more when a node ends, so that new machines are bought even if no driver runs.
 
-It runs ``cloudspot reconcile`` for its own job, in a process of its own, when it has been told its end and
-again when it has left; and once at its start, so that a missing right is known before it is needed. It needs
-the rights of a driver: the job file's ``nodes.drive`` says that it has them.
+The node runs ``cloudspot reconcile`` for its job in a separate process after a notice and again after it has
+left. It also does so once at its start, so that a missing right is known before it is needed. The node needs
+the rights of a driver; the job file declares them with ``nodes.drive``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from cloudspot.model import Capability
 _log = logging.getLogger(__name__)
 
 LAST_SECONDS = 120.0
-"""How long a node without a deadline tries to have its job go on elsewhere, before its machine ends."""
+"""How long a node without a deadline tries to replace itself before its machine ends."""
 PAUSE_SECONDS = 10.0
-"""From one pass to the next: as long as the first wait after a failure."""
+"""The time between two passes, equal to the first wait after a failure."""
 _NICENESS = 10
 
 
@@ -35,24 +35,24 @@ class LastPass:
     def __init__(self, context: NodeContext) -> None:
         self._context = context
         self._lock = threading.Lock()
-        # Machines that are this very computer would end together with what they start.
+        # A node on the submitter's computer would end together with the machines it starts.
         self._is_able = (
             context.job.spec.nodes.drive and Capability.THIS_COMPUTER not in context.provider.capabilities
         )
 
     def run(self) -> None:
-        """Make one pass, by the node's deadline at the latest; whatever goes wrong is only logged."""
+        """Make one pass that ends by the node's deadline; failures are only logged."""
         with self._lock:
             if self._is_able:
                 self._run(until=self._context.orders.deadline(otherwise=time.monotonic() + LAST_SECONDS))
 
     def wait(self, seconds: float) -> None:
-        """Wait until a pass that is under way has ended, for at most so long."""
+        """Wait until the current pass has ended, but no longer than ``seconds``."""
         if self._lock.acquire(timeout=seconds):
             self._lock.release()
 
     def run_until_replaced(self) -> None:
-        """Make passes until the job has another launch than this node's, or its end; for a bounded time."""
+        """Make passes until the job has a newer launch or has ended, but only for a limited time."""
         until = self._context.orders.deadline(otherwise=time.monotonic() + LAST_SECONDS)
         while self._is_able and time.monotonic() < until:
             self.run()
@@ -61,7 +61,7 @@ class LastPass:
             time.sleep(max(0.0, min(PAUSE_SECONDS, until - time.monotonic())))
 
     def _is_replaced(self) -> bool:
-        """Return whether machines of a newer launch are there or may come, or the job is over."""
+        """Return whether machines of a newer launch exist or may come, or the job is over."""
         context = self._context
         try:
             history = HistoryReader(context.store, context.job_id).read()
@@ -78,7 +78,7 @@ class LastPass:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             )
-            # What the training still has to save goes first.
+            # The last saves of the training go first.
             with suppress(ProcessLookupError, PermissionError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
             try:
@@ -86,7 +86,7 @@ class LastPass:
             except subprocess.TimeoutExpired as late:
                 process.kill()
                 process.wait()
-                # What it has started may hold the output open for longer.
+                # The children of the process may hold the output open for longer.
                 assert process.stdout is not None
                 process.stdout.close()
                 printed = late.output or b""
@@ -99,4 +99,4 @@ class LastPass:
         if process.returncode == AuthError.exit_code:
             self._is_able = False
             why = lines[-1] if lines else "a right is missing"
-            _log.error("nodes.drive: this node lacks the rights of a driver, and tries no more: %s", why)
+            _log.error("nodes.drive: this node lacks the rights of a driver and stops driving: %s", why)

@@ -1,4 +1,4 @@
-"""How a node leaves: its outcome, before the exit record says so."""
+"""The outcome of a leaving node, before its exit record is written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cloudspot.jobstore.layout.records import Final, NodeOutcome
 
 @dataclass(frozen=True)
 class Leaving:
-    """What the exit record will say: see ``records.Exit``."""
+    """The content of the future exit record: see ``records.Exit``."""
 
     outcome: NodeOutcome
     detail: str
@@ -24,7 +24,7 @@ class Leaving:
 
 
 class LeavingError(Exception):
-    """Raised to unwind whatever the node does: it has to leave."""
+    """Raised to unwind the node's current work, because the node must leave."""
 
     def __init__(self, leaving: Leaving) -> None:
         super().__init__(leaving.detail)

@@ -75,7 +75,7 @@ class Life:
         )
         self._secrets: Mapping[str, str] = {}
         self.runtime = runtime_of(node, job.spec, self._image_login)
-        context.status.num_live = job.spec.nodes.max  # until it has heard the others
+        context.status.num_live = job.spec.nodes.max  # until it has heard from the others
         context.status.now = context.now
         context.status.log_standing = self.logs.standing
         context.status.moved_bytes = lambda: metered.moved_bytes
@@ -104,30 +104,30 @@ class Life:
         self.remote = RemoteCommands(context, self.runtime)
 
     def run(self) -> None:
-        """Live until the node has nothing more to do; then the machine may be ended.
+        """Live until the node has nothing left to do; then the machine may be ended.
 
-        Runs no user code before the seat is this machine's, and none when it is void or another's.
+        No user code runs unless the seat is this machine's.
 
         Raises:
-            AuthError: a right is missing; the exit record says so if it could be written.
+            AuthError: a right is missing; the exit record has the reason if it could be written.
         """
         context = self.context
         node, identity = context.node, context.job.identity
         said = self._last_word()
         if said is not None:
             if said.outcome != "superseded":
-                self.last_pass.run_until_replaced()  # the agent before may have been killed meanwhile
+                self.last_pass.run_until_replaced()  # the previous agent may have been killed meanwhile
             return
         slot = context.retry_until(
             lambda: launches.claim_slot(context.store, node.job_id, node.launch, identity.rank, identity)
         )
         if slot.instance_id != identity.instance_id:
-            _log.warning("the seat of node %s is void, or another machine's: ending", context.seat)
+            _log.warning("the seat of node %s is void or has another machine: ending", context.seat)
             return
         self._remember()
         self.logs.start()
         self.notices.start()
-        # Before it looks for a checkpoint: retention deletes none that a node may be about to choose.
+        # First a heartbeat, then the checkpoint: retention spares those that a live node may be choosing.
         context.retry_until(self.heartbeat.beat)
         self.heartbeat.start()
         self.remote.start()
@@ -137,14 +137,14 @@ class Life:
         except LeavingError as error:
             leaving = error.leaving
         except TransientError:
-            raise  # it may pass: the next agent of this machine goes on
+            raise  # the failure may be temporary: the next agent of this machine continues
         except AuthError as error:
             end_training(node)
             self._leave_denied(error)
             self._stop_runtime()
             raise
         except (CloudspotError, OSError) as error:
-            # The next agent of this machine would meet it again, and the machine would be paid for meanwhile.
+            # The next agent would fail too, and the machine would be paid for meanwhile.
             _log.exception("this node cannot go on")
             leaving = Leaving("failed", str(error), exit_code=1)
         end_training(node)
@@ -154,7 +154,7 @@ class Life:
             self.last_pass.run_until_replaced()
 
     def _remember(self) -> None:
-        """Go on where an earlier agent of this machine stood; on a fresh one there is nothing."""
+        """Continue where an earlier agent of this machine stopped; there is none on a new machine."""
         context = self.context
         node, memory, status = context.node, context.memory, context.status
         self.logs.follow(node.logs / "agent.log", "agent")
@@ -192,7 +192,7 @@ class Life:
             if context.job.submission.bakes:
                 bake(context, self.runtime)
             environment.update(data_variables(context.job.spec.data, context.node))
-            environment = self.runtime.with_programs(environment)  # anew: the setup may have made the python
+            environment = self.runtime.with_programs(environment)  # again: the setup may install python
             node = context.node
             own = {files.JOB_ID: node.job_id, files.ARTIFACTS: str(node.artifacts)}
             self.remote.serve({**environment, **own})
@@ -221,7 +221,7 @@ class Life:
         )
 
     def _stop_runtime(self) -> None:
-        """Leave no container; nothing that the job has made is lost with it any more."""
+        """Remove the containers; all output of the job has been saved by now."""
         try:
             self.runtime.stop()
         except (CloudspotError, OSError) as error:
@@ -239,9 +239,9 @@ class Life:
         ).leave(leaving)
 
     def _leave_denied(self, error: AuthError) -> None:
-        """Leave because a right is missing, which no other machine has if the job has never trained.
+        """Leave because a right is missing; if the job has never trained, no other machine has the right.
 
-        A node that has trained tries to deliver what only it has. Another one just says why.
+        A node that has trained first tries to deliver its files. Any other node only reports the reason.
         """
         context = self.context
         self.remote.end("the node is leaving: the command was ended")
@@ -256,7 +256,6 @@ class Life:
         write_exit_record(context.store, context.node, context.job.identity, leaving, context.status)
 
     def _last_word(self) -> Exit | None:
-        """Return the exit record if an earlier agent of this machine has written it."""
         context = self.context
         key = keys.exit_record(context.job_id, context.node.launch, context.rank)
         record = context.retry_until(lambda: find_record(context.store, key, Exit))

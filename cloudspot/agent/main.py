@@ -42,23 +42,23 @@ _log = logging.getLogger("cloudspot.agent")
 _T = TypeVar("_T")
 
 START_SECONDS = 300.0
-"""How long the store and the metadata service may take to come up."""
+"""How long the store and the metadata service may take to become available."""
 CANNOT_SERVE = 3
-"""The exit status of an agent that no other one of this machine would outdo; boot.sh knows it too."""
+"""The exit status of an agent whose failure a restart would not change; boot.sh has it too."""
 
 
 def main() -> int:
     """Run the agent of this machine to its end; 0 means that the machine may be ended.
 
-    So does ``CANNOT_SERVE``, but the console has the reason, and drivers need time to read it. SIGTERM is a
-    notice: see ``notice_pipe``. Any other end is an accident: the boot script starts the agent again, and it
-    goes on where the one before stood.
+    After ``CANNOT_SERVE`` it may be ended too, but drivers need time to read the reason on the console.
+    SIGTERM is a notice: see ``notice_pipe``. After any other end, the boot script starts a new agent, which
+    continues where this one stopped.
     """
     node = Node.from_environment(os.environ)
     node.create_directories()
     pipe = NoticePipe(node.directory)
     pipe.take_sigterm()
-    # Two agents of one node would both upload, and both write its records.
+    # Without the lock, two agents of one node could both upload and write records.
     with lock(node.lock):
         try:
             _log_to(node)
@@ -66,17 +66,17 @@ def main() -> int:
             threading.excepthook = end_process
             _live(node, pipe)
         except (PluginFault, TransientError) as error:
-            # The boot script starts another agent, up to its limit.
+            # The boot script starts another agent, unless its limit is reached.
             _log.exception("the agent cannot go on")
             sys.stderr.write(f"cloudspot: {error}\n")
             return 1
         except (AuthError, PluginError) as error:
-            # The next agent of this machine would fail the same way. Without a provider this one does not
-            # even know who it is, and without rights it can write nothing: only the console can say so.
+            # The next agent of this machine would fail too. Without a provider, this agent does not know its
+            # identity, and without rights it can write no record: it can only write to the console.
             _log.error("%s", error)
             sys.stderr.write(f"cloudspot: this machine cannot serve its job: {error}\n")
             return CANNOT_SERVE
-        except Exception:  # noqa: BLE001 # a bug of our own must reach the log that is delivered
+        except Exception:  # noqa: BLE001 # a bug of the agent must be in the delivered log
             _log.exception("the agent cannot go on")
             return 1
     return 0
@@ -85,7 +85,7 @@ def main() -> int:
 def end_process(failure: threading.ExceptHookArgs) -> None:
     """End the agent because one of its threads failed; the boot script starts another.
 
-    Without that thread the agent would look alive, but might deliver no lines or checkpoints any more.
+    Without that thread, the agent would look alive but might deliver no log lines or checkpoints any more.
     """
     name = "a thread" if failure.thread is None else f"thread {failure.thread.name!r}"
     error = failure.exc_value or failure.exc_type()
@@ -98,17 +98,17 @@ def _live(node: Node, pipe: NoticePipe) -> None:
     try:
         submission = _at_start(lambda: read_submission_of(store, node.job_id, node.submission_sha256))
         spec = job_file_of(submission)
-        # Options that name something of the submitter's computer mean nothing on a node.
+        # Options that refer to the submitter's computer have no meaning on a node.
         provider = open_provider(node.provider, with_driver_options(spec, node.provider, {}))
     except (CorruptData, SpecError) as error:
         refuse(node, store, error)
         return
     identity = _at_start(provider.node_identity)
-    # Whatever this node writes from now on says when, by the store's clock.
+    # All records of this node have times by the store's clock.
     _at_start(lambda: clock_of(store).compare(store))
     seated = _at_start(lambda: _seated(node, store, identity))
     if seated is None:
-        _log.warning("all seats of launch %d are void, or other machines': ending", node.launch)
+        _log.warning("all seats of launch %d are void or have other machines: ending", node.launch)
         return
     try:
         Life(node, store, provider, Job(submission, spec, seated), pipe).run()
@@ -130,9 +130,9 @@ def _seated(node: Node, store: ObjectStore, identity: NodeIdentity) -> NodeIdent
 
 
 def refuse(node: Node, store: ObjectStore, error: CloudspotError) -> None:
-    """Claim the node's slot only to say for good that no node can run the job as it is in the store.
+    """Claim the node's slot only to report that no node can run the job as it is in the store.
 
-    If nothing were said, the launch would be voided, and the next one would cost as much again.
+    Without a report, the launch would be voided, and the next launch would cost as much again.
     """
     deadline = time.monotonic() + START_SECONDS
     identity = retry_until(open_provider(node.provider, None).node_identity, deadline=deadline)

@@ -1,4 +1,4 @@
-"""A store that counts the bytes that pass: they cost money where the bucket is in another region."""
+"""A store that counts the transferred bytes, which cost money if the bucket is in another region."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from cloudspot.jobstore.access.wrapped_store import WrappedStore
 
 
 class MeteredStore(WrappedStore):
-    """Counts what was sent and received, by the calls that have succeeded.
+    """Counts the bytes sent and received by successful calls.
 
-    Requests that failed, headers, listings and what plugins send by themselves, such as log lines, are small
-    beside checkpoints, and are left out.
+    Failed requests, headers, listings and the requests of plugins, such as for log lines, are not counted,
+    because they are small beside checkpoints.
     """
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -22,11 +22,11 @@ class MeteredStore(WrappedStore):
 
     @property
     def moved_bytes(self) -> int:
-        """Return how many bytes have been moved, in both directions."""
+        """The number of bytes transferred in both directions."""
         return self._moved_bytes
 
     def count(self, num_bytes: int) -> None:
-        """Add what was moved."""
+        """Add transferred bytes."""
         with self._lock:
             self._moved_bytes += num_bytes
 

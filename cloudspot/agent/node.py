@@ -1,4 +1,4 @@
-"""Where things lie on a node, and what its agent remembers when it is killed and started again."""
+"""The paths of a node, and the memory that its agent keeps when it is killed and restarted."""
 
 from __future__ import annotations
 
@@ -21,68 +21,69 @@ from cloudspot.train.handoff import RESTORE_IN_MEMORY
 
 @dataclass(eq=False)
 class Node:
-    """The boot script's facts, and the node's directories."""
+    """The values from the boot script, and the node's directories."""
 
     job_id: str
     launch: int
     store_url: str
     provider: str
     directory: Path
-    """Holds all of the node's files; lost with the machine."""
+    """The directory of all of the node's files; it is lost with the machine."""
     train_python: str
     arena: Path
-    """In memory."""
+    """The directory for slots in memory."""
     submission_sha256: str
-    """Of the submission that the launch was requested for: nothing else is run."""
+    """The hash of the submission that the launch was requested for; no other submission is run."""
     shared_cache: Path | None = None
-    """Where all jobs of the machine keep the files of inputs; None: each keeps them in its ``directory``."""
+    """The directory for input files of all jobs of the machine; if None, each job uses its ``directory``."""
     store_id: str | None = None
     """The id of the job's store; see ``ObjectStore.hold_to``."""
 
     def __post_init__(self) -> None:
-        """Name what lies in the directories."""
+        """Set the paths of the files and directories."""
         directory, cache = self.directory, self.shared_cache
         self.work = directory / "work"
         """The working directory: the extracted code."""
         self.artifacts = directory / "artifacts"
-        """What is synced to the bucket."""
+        """The directory that is synced to the bucket."""
         self.logs = directory / "logs"
         """The files that the log pump follows."""
         self.spill = directory / "spill"
-        """Where arena slots go when memory is short."""
+        """The directory for arena slots when memory is short."""
         self.staging = directory / "staging"
-        """Where complete checkpoints of a script are set aside for their upload."""
+        """The directory in which complete checkpoints of a script are set aside for their upload."""
         self.data_cache = directory / "data" if cache is None else cache / "cloudspot-data"
-        """Where the files of inputs are kept, by their content: this user's alone."""
+        """The directory of input files, named by their content; only this user can access it."""
         self.torn = directory / "torn"
-        """Where checkpoint directories go that a script has left half-written."""
+        """The directory for incomplete checkpoint directories of scripts."""
         self.python_path = directory / "pythonpath"
-        """From here the trainer imports this cloudspot, and nothing else."""
+        """The directory from which the trainer imports cloudspot; it has nothing else."""
         self.programs = directory / "programs"
-        """First on PATH in setup and training: ``python`` and ``pip``."""
+        """The first directory on PATH in setup and training; it has ``python`` and ``pip``."""
         self.restore = directory / "restore"
-        """Where a session's checkpoint is restored to, if not to memory."""
+        """The directory on the disk to which a session's checkpoint is restored."""
         self.restore_in_memory = self.arena / RESTORE_IN_MEMORY
-        """Where it is restored to if memory is plentiful; removed when the training has read it."""
+        """The directory used instead if memory is plentiful; removed once the training has read it."""
         self.fork_server = directory / "fork-server.socket"
-        """Where the process listens from which trainings are forked."""
+        """The socket of the fork server, from which trainings are forked."""
         self.fork_server_processes = directory / "fork-server.processes"
-        """Which processes it is: see ``KeptProcesses``."""
+        """The fork server's processes: see ``KeptProcesses``."""
         self.fork_server_log = self.logs / "fork-server.log"
-        """Why that does not run, or did not fork a program."""
+        """The log of the fork server's failures."""
         self.lock = directory / "agent.lock"
-        """The agent keeps it locked while it lives."""
+        """The lock file that the agent holds while it lives."""
         self.baked = directory / "image.json"
-        """What setup an image of the disk holds. The boot script of machines that start from one keeps it."""
+        """The description of the setup in the disk image; the boot script of machines with an image keeps
+        it."""
         self.agent_ended = directory / "agent-ended"
-        """By this file the boot script says that no agent will run here any more."""
+        """The file with which the boot script shows that no agent will run here any more."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Node:
-        """Read what the boot script exported.
+        """Read the variables that the boot script exports.
 
         Raises:
-            CloudspotError: a variable is missing: this is not a node.
+            CloudspotError: a variable is missing, so this is not a node.
         """
         try:
             directory = Path(environ["CLOUDSPOT_NODE_DIR"])
@@ -108,7 +109,7 @@ class Node:
         return self.directory / "generations" / f"{generation:06d}"
 
     def arena_slots(self) -> list[Path]:
-        """Return the slots that the training of any generation has left in the arena."""
+        """Return the slots that the trainings of all generations have left in the arena."""
         return [slot for directory in (self.arena, self.spill) for slot in directory.glob("slot-*")]
 
     def train_log(self, generation: int) -> Path:
@@ -116,10 +117,10 @@ class Node:
         return self.logs / f"train-{generation:06d}.log"
 
     def create_directories(self) -> None:
-        """Make the directories that the agent itself fills.
+        """Create the directories that the agent itself fills.
 
         Raises:
-            CloudspotError: another user has made the directory of the arena, or may write there.
+            CloudspotError: another user owns the arena's directory or may write to it.
         """
         for path in (self.work, self.artifacts, self.logs, self.staging):
             path.mkdir(parents=True, exist_ok=True)
@@ -136,7 +137,7 @@ class Node:
 
 
 def _default_arena(directory: Path) -> str:
-    """Return a directory in memory. Its name cannot be guessed; all agents of a machine have the same."""
+    """Return a directory in memory with a secret name, which is the same for all agents of a machine."""
     shared = Path("/dev/shm")  # noqa: S108 - the kernel's memory file system
     if not (shared.is_dir() and os.access(shared, os.W_OK)):
         return str(directory / "arena")
@@ -148,43 +149,43 @@ def _default_arena(directory: Path) -> str:
 
 
 class NodeMemory(msgspec.Struct, kw_only=True):
-    """What survives the agent (not the machine): rewritten whole at each change."""
+    """The state that survives the agent, but not the machine; it is rewritten whole at each change."""
 
     code_ready: bool = False
     setup_done: bool = False
     kept_setup: str | None = None
-    """Its key, if it was done on this machine's image already."""
+    """The key of the setup, if this machine's image already has it."""
     placed: list[str] = []
-    """The paths at which inputs were put, or are just being put."""
+    """The paths of the inputs that were or are being put in place."""
     inputs_ready: list[str] = []
-    """The names of those that are on the disk, or were found where they are read in place."""
+    """The names of the inputs that are on the disk or, if read in place, were found."""
     staged: tuple[StagedInput, ...] = ()
-    """Those on the disk."""
+    """The inputs on the disk."""
     start_seconds: float | None = None
-    """How long it took from the intent of this node's launch until it was first ready."""
+    """The time from the intent of this node's launch until the node was first ready."""
     generation: int = 0
     """The newest generation that this node has started; 0 before the first."""
     restored_step: int = 0
     first_rank: int = 0
-    """The lowest global rank that this node ran in it."""
+    """The lowest global rank of this node in that generation."""
     trainer_pid: int = 0
-    """The process that has started that generation's training; 0: none, or its end was dealt with."""
+    """The process that started that generation's training; 0 if there is none or its end has been handled."""
     next_why: str = "agent-restarted"
-    """Why the next generation starts once that one's end was dealt with: see ``records.Generation``."""
+    """The reason of the next generation once that end has been handled: see ``records.Generation``."""
     generation_began_at: float = 0.0
-    """When this node began to belong to that generation (monotonic)."""
+    """When this node joined that generation (monotonic)."""
     trainer_started_at: float = 0.0
-    """Monotonic."""
+    """When the trainer was started (monotonic)."""
     training_began_at: float = 0.0
-    """When the script's loop over the steps began in it (monotonic); 0: it has not, or says nothing of it."""
+    """When the script's loop over the steps began in that generation (monotonic); 0 if that is not known."""
     failed_at_step: int = -1
-    """Where the last failure was that may be the script's own."""
+    """The step of the last failure that the script may have caused."""
     failed_with: str = ""
-    """Its fingerprint."""
+    """The fingerprint of that failure."""
 
     @classmethod
     def load(cls, node: Node) -> NodeMemory:
-        """Return what an earlier agent of this machine has saved, or a fresh memory."""
+        """Return the memory that an earlier agent of this machine has saved, or a new one."""
         try:
             memory: NodeMemory = decode(_path(node).read_bytes(), cls)
             return memory
@@ -192,7 +193,7 @@ class NodeMemory(msgspec.Struct, kw_only=True):
             return cls()
 
     def save(self, node: Node) -> None:
-        """Write the memory whole, from any thread."""
+        """Write the whole memory; thread-safe."""
         with _saving:  # an older state must not replace a newer one
             write_whole(_path(node), msgspec.json.encode(self))
 

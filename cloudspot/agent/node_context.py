@@ -1,4 +1,4 @@
-"""What every part of the agent works with: the node, its job, its store, its status and its orders."""
+"""The context of all parts of the agent: the node, its job, its store, its status and its orders."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from cloudspot.model import NodeIdentity
 
 @dataclass(frozen=True)
 class Job:
-    """What the node was started to run."""
+    """The job that the node was started for."""
 
     submission: Submission
     spec: JobSpec
@@ -56,11 +56,12 @@ class NodeContext:
     status: Status = field(default_factory=Status)
     orders: Orders = field(default_factory=Orders)
     known_parts: dict[str, Part] = field(default_factory=dict)
-    """Records of checkpoint parts by key, put or read by this agent: see ``manifests.write_manifest``."""
+    """The records of checkpoint parts, by key, that this agent put or read: see
+    ``manifests.write_manifest``."""
     agent: str = field(default_factory=new_nonce)
-    """Tells this agent from earlier and later ones of the machine."""
+    """A nonce that distinguishes this agent from the machine's earlier and later ones."""
     is_called: threading.Event = field(default_factory=threading.Event)
-    """Set when somebody is seen to ask this node to run a command."""
+    """Set when a request to run a command on this node is seen."""
     uploaded_slots: dict[Path, tuple[SaveId, int]] = field(default_factory=dict)
     """Slots of the arena, and the save and the rank of the part that was last uploaded from each."""
 
@@ -68,7 +69,7 @@ class NodeContext:
 
     @cached_property
     def journal(self) -> Journal:
-        """Return the job's journal, which all threads of this agent read and append to."""
+        """The job's journal, which all threads of this agent read and append to."""
         return Journal(self.store, self.job_id)
 
     @cached_property
@@ -76,22 +77,22 @@ class NodeContext:
         return clock_of(self.store)
 
     def now(self) -> datetime:
-        """Return the time by the store's clock, as this agent knows it; asks no store."""
+        """Return this agent's estimate of the time by the store's clock, without a request."""
         return self._clock.now()
 
     @property
     def job_id(self) -> str:
-        """Return the job's id."""
+        """The job's id."""
         return self.node.job_id
 
     @property
     def rank(self) -> int:
-        """Return the node's rank within its launch."""
+        """The node's rank within its launch."""
         return self.job.identity.rank
 
     @cached_property
     def seat(self) -> Seat:
-        """Name this node."""
+        """This node's seat."""
         return Seat(self.node.launch, self.rank)
 
     def read_stop(self) -> None:
@@ -103,13 +104,13 @@ class NodeContext:
                 self.orders.give(stop=stop)
 
     def request_stop(self, reason: StopReason, detail: str) -> None:
-        """Ask the whole job to checkpoint and end, this node among the others."""
+        """Ask all nodes of the job, including this one, to checkpoint and end."""
         number = self.job.submission.resumption
         stop = request_stop(self.store, self.job_id, reason, resumption=number, detail=detail)
         self.orders.give(stop=stop)
 
     def read_journal(self) -> None:
-        """Look for what others have decided: a newer generation, or the end of this launch or of the job."""
+        """Look for others' decisions: a newer generation, or the end of this launch or of the job."""
         journal = self.journal.read()
         over, newest = why_over(journal, self.node.launch), newest_generation(journal)
         if over is not None:
@@ -118,7 +119,7 @@ class NodeContext:
             self.orders.propose(newest)
 
     def obey(self) -> None:
-        """Leave when there is an order to; for the phases that have nothing to save.
+        """Leave if the node is ordered to; for the phases that have nothing to save.
 
         Raises:
             LeavingError: there is an order.
@@ -128,17 +129,17 @@ class NodeContext:
             raise LeavingError(leaving)
 
     def obey_journal(self, journal: Sequence[JournalRecord]) -> None:
-        """Leave if the journal says that this launch, or the job, is over.
+        """Leave if this launch or the job is over by the journal.
 
         Raises:
-            LeavingError: it says so.
+            LeavingError: it is over.
         """
         over = why_over(journal, self.node.launch)
         if over is not None:
             raise LeavingError(Leaving("superseded", over))
 
     def ordered_leaving(self) -> Leaving | None:
-        """Return how to leave by the standing orders, or None."""
+        """Return the outcome of leaving by the current orders, or None without an order."""
         orders = self.orders
         if orders.superseded is not None:
             return Leaving("superseded", orders.superseded)

@@ -1,4 +1,4 @@
-"""What others have decided for this node: a reclaim, a stop, the job's end or a newer generation."""
+"""Others' decisions about this node: a reclaim, a stop, the job's end or a newer generation."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from cloudspot.jobstore.layout.records import Generation, StopRequest
 
 
 class Orders:
-    """What others have decided for this node; the first of each kind stands, and the earliest reclaim."""
+    """Others' decisions about this node; the first of each kind counts, but the earliest reclaim."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self.reclaim: Reclaim | None = None
         self.stop: StopRequest | None = None
         self.superseded: str | None = None
-        """Why the job goes on, or has ended, without this node: it must not train any more."""
+        """Why the job continues or has ended without this node, which must not train any more; or None."""
         self.is_shutting_down = False
-        """Whether the machine or its agent ends already: others, too, may have sent the training SIGTERM."""
+        """Whether the machine or its agent is ending, so other programs may have sent the training
+        SIGTERM."""
         self.newer: Generation | None = None
-        """The newest generation that others have agreed on, if this node has not written it itself."""
+        """The newest generation that others have agreed on, unless this node has written it."""
 
     def give(
         self,
@@ -29,7 +30,7 @@ class Orders:
         stop: StopRequest | None = None,
         superseded: str | None = None,
     ) -> None:
-        """Add orders and wake whoever waits."""
+        """Add orders and wake the waiting threads."""
         with self._changed:
             if reclaim is not None and (self.reclaim is None or reclaim.deadline < self.reclaim.deadline):
                 self.reclaim = reclaim
@@ -39,11 +40,11 @@ class Orders:
 
     @property
     def pending(self) -> bool:
-        """Return whether the node has to leave."""
+        """Whether the node must leave."""
         return self.reclaim is not None or self.stop is not None or self.superseded is not None
 
     def propose(self, newer: Generation) -> None:
-        """Note that others have agreed on a newer generation; that is not yet an order to leave."""
+        """Note that others have agreed on a newer generation, which is not yet an order to leave."""
         with self._changed:
             self.newer = newer
             self._changed.notify_all()
@@ -54,15 +55,15 @@ class Orders:
         return newer if newer is not None and newer.number > current.number else None
 
     def wait(self, seconds: float) -> bool:
-        """Wait until there is an order to leave, at most ``seconds``; return whether there is."""
+        """Wait for an order to leave, at most ``seconds``; return whether there is one."""
         with self._changed:
             return self._changed.wait_for(lambda: self.pending, seconds)
 
     def wait_for_news(self, seconds: float) -> None:
-        """Wait until anything is added, at most ``seconds``."""
+        """Wait for any new decision, at most ``seconds``."""
         with self._changed:
             self._changed.wait(seconds)
 
     def deadline(self, *, otherwise: float) -> float:
-        """Return the monotonic moment at which this machine goes, as known now; else ``otherwise``."""
+        """Return the known monotonic deadline of this machine, but at the latest ``otherwise``."""
         return otherwise if self.reclaim is None else min(self.reclaim.deadline, otherwise)

@@ -1,7 +1,7 @@
-"""What the ranks report of their end in the hand-off directory, as far as it is what they would write.
+"""Read the ranks' reports from the hand-off directory.
 
-The training writes there, so a report may be of any size and content. One that no rank of ours would write
-counts as none, and the log says so: how the processes ended tells the rest.
+The training can write there, so a report may have any size and content. An invalid report is logged and
+ignored; the statuses with which the processes ended are then the only source.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MAX_REPORT_BYTES = 1 << 20
 
 
 class RankDrained(msgspec.Struct, frozen=True, kw_only=True):
-    """``drained-R.json``: the rank leaves as it was asked to."""
+    """``drained-R.json``: the rank leaves on request."""
 
     step: Tally | None
-    """At which its state is sealed; None: without a save."""
+    """The step of its sealed state, or None without a save."""
 
 
 class RankEnded(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class RankEnded(msgspec.Struct, frozen=True, kw_only=True):
 
     step: Tally
     is_saved: bool
-    """False: the training had made all its steps before, and there was nothing to save."""
+    """False if the training had already made all its steps and there was nothing to save."""
     weights_sha256: str | None
     are_weights_sharded: bool = False
     left_early: bool = False
@@ -45,43 +45,43 @@ class RankError(msgspec.Struct, frozen=True, kw_only=True):
     """``failed-R.json``: an error ends the rank."""
 
     type: str
-    """With its module."""
+    """The error's type with its module."""
     message: str
     causes: tuple[str, ...] = ()
-    """The messages of the errors in whose handling it was raised, the nearest first."""
+    """The messages of the errors during whose handling it was raised, the nearest first."""
 
 
 class RankSurvives(msgspec.Struct, frozen=True, kw_only=True):
-    """``survives-R.json``: the state that the rank still holds after others were lost, or failed."""
+    """``survives-R.json``: the state that the rank still holds after other ranks were lost or failed."""
 
     held: HeldState | None
     problem: str
-    """Why it holds nothing."""
+    """Why it holds no state."""
     attempt: Tally
-    """For which it was asked last; 0: it was not asked yet."""
+    """The attempt for which it was last asked to save; 0 if it was not asked yet."""
     is_ending: bool
 
 
 class RankRescued(msgspec.Struct, frozen=True, kw_only=True):
-    """``rescued-R.json``: the rank has sealed its part, as it was told to."""
+    """``rescued-R.json``: the rank has sealed its part on request."""
 
     attempt: Tally
     step: Tally | None
-    """None: its state has changed since."""
+    """The step of its state, or None if the state has changed since."""
 
 
 class RankOwnState(msgspec.Struct, frozen=True, kw_only=True):
-    """``own-state-R.json``: the rank hands over nothing of what it alone has."""
+    """``own-state-R.json``: the rank does not hand over the state that only it has."""
 
     problem: str
-    """Why."""
+    """The reason."""
 
 
 class RankImports(msgspec.Struct, frozen=True, kw_only=True):
-    """``imports-R.json``: what the rank imports slowly, and may be imported once a machine."""
+    """``imports-R.json``: the rank's slow imports, which could be made once per machine."""
 
     seconds: dict[str, Seconds]
-    """By the names that ``run.preload`` takes."""
+    """The time of each import, by its name for ``run.preload``."""
 
 
 Report = TypeVar(
@@ -98,7 +98,7 @@ Report = TypeVar(
 
 
 def read_report(path: Path, report_type: type[Report]) -> Report | None:
-    """Return the report, or None: there is none that can be used."""
+    """Return the report, or None if there is no valid one."""
     try:
         report: Report = decode(read_at_most(path, MAX_REPORT_BYTES), report_type)
     except FileNotFoundError:

@@ -1,10 +1,9 @@
-"""Runs at the machine's shutdown: tells the agent, waits for it, and writes the exit record of a dead one.
+"""Run at the machine's shutdown: notify the agent, wait for it, and write a dead agent's exit record.
 
     python -m cloudspot.agent.shutdown --seconds 25 --source NAME
 
-The boot script leaves it as the program ``on-shutdown`` in the node's directory, with the agent's
-environment in it; a provider lets whatever its machines run at their end (a shutdown script, a unit) call
-that program.
+The boot script writes the program ``on-shutdown``, which runs this module with the agent's environment, to
+the node's directory. The provider makes its machines call it when they end, in a shutdown script or unit.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from cloudspot.model import PreemptionNotice
 from cloudspot.registry import open_job_store, open_provider
 
 DEAD_SECONDS = 5.0
-"""How long the boot script has to restart an agent that died; its first pauses are shorter."""
+"""How long the boot script has to restart a dead agent; its first pauses are shorter."""
 KEEP_BACK_SECONDS = 5.0
 KEEP_BACK_SHARE = 0.25
-"""The share of the time, at most ``KEEP_BACK_SECONDS``, that is left to write a dead agent's exit record."""
+"""The share of the time, up to ``KEEP_BACK_SECONDS``, that is reserved for a dead agent's exit record."""
 POLL_SECONDS = 0.1
 
 
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line and the environment, and run ``Shutdown.run``."""
     parser = argparse.ArgumentParser(prog="python -m cloudspot.agent.shutdown")
     parser.add_argument("--seconds", type=float, required=True, help="until the machine's end")
-    parser.add_argument("--source", required=True, help="who says so, for the job's notices")
+    parser.add_argument("--source", required=True, help="the notice's source, for the job's records")
     options = parser.parse_args(arguments)
     return Shutdown(Node.from_environment(os.environ), seconds=options.seconds, source=options.source).run()
 
@@ -62,7 +61,7 @@ class Shutdown:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``seconds`` is the time until the machine's end, counted from now; ``source`` is who says so."""
+        """Create it; ``seconds`` is the time until the machine's end, ``source`` that of the notice."""
         self._node = node
         self._source = source
         self._monotonic = monotonic
@@ -72,10 +71,10 @@ class Shutdown:
         self._end = self._began + seconds
 
     def run(self) -> int:
-        """Give the notice and wait; return 0 when the agent has left, 1 when the time is up.
+        """Give the notice and wait; return 0 when the agent has left, 1 when time has run out.
 
-        A live agent writes its own exit record. For a dead one this ends the training and, if the node's
-        slot is this machine's, writes the record: the job goes on from what was committed.
+        A live agent writes its own exit record. For a dead agent, end the training and, if the node's slot is
+        this machine's, write the record; the job then continues from the newest commit.
         """
         self._tell()
         spare = min(KEEP_BACK_SECONDS, KEEP_BACK_SHARE * self._seconds)
@@ -88,7 +87,7 @@ class Shutdown:
             with try_lock(self._node.lock) as is_free:
                 dead_since = None if not is_free else now if dead_since is None else dead_since
                 if dead_since is not None and now >= min(dead_since + DEAD_SECONDS, self._end - spare):
-                    # Under the lock: an agent that starts now waits for it, and then finds the record.
+                    # Under the lock, because an agent that starts now waits for it and then finds the record.
                     try:
                         self._speak_for_agent()
                     except TransientError as error:
@@ -112,7 +111,7 @@ class Shutdown:
     def _speak_for_agent(self) -> None:
         node = self._node
         _say("the agent is dead: ending the training and writing its exit record")
-        # The record proves that no user code runs here any more.
+        # The record will prove that no user code runs here any more.
         end_training(node)
         end_setup(node)
         store = open_job_store(node.store_url, node.store_id)
@@ -129,7 +128,6 @@ class Shutdown:
 
 
 def _status(node: Node) -> Status:
-    """Return how far the node had come, by what lies on its disk."""
     memory, status = NodeMemory.load(node), Status()
     status.generation, status.restored_step = memory.generation, memory.restored_step
     if memory.generation > 0:

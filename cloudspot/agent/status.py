@@ -1,4 +1,4 @@
-"""How the node stands: written and read by all of the agent's threads, and reported in its heartbeat."""
+"""The node's status, which the agent's threads write and read and its heartbeat reports."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from cloudspot.train import handoff as files
 MAX_METRICS_BYTES = 1 << 20
 """How much of the metrics is read at a time."""
 MAX_PHASES = 64
-"""Enough for a dozen generations; the heartbeat stays small."""
+"""The number of phases kept: enough for a dozen generations in a small heartbeat."""
 
 
 class _Transfer:
-    """Bytes on their way, which several threads move."""
+    """The progress of a transfer, which several threads make."""
 
     def __init__(self, what: TransferKind, total: int) -> None:
         self.what = what
@@ -53,41 +53,41 @@ class _Transfer:
 
 
 class Status:
-    """How the node stands; each attribute is written whole, by one thread, and read by any."""
+    """The node's status; each attribute is written whole by one thread, and any thread reads it."""
 
     def __init__(self) -> None:
         self._state: NodeState = "setup"
         self.state_changed = threading.Event()
-        """Set at each change of ``state``, and each new phase; whoever reports it clears it."""
+        """Set at each change of ``state`` and at each new phase; cleared when these are reported."""
         self.generation = 0
         self.phases: tuple[Phase, ...] = ()
-        """What the node has done, for the job's timeline; the newest ``MAX_PHASES``."""
+        """The newest ``MAX_PHASES`` phases of the node, for the job's timeline."""
         self.handoff: Path | None = None
         """The hand-off directory of the newest generation; None before the first."""
         self.ranks: tuple[int, ...] = ()
         """The global ranks that this node runs."""
         self.restored_step = 0
         self.num_live = 1
-        """How many members and newcomers live, this node among them, as far as it knows."""
+        """The number of live members and newcomers, including this node, that this node knows of."""
         self.hears_others = False
-        """Whether it listens to any: what they hear of, it hears of from them."""
+        """Whether it listens to other nodes, from which it learns of all news they have."""
         self.hears_calls = False
-        """Whether a call for a command here is seen where the others are listed."""
+        """Whether it sees calls to run a command here when it lists the other nodes."""
         self.committed: CheckpointId | None = None
         self.stall_seconds: float | None = None
         self.upload_seconds: float | None = None
         self.notice_seconds: float | None = None
-        """How long before it takes a machine the provider gives notice."""
+        """How long before it reclaims a machine the provider gives notice."""
         self.is_at_risk = False
-        """The provider has hinted that it may take the machine."""
+        """Whether the provider has hinted that it may reclaim the machine."""
         self.staged: tuple[StagedInput, ...] = ()
         """The inputs that are on the disk."""
         self.utilization: Utilization | None = None
-        """Of the newest half minute of the training."""
+        """The utilization in the last half minute of the training."""
         self.log_standing: Callable[[], LogStanding | None] = lambda: None
-        """Returns how far the log is delivered."""
+        """Returns how far the log has been delivered."""
         self.moved_bytes: Callable[[], int] = lambda: 0
-        """Returns how many bytes this agent has moved between the machine and the job's bucket."""
+        """Returns how many bytes this agent has transferred between the machine and the job's bucket."""
         self.now: Callable[[], datetime] = utc_now
         """Returns the time of a new phase."""
         self._warnings: dict[str, str] = {}
@@ -102,7 +102,7 @@ class Status:
 
     @property
     def state(self) -> NodeState:
-        """What the node does: see ``records.Heartbeat.state``."""
+        """The node's activity: see ``records.Heartbeat.state``."""
         return self._state
 
     @state.setter
@@ -112,7 +112,7 @@ class Status:
         self.state_changed.set()
 
     def note_phase(self, state: NodeState | Literal["training"]) -> None:
-        """Note for the job's timeline what the node does from now on."""
+        """Note a new phase for the job's timeline."""
         phase = Phase(
             state=state,
             generation=self.generation,
@@ -127,11 +127,11 @@ class Status:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know of this node."""
+        """The current warnings about this node."""
         return tuple(self._warnings.values())
 
     def warn(self, subject: str, text: str | None) -> None:
-        """Replace the warning about a subject; None takes it back. It may hold names that are not UTF-8."""
+        """Replace the warning about a subject; None clears it. The text may have names not in UTF-8."""
         text = None if text is None else printable(text)
         with self._warning:
             warnings = {name: said for name, said in self._warnings.items() if name != subject}
@@ -139,7 +139,7 @@ class Status:
 
     @property
     def is_regrouping(self) -> bool:
-        """Whether the nodes agree on the next generation: heartbeats come faster, the first one at once."""
+        """Whether the nodes are agreeing on the next generation, with faster heartbeats."""
         return self._is_regrouping
 
     @is_regrouping.setter
@@ -150,7 +150,7 @@ class Status:
 
     @property
     def failed(self) -> Failed | None:
-        """The newest failure of a training here; a heartbeat tells the others at once."""
+        """The newest failure of a training here; a heartbeat reports it at once."""
         return self._failed
 
     @failed.setter
@@ -160,14 +160,14 @@ class Status:
 
     @property
     def likeness(self) -> tuple[RankLikeness, ...]:
-        """How far the ranks here are like the others, as far as they have told it."""
+        """The likenesses that the ranks here have reported."""
         paths = () if self.handoff is None else [files.likeness_path(self.handoff, r) for r in self.ranks]
         told = (read_report(path, RankLikeness) for path in paths)
         return tuple(each for each in told if each is not None)
 
     @property
     def survivors(self) -> Survivors | None:
-        """The state that the ranks here hold after others were lost; a heartbeat tells the others at once."""
+        """The state that the ranks here hold after others were lost; a heartbeat reports it at once."""
         return self._survivors
 
     @survivors.setter
@@ -177,9 +177,9 @@ class Status:
 
     @property
     def idle(self) -> Idle | None:
-        """For how long the training has not used what is paid for, once that is too long.
+        """How long the training has left its machine idle, once that is too long.
 
-        A heartbeat tells the others at once that this begins or ends.
+        A heartbeat reports the beginning and the end at once.
         """
         return self._idle if self._state == "running" else None
 
@@ -192,28 +192,28 @@ class Status:
 
     @contextmanager
     def transferring(self, what: TransferKind, total: int) -> Iterator[Callable[[int], None]]:
-        """Report a transfer while the block runs; yield a function to which any thread tells new bytes.
+        """Report a transfer of ``total`` bytes while the block runs.
 
-        ``total`` is in bytes.
+        Yield a function with which any thread adds newly transferred bytes.
         """
         transfer = _Transfer(what, total)
         self._transfer = transfer
         try:
             yield transfer.add
         finally:
-            if self._transfer is transfer:  # only the newest is reported
+            if self._transfer is transfer:  # only the newest transfer is reported
                 self._transfer = None
 
     @property
     def transfer(self) -> Transfer | None:
-        """How far the newest transfer under way has come, or None."""
+        """The progress of the newest transfer, or None if it has ended."""
         transfer = self._transfer
         if transfer is None:
             return None
         return Transfer(what=transfer.what, done=min(transfer.done, transfer.total), total=transfer.total)
 
     def progress(self) -> tuple[int, int | None]:
-        """Return the newest step begun here (or restored), and the total if it is known."""
+        """Return the newest step begun here or else restored, and the total number of steps if known."""
         step, total = self.restored_step, None
         if self.handoff is not None:
             for rank in self.ranks:
@@ -223,14 +223,14 @@ class Status:
         return step, total
 
     def data_waits(self) -> Mapping[int, int]:
-        """Return for how many nanoseconds each local rank has waited for batches, where that is known."""
+        """Return how long each local rank has waited for batches (ns), where known."""
         handoff = self.handoff
         found = {} if handoff is None else {rank: files.read_data_wait(handoff, rank) for rank in self.ranks}
         return {rank: waited for rank, waited in found.items() if waited is not None}
 
     @property
     def reached_step(self) -> int:
-        """The step after the newest one that a local rank has begun in this generation."""
+        """Return the step after the newest that a local rank has begun in this generation."""
         handoff = self.handoff
         found = [] if handoff is None else [files.read_progress(handoff, rank) for rank in self.ranks]
         return max([self.restored_step, *(one.reached_step for one in found if one is not None)])
@@ -256,9 +256,9 @@ class Status:
             return self._metrics
         end = data.rfind(b"\n") + 1
         if len(data) == MAX_METRICS_BYTES and end == 0:
-            end = len(data)  # no line of the session's: it is left out
+            end = len(data)  # the session writes no line this long: skip it
         for line in data[:end].splitlines():
-            # The trainer wrote it: it ends no agent, and spoils no heartbeat.
+            # The trainer wrote the line: an invalid one must not break the agent or its heartbeat.
             with suppress(ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError):
                 self._metrics.update(convert(json.loads(line)["values"], Metrics))
         self._metrics_read = (path, offset + end)

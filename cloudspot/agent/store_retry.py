@@ -1,4 +1,4 @@
-"""How the agent waits out an outage of its store or metadata service."""
+"""Retry calls during an outage of the agent's store or metadata service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 FIRST_WAIT_SECONDS = 0.25
 MAX_WAIT_SECONDS = 15.0
 DENIED_SECONDS = 120.0
-"""How long a right may be missing: one that was just granted need not take effect at once."""
+"""How long a right may be missing: a right that was just granted may take a while to take effect."""
 
 
 def retry_until(
@@ -28,10 +28,10 @@ def retry_until(
 ) -> _T:
     """Retry a call until it succeeds or its ``deadline`` (monotonic) comes, which may be a function.
 
-    ``sleep`` takes seconds; None: it is that of ``time``.
+    ``sleep`` takes seconds; the default is ``time.sleep``.
 
     Raises:
-        AuthError: for ``DENIED_SECONDS`` every try was denied.
+        AuthError: every try was denied for ``DENIED_SECONDS``.
         TransientError: the deadline came; the last try was made at that moment.
     """
     denied_at: float | None = None

@@ -6,11 +6,11 @@ import threading
 
 
 class Stopped(Exception):
-    """The work was ended where it stood."""
+    """The work was stopped before its end."""
 
 
 class Worker:
-    """A thread that works until its work is over or it is stopped; the end of the process does not wait."""
+    """A thread that runs until its work is done or it is stopped; the process can end before it."""
 
     def __init__(self, name: str) -> None:
         self._stopped = threading.Event()
@@ -21,18 +21,18 @@ class Worker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Have the thread end after its current step; returns at once."""
+        """Make the thread end after its current step; return at once."""
         self._stopped.set()
 
     def _run(self) -> None:
         raise NotImplementedError
 
     def _pause(self, seconds: float) -> None:
-        """Wait in the thread; raise Stopped once it is to end."""
+        """Wait in the thread; raise Stopped if it should end."""
         if self._stopped.wait(seconds):
             raise Stopped
 
     def _join(self, seconds: float | None = None) -> None:
-        """Wait until the thread has ended, if it was started; at most ``seconds``, or without a limit."""
+        """Wait until the thread, if started, has ended; at most ``seconds`` if given."""
         if self._thread.is_alive():
             self._thread.join(seconds)

@@ -139,7 +139,6 @@ def _own_disks(profile: BootProfile) -> str:
 
 
 def _installation(plan: BootPlan) -> str:
-    """Return the part that installs the agent on the image."""
     install = plan.install
     assert install is not None
     parts = (plan.profile.fetch_code, _read("install.py"), "install(fetch)")

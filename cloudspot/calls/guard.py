@@ -174,7 +174,7 @@ class Guard:
         if math.isinf(rule.seconds) or not self._changes_threads:
             return self._translated(what, rule, request, passes)
         if num_hanging(self) >= MAX_HANGING:
-            raise OverdueError(f"{self._told} hangs: {what} was not tried, as {MAX_HANGING} calls hang")
+            raise OverdueError(f"{self._told} hangs: {what} was not tried, because {MAX_HANGING} calls hang")
         try:
             return call_within(
                 rule.seconds, lambda: self._translated(what, rule, request, passes), owner=self
@@ -182,7 +182,8 @@ class Guard:
         except LeftAloneError:
             unknown = "; its outcome is unknown" if rule.is_unknown else ""
             if rule.is_callers:
-                text = f"{self._told}: {what} has not ended in {rule.seconds:.3g} s, when its caller left it"
+                waited = f"after {rule.seconds:.3g} s, when its caller stopped waiting"
+                text = f"{self._told}: {what} had not ended {waited}"
                 raise OverdueError(f"{text}{unknown}") from None
             text = f"{self._told} hangs: {what} has not ended within {rule.seconds:.3g} s{unknown}"
             raise OverdueError(text) from self.broken(f"{what} hangs", PluginFault)

@@ -1,1 +1,1 @@
-"""The command line: one file a command; a command's module is imported when that command runs."""
+"""The command line: one module per command, which is imported only when the command runs."""

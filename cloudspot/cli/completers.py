@@ -1,6 +1,6 @@
 """Shell completion of job ids, stores, providers, nodes and generations.
 
-Quick and silent: it reads little, and offers nothing if anything goes wrong.
+Completion is quick and silent: it reads little, and offers nothing if an error occurs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cloudspot.interfaces import ObjectStore
 
 MAX_JOBS = 200
-"""More ids than anyone reads; one more letter narrows them down."""
+"""More ids than anyone reads; typing one more letter reduces them."""
 MAX_GENERATIONS = 1000
 
 
@@ -24,13 +24,13 @@ _Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _quiet(find: Callable[[click.Context, str], Iterable[str]]) -> _Complete:
-    """Return a completer that offers what is found and begins as typed; any error ends the search."""
+    """Return a completer that offers the results that start with the typed text, and nothing on errors."""
 
     @functools.wraps(find)
     def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
         try:
             return [one for one in find(ctx, incomplete) if one.startswith(incomplete)]
-        except Exception:  # noqa: BLE001 - a half-typed line is no place for a message
+        except Exception:  # noqa: BLE001 - errors must not disturb a line being typed
             return []
 
     return complete
@@ -38,7 +38,7 @@ def _quiet(find: Callable[[click.Context, str], Iterable[str]]) -> _Complete:
 
 @_quiet
 def complete_jobs(ctx: click.Context, incomplete: str) -> Iterable[str]:
-    """Return the ids of the store's jobs that begin like this; reads only a listing."""
+    """Return the ids of the store's jobs that start with the text; this reads only a listing."""
     from cloudspot.cli.jobs import open_named_store
     from cloudspot.jobstore.layout import keys
 
@@ -50,7 +50,7 @@ def complete_jobs(ctx: click.Context, incomplete: str) -> Iterable[str]:
 
 @_quiet
 def complete_stores(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
-    """Return the names of the stores in the user's file."""
+    """Return the names of the stores in the config file."""
     from cloudspot.cli.config import load_config
 
     return load_config().stores
@@ -66,7 +66,7 @@ def complete_providers(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
 
 @_quiet
 def complete_nodes(ctx: click.Context, _incomplete: str) -> Iterable[str]:
-    """Return the names of the job's nodes; reads only a listing."""
+    """Return the names of the job's nodes; this reads only a listing."""
     from cloudspot.jobstore.layout import keys
 
     store, job_id = _job(ctx)
@@ -87,16 +87,16 @@ def complete_generations(ctx: click.Context, _incomplete: str) -> Iterable[str]:
 
 
 def _job(ctx: click.Context) -> tuple[ObjectStore, str]:
-    """Return the store and the id of the job on the half-typed line."""
+    """Return the store and the id of the job on the unfinished line."""
     from cloudspot.cli.jobs import find_job, open_named_store
 
     store = open_named_store(_store_url(ctx))
-    # If the line ends with an option that lacks its value, click leaves the arguments unparsed.
+    # If the line ends with an option without its value, click leaves the arguments unparsed.
     return store, find_job(store, ctx.params.get("job_id") or ctx.args[0])
 
 
 def _store_url(ctx: click.Context) -> str | None:
-    """Return the store named on the half-typed line: its options are parsed, but no callback has run."""
+    """Return the store named on the unfinished line, whose options are parsed without callbacks."""
     from cloudspot.cli.config import named_store
 
     text = ctx.params.get("store_url")

@@ -1,4 +1,4 @@
-"""The user's config file: stores by name, whom jobs tell of what happens, and options of this computer."""
+"""The user's config file: stores by name, notifications, and options of this computer."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ class _DefaultUrl(msgspec.Struct, frozen=True):
 
 
 class UserConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``config.toml``: the user's stores, whom jobs tell of what happens, and options of this computer."""
+    """``config.toml``: the user's stores, notifications, and options of this computer."""
 
     default_store: str | None = None
-    """The store to use when nothing else names one: a name from ``[stores]``, or a URL."""
+    """The store to use if nothing else names one: a name from ``[stores]`` or a URL."""
     stores: dict[_StoreName, Url] = msgspec.field(default_factory=dict)
-    """URLs by names of your choice, which ``--store`` and ``CLOUDSPOT_STORE`` accept too."""
+    """URLs by names of your choice, which ``--store`` and ``CLOUDSPOT_STORE`` also accept."""
     notify: NotifySpec = NotifySpec()
-    """``[notify]`` as in [the job file](job-file.md), for jobs that you submit with a job file that has none.
+    """``[notify]`` as in [the job file](job-file.md), for jobs that you submit with a job file without one.
     It becomes a part of the job."""
     providers: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
-    """``[providers.NAME]``: options of a provider, for your job files that leave them out. They become a part
-    of the job, except those that name something of this computer, such as a kubeconfig: these hold for the
-    stored jobs that you drive, too."""
+    """``[providers.NAME]``: options of a provider, for job files of yours that omit them. They become a part
+    of the job, except for those that name something on this computer, such as a kubeconfig: these also apply
+    to stored jobs that you drive."""
 
 
 def config_path() -> Path | None:
-    """Return where the user's file is or would be.
+    """Return the path of the config file, which may not exist.
 
-    ``$CLOUDSPOT_CONFIG``, else ``cloudspot/config.toml`` under ``$XDG_CONFIG_HOME``, else under
-    ``~/.config``; None if nothing names it and the user has no home.
+    It is ``$CLOUDSPOT_CONFIG`` or, by default, ``cloudspot/config.toml`` under ``$XDG_CONFIG_HOME`` or under
+    ``~/.config``; None if none of these is known.
     """
     named = os.environ.get(CONFIG_VARIABLE)
     if named:
         return Path(named)
     base = os.environ.get("XDG_CONFIG_HOME", "")
-    # The XDG base directory specification: ignore a relative path.
+    # The XDG base directory specification requires that relative paths are ignored.
     if Path(base).is_absolute():
         return Path(base) / "cloudspot" / "config.toml"
     try:
@@ -66,7 +66,7 @@ def config_path() -> Path | None:
 
 
 def load_config() -> UserConfig:
-    """Read and check the user's file; without one, every field has its default.
+    """Read and check the config file; without one, every field has its default.
 
     Raises:
         SpecError: the file is malformed (the message names the line or the field), or CLOUDSPOT_CONFIG
@@ -86,12 +86,12 @@ def load_config() -> UserConfig:
 
 
 def named_store(text: str, origin: str) -> ChosenStore:
-    """Return the store that ``text`` names: a URL, or a name from the user's file; else a SpecError."""
+    """Return the store that ``text`` names, by URL or by its name in the config file, or raise SpecError."""
     if "://" in text:
         return ChosenStore(text, origin)
     stores = load_config().stores
     if text in stores:
-        return ChosenStore(stores[text], f"{origin}, as {config_path()} has it")
+        return ChosenStore(stores[text], f"{origin}, by {config_path()}")
     near = difflib.get_close_matches(text, stores, n=1)
     known = f"the stores there: {', '.join(stores)}" if stores else "no stores are defined there"
     advice = f'did you mean "{near[0]}"?' if near else known
@@ -102,9 +102,9 @@ def named_store(text: str, origin: str) -> ChosenStore:
 
 
 def configured_options(name: str) -> Mapping[str, Any]:
-    """Return the options of this computer that the user's file has for the provider, for any stored job.
+    """Return the provider's options of this computer in the config file, for any stored job.
 
-    These are the provider's ``driver_options``. Raises as ``load_config`` does.
+    These are the provider's ``driver_options``. Errors as for ``load_config``.
 
     Raises:
         PluginError: the provider cannot be used.
@@ -115,9 +115,9 @@ def configured_options(name: str) -> Mapping[str, Any]:
 
 
 def with_configured(spec: JobSpec, name: str) -> JobSpec:
-    """Return the user's own job file with the options that the user's file adds to it.
+    """Return the user's own job file with the options that the config file adds to it.
 
-    Those of this computer are not among them: a job does not keep them. Raises as ``load_config`` does.
+    Options of this computer are left out, because a job does not store them. Errors as for ``load_config``.
     """
     options = load_config().providers.get(name, {})
     if not options:
@@ -129,9 +129,9 @@ def with_configured(spec: JobSpec, name: str) -> JobSpec:
 
 
 def open_configured(name: str, spec: JobSpec | None) -> Provider:
-    """Open the provider for the user's own job file, or for none, with the options of the user's file.
+    """Open the provider for the user's own job file, or for none, with the options in the config file.
 
-    Raises as ``registry.open_provider`` and ``load_config`` do.
+    Errors as for ``registry.open_provider`` and ``load_config``.
     """
     return open_provider(name, spec, load_config().providers.get(name, {}))
 
@@ -139,7 +139,7 @@ def open_configured(name: str, spec: JobSpec | None) -> Provider:
 def open_overridden(name: str, overrides: Sequence[str]) -> Provider:
     """Open the provider without a job, with the options of ``--set providers.NAME.OPTION=VALUE``.
 
-    Raises as ``open_configured`` does.
+    Errors as for ``open_configured``.
     """
     raw: dict[str, Any] = {"name": "none", "run": {"command": ["true"]}}
     for one in overrides:
@@ -148,7 +148,7 @@ def open_overridden(name: str, overrides: Sequence[str]) -> Provider:
 
 
 def default_store() -> ChosenStore | None:
-    """Return the default store of the user's file, if it names one; raises as ``load_config`` does."""
+    """Return the default store in the config file, or None; errors as for ``load_config``."""
     config = load_config()
     if config.default_store is None:
         return None

@@ -1,4 +1,4 @@
-"""What one run of ``cloudspot`` knows besides its command's arguments."""
+"""The context of one run of ``cloudspot``, besides the arguments of its command."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from cloudspot.controller.outbox import Outbox
 
 DEFAULT_PROVIDER = "local"
-"""Where a job runs when the command line names no provider."""
+"""The provider of a job if the command line names none."""
 
 
 @dataclass(frozen=True)
 class ChosenStore:
-    """A store's URL, and what named it."""
+    """A store's URL, and the origin of the choice."""
 
     url: str
     origin: str
@@ -29,27 +29,27 @@ class Invocation:
     """The options before the command, and the store that the command works on."""
 
     debug: bool = False
-    """An expected error keeps its traceback."""
+    """Whether an expected error is shown with its traceback."""
     store: str | None = None
     """The ``--store`` given before the command."""
     chosen_store: ChosenStore | None = None
-    """What named it matters to the reader of an error."""
+    """The store that was not named on the command line; errors mention its origin."""
     outbox: Outbox | None = None
-    """The messages that the command's drivers send; None: it has driven nothing."""
+    """The messages that the command's drivers send; None if it has driven nothing."""
 
 
 def current_invocation() -> Invocation:
-    """Return the invocation of the running command; outside of any command, an empty one."""
+    """Return the invocation of the running command, or an empty one outside of any command."""
     context = click.get_current_context(silent=True)
     return Invocation() if context is None else context.find_root().ensure_object(Invocation)
 
 
 def current_driver(name: str | None = None) -> Driver:
-    """Return the running command as a driver, by default of the command's and its host's name.
+    """Return the running command as a driver; its default name is that of the command and the host.
 
-    The command waits for its outbox at its end.
+    The command waits for the driver's outbox at its end.
     """
-    from cloudspot.controller.loop import Driver  # which few of the commands need
+    from cloudspot.controller.loop import Driver  # only few commands need it
 
     context = click.get_current_context(silent=True)
     command = "cloudspot" if context is None else context.info_name

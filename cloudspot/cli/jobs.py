@@ -1,4 +1,4 @@
-"""Opens the store and the job that a command names, and makes the ids of new jobs."""
+"""Open the store and the job that a command names, and make the ids of new jobs."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ if TYPE_CHECKING:
     from cloudspot.controller.loop import Controller
 
 SILENT_SECONDS = 600.0
-"""A node that is alive reports every few seconds, unless it cannot reach the store."""
+"""A live node reports every few seconds, unless it cannot reach the store."""
 STEPS_NAMED = 20
-"""How many steps are named in the error for a missing one."""
+"""The most steps that the error about a missing step lists."""
 _SUFFIX_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
-"""Base 32 without the characters that are mistaken for one another."""
+"""Base 32 without characters that look alike."""
 _SUFFIX_LENGTH = 4
 _MAX_ID_LENGTH = 63
 
 
 def open_named_store(store_url: str | None, *, may_be_new: bool = False) -> ObjectStore:
-    """Open the store that ``--store`` or CLOUDSPOT_STORE named, or the default one.
+    """Open the store that ``--store`` or CLOUDSPOT_STORE names, or the default one.
 
-    If it ``may_be_new``, a job can be submitted to it before it is there.
+    ``may_be_new`` allows a store that the first submission will create.
     """
     if store_url is None:
-        # Remember what named it, for errors that name it.
+        # Remember the origin of the choice, for errors that mention it.
         chosen = current_invocation().chosen_store = unnamed_store()
         store_url = chosen.url
     return open_store(store_url) if may_be_new else open_job_store(store_url)
 
 
 def unnamed_store(provider: Provider | None = None) -> ChosenStore:
-    """Return the store to use when nothing names one: the user's default, else the provider's own.
+    """Return the store to use if none is named: the user's default or, without one, that of the provider.
 
-    SpecError if there is no default. Without a provider, it is the one that is used when none is named.
+    Raise SpecError if there is no default. ``provider`` defaults to the default provider.
     """
     chosen = default_store()
     if chosen is not None:
@@ -74,14 +74,14 @@ def unnamed_store(provider: Provider | None = None) -> ChosenStore:
 
 
 def new_job_id(name: str) -> str:
-    """Return ``<name>-<suffix>`` with a random suffix; a long name is cut so that the id fits a DNS label."""
+    """Return ``<name>-<suffix>`` with a random suffix; a long name is cut to fit a DNS label."""
     suffix = "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(_SUFFIX_LENGTH))
     stem = name[: _MAX_ID_LENGTH - _SUFFIX_LENGTH - 1].rstrip("-")
     return f"{stem}-{suffix}"
 
 
 def check_job_id(text: str) -> str:
-    """Return an id given by ``--name`` unchanged; SpecError if it is not a DNS label."""
+    """Return an id given by ``--name`` unchanged; raise SpecError if it is not a DNS label."""
     if keys.JOB_ID.fullmatch(text) is None:
         raise SpecError(
             f"--name must be 1 to {_MAX_ID_LENGTH} lower-case letters, digits and inner hyphens: got {text!r}"
@@ -90,7 +90,7 @@ def check_job_id(text: str) -> str:
 
 
 def find_job(store: ObjectStore, text: str) -> str:
-    """Return the id of the one job whose id is ``text`` or starts with it.
+    """Return the id of the only job whose id is ``text`` or starts with it.
 
     Raises:
         JobNotFound: there is no such job, or there are several; the message lists them.
@@ -111,14 +111,14 @@ def find_job(store: ObjectStore, text: str) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """One job of a store, with what its commands need, each made when first used."""
+    """A job in a store, with the objects that commands need, each made at its first use."""
 
     store: ObjectStore
     id: str
 
     @cached_property
     def reader(self) -> HistoryReader:
-        """Return the reader, which keeps what it has read between calls."""
+        """The reader, which keeps what it has read."""
         return HistoryReader(self.store, self.id)
 
     def history(self) -> History:
@@ -127,7 +127,7 @@ class Job:
 
     @cached_property
     def first_history(self) -> History:
-        """Return the records as they were when first read."""
+        """The records at the first read."""
         return self.history()
 
     @cached_property
@@ -137,33 +137,33 @@ class Job:
 
     @property
     def submitted(self) -> tuple[Submission, JobSpec]:
-        """Return what was submitted, as it was first read."""
+        """The submission and its job file, as first read."""
         return self._opened[:2]
 
     @property
     def submission_sha256(self) -> str | None:
-        """Return the hash of what was submitted, as it was first read."""
+        """The hash of the submission, as first read."""
         return self._opened[2]
 
     @cached_property
     def spec(self) -> JobSpec:
-        """Return the job file as it was submitted."""
+        """The job file as submitted."""
         return self.submitted[1]
 
     @cached_property
     def provider(self) -> Provider:
-        """Open the provider that the job was submitted to, or resumed on, with this computer's options."""
+        """The provider to which the job was submitted or resumed, with this computer's options."""
         submission, spec = self.submitted
         return open_to_drive(self.store, submission, spec, configured_options)
 
     def controller(
         self, *, sleep: Callable[[float], None] = time.sleep, known: History | None = None
     ) -> Controller:
-        """Return a controller of the job as it is submitted now.
+        """Return a controller of the job for its present submission.
 
-        ``sleep`` is how it waits. Its first tick tells what has happened since ``known``; None: everything.
+        ``sleep`` is its way to wait. Its first tick has the events since ``known``, or all events.
         """
-        from cloudspot.controller.loop import Controller  # which few of the commands need
+        from cloudspot.controller.loop import Controller  # only few commands need it
 
         provider = self.provider
         return Controller(
@@ -179,15 +179,15 @@ class Job:
 
     @cached_property
     def log_sink(self) -> LogSink:
-        """Return where the job's log lines are."""
+        """The place of the job's log lines."""
         submission, spec = self.submitted
-        # Reading takes nothing of this computer that the record names, and needs nothing of it.
+        # Reading the log must not use options of this computer that a record names.
         spec = with_driver_options(spec, submission.provider, configured_options(submission.provider))
         provider = open_provider(submission.provider, spec)
         return provider.log_sink(self.store, self.id) or ObjectStoreLogSink(self.store, self.id)
 
     def check_not_moved(self) -> None:
-        """CloudspotError if the job goes on in another store: what drives or stops it belongs there."""
+        """Raise CloudspotError if the job was moved to another store, where it must be driven or stopped."""
         elsewhere = self.first_history.moved_to
         if elsewhere is not None and elsewhere != self.store.canonical_url:
             raise CloudspotError(f"job {self.id} was moved; give --store {elsewhere}")
@@ -206,9 +206,9 @@ class Job:
         return wanted
 
     def check_silence(self) -> None:
-        """Refuse if a node of the job has reported lately, by the store's clock: its machine lives.
+        """Raise CloudspotError if a node has reported recently, by the store's clock: its machine is alive.
 
-        It asks only when the objects were put, so it can be asked of a job whose records are malformed.
+        This reads only the times of objects, so it also works for a job with malformed records.
         """
         listed = self.store.list_objects(keys.nodes_prefix(self.id))
         reports = [meta.modified_at for meta in listed if keys.recognize(meta.key, keys.REPORTS) is not None]
@@ -222,11 +222,11 @@ class Job:
             )
 
     def command(self, name: str) -> str:
-        """Return the command line that runs ``name`` on this job, for a message."""
+        """Return a command line for messages that runs ``name`` on this job."""
         return self.store_command(f"{name} {self.id}")
 
     def store_command(self, name: str) -> str:
-        """Return the command line that runs ``name`` on this job's store, for a message."""
+        """Return a command line for messages that runs ``name`` on this job's store."""
         at = "" if self.store.url == unnamed_store().url else f" --store {self.store.url}"
         return f"cloudspot {name}{at}"
 

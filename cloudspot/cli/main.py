@@ -1,4 +1,4 @@
-"""The program ``cloudspot``: finds the command and turns an expected error into one line."""
+"""The program ``cloudspot``: find the command, and print expected errors as one line."""
 
 from __future__ import annotations
 
@@ -45,22 +45,23 @@ SHORT_HELPS = {
     "stop": "Save a checkpoint and stop a job.",
     "resume": "Resume a job that was stopped, has failed or is suspended.",
     "move": "Move a running job to another zone, machine type or market.",
-    "fork": "Begin a new job from a checkpoint of another.",
+    "fork": "Start a new job from a checkpoint of another one.",
     "reap": "End what jobs have left in the account and in the bucket.",
     "rm": "Delete finished jobs and all their data.",
     "preempt": "Reclaim one of a job's machines, as a drill.",
-    "notify": "Try whether the messages of jobs arrive.",
+    "notify": "Check whether the messages of jobs arrive.",
     "providers": "List providers, and check that one is ready.",
-    "setup": "Make what an account of PROVIDER needs before its first job.",
+    "setup": "Make everything that an account of PROVIDER needs before its first job.",
     "sandbox": "Run a command inside an emulated cloud.",
     "plugin": "Write a plugin, and check its promises.",
     "schema": "Print the JSON Schema of the job file.",
     "completion": "Print the completion script for a shell.",
 }
-"""The commands in the order of ``--help``: each names its module and function, and its line of help.
+"""The commands in the order of ``--help``, with their lines of help; each key names a module and its
+function.
 
-The lines are repeated here so that ``cloudspot --help`` imports no command; a test compares them with the
-commands' own.
+The lines are repeated here so that ``cloudspot --help`` imports no command; a test compares them with those
+of the commands.
 """
 
 OTHER_NAMES = {
@@ -77,10 +78,10 @@ OTHER_NAMES = {
     **dict.fromkeys(("price", "prices", "gpus"), "offers"),
     **dict.fromkeys(("check", "doctor"), "providers check"),
 }
-"""What other programs call a command, and what it is here."""
+"""Names of commands in other programs, and the corresponding commands here."""
 
 MESSAGE_SECONDS = 22.0
-"""How long a command that has driven jobs waits at its end for their messages: each is given up before."""
+"""How long a command waits at its end for its messages; each message is given up earlier than this."""
 
 _NO_ARGUMENTS: tuple[type[click.ClickException], ...] = tuple(
     # Before click 8.2, a group prints its help itself.
@@ -99,7 +100,7 @@ class Program(click.Group):
         """Import the command of that name, or return None if there is no such command.
 
         Raises:
-            PluginError: a plugin brings it, and is broken.
+            PluginError: a plugin provides it, but is broken.
         """
         if cmd_name in SHORT_HELPS:
             module = importlib.import_module(f"cloudspot.cli.commands.{cmd_name}")
@@ -117,7 +118,7 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; if there is no such command, the error suggests the nearest name."""
+        """Find the command; if it does not exist, the error suggests the nearest name."""
         import difflib
 
         if args and args[0] not in SHORT_HELPS and not args[0].startswith("-") and not ctx.resilient_parsing:
@@ -130,7 +131,7 @@ class Program(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each command's line without importing the commands."""
+        """Write the help line of each command without importing the commands."""
         with formatter.section("Commands"):
             formatter.write_dl(list(SHORT_HELPS.items()))
         brought = _commands_of_plugins()
@@ -139,7 +140,7 @@ class Program(click.Group):
                 formatter.write_dl([(name, _brought_by(declared)) for name, declared in brought.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the commands with their lines, without importing the commands."""
+        """Offer the commands with their help lines, without importing the commands."""
         from click.shell_completion import CompletionItem
 
         if incomplete.startswith("-"):
@@ -150,7 +151,7 @@ class Program(click.Group):
         ]
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run the program and end the process: the only place where errors become exit codes."""
+        """Run the program and end the process. Only this method turns errors into exit codes."""
         invocation = Invocation()
         stdstreams.prepare()
         extra |= {"standalone_mode": False, "obj": invocation}
@@ -162,7 +163,7 @@ class Program(click.Group):
                     _close_stores()
             sys.stdout.flush()
         except _NO_ARGUMENTS as error:
-            # Someone who types a group alone wants its help.
+            # A group without a command shows its help.
             click.echo(error.format_message(), file=sys.stderr)  # noqa: TID251 - our own words, in several lines
             code = error.exit_code
         except click.ClickException as error:
@@ -188,13 +189,13 @@ class Program(click.Group):
 
 
 def _commands_of_plugins() -> dict[str, Declared]:
-    """Return what plugins declare as commands, by name, without importing them; none hides one of ours."""
+    """Return the commands that plugins declare, by name, without imports; none replaces a built-in one."""
     found = {one.name: one for one in from_distributions(COMMAND_GROUP) if one.error is None}
     return {name: found[name] for name in sorted(found.keys() - SHORT_HELPS.keys())}
 
 
 def _close_stores() -> None:
-    """Close the stores that the command has opened; most open none, and have not imported the registry."""
+    """Close the command's stores; most commands open none, and have not imported the registry."""
     registry = sys.modules.get("cloudspot.registry")
     if registry is not None and not is_any_under_way():
         registry.close_stores()
@@ -205,7 +206,7 @@ def _brought_by(declared: Declared) -> str:
 
 
 def _take_debug(command: click.Command) -> None:
-    """Give the command, and those below it, the option that each of them has."""
+    """Add the option --debug to the command and its subcommands."""
     if all(param.name != "debug" for param in command.params):
         debug_option(command)
     for below in command.commands.values() if isinstance(command, click.Group) else ():
@@ -213,7 +214,7 @@ def _take_debug(command: click.Command) -> None:
 
 
 def _store_note(message: str, invocation: Invocation) -> str:
-    """Return what named the store in the message, unless the reader just typed it."""
+    """Return a note about the origin of the store in the message, unless the user has just typed it."""
     chosen = invocation.chosen_store
     if chosen is None or chosen.origin == "--store" or chosen.url not in message:
         return ""
@@ -229,7 +230,7 @@ def _report(message: str, debug: bool) -> None:
 
 
 def _finish_messages(invocation: Invocation) -> None:
-    """Wait for what the command's drivers tell people, but not for long, and warn of what did not arrive."""
+    """Wait a limited time for the messages of the command's drivers, and warn of those that failed."""
     if invocation.outbox is None:
         return
     with suppress(KeyboardInterrupt, stdstreams.OutputLostError):
@@ -249,8 +250,8 @@ def _note_store(_ctx: click.Context, _parameter: click.Parameter, value: str | N
 def program() -> None:
     """Train on any cloud's spot machines without losing paid-for steps.
 
-    A job is a job file (job.toml) and a training script. All of its state is in your object store, so
-    any number of these commands can read it, or drive it, at the same time.
+    A job is a job file (job.toml) and a training script. All of its state is in your object store, so any
+    number of these commands can read or drive it at the same time.
     """
 
 
@@ -260,6 +261,6 @@ def main() -> None:
         program.main(prog_name="cloudspot")
     except SystemExit as end:
         if is_any_under_way():
-            # A plugin hangs, and Python would wait for threads that it has started.
+            # A plugin's call hangs, and Python would wait for its threads.
             stdstreams.end_process(int(end.code or 0))
         raise

@@ -19,14 +19,14 @@ STORE_VARIABLE = "CLOUDSPOT_STORE"
 STORE_HELP = (
     "Object store that holds the jobs: a URL such as file:///data/jobs, or a name from your config file."
 )
-DEBUG_HELP = "Show the traceback if there is an error."
+DEBUG_HELP = "Show the traceback of an error."
 JSON_HELP = "Print JSON (documented in docs/cli.md)."
 
 
 def _choose_store(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Return the URL of the store named after the command, before it, or by the variable, in that order.
+    """Return the URL of the store named after the command, before it, or in the variable, in this order.
 
-    None if nothing names a store.
+    Return None if nothing names a store.
     """
     assert param.name is not None
     invocation, origin = current_invocation(), "--store"
@@ -97,7 +97,7 @@ plot_option = click.option(
 job_argument = click.argument("job_id", metavar="ID", shell_complete=complete_jobs)
 """A job's id, or a prefix of exactly one id in the store."""
 
-# Whatever reads the file reports that it cannot be read, whatever the reason, in the same words.
+# click does not check the file: its reader reports all errors in the same words.
 job_file_argument = click.argument(
     "job_file", default="job.toml", type=click.Path(readable=False, path_type=Path)
 )
@@ -110,7 +110,7 @@ def _parse_node(name: str) -> Any:
 
 
 def node_option(*, help: str) -> Callable[[_Command], _Command]:  # noqa: A002 - as in click
-    """Return the option that names a node, such as 2.0, and gives its seat."""
+    """Return the option for the name of a node, such as 2.0, whose value is the seat."""
     return click.option(
         "--node",
         callback=parsed(_parse_node),
@@ -127,7 +127,7 @@ provider_option = click.option(
     show_default=True,
     metavar="NAME",
     shell_complete=complete_providers,
-    help="Where to run the job.",
+    help="The provider to run the job on.",
 )
 
 overrides_option = click.option(

@@ -149,7 +149,9 @@ class AccountReaper:
             try:
                 known[label] = KnownStore(_statuses(store, job_ids))
             except CloudspotError as error:
-                problems.append(Unlisted(f"the jobs of {store.url}, so all that is theirs is kept", error))
+                problems.append(
+                    Unlisted(f"the jobs of {store.url}, so all assets of these jobs are kept", error)
+                )
                 known[label] = KnownStore()
         now = self._now()
         judged = (fate_of(one, known, now=now, older_than=self._older_than) for one in assets)
@@ -184,7 +186,6 @@ class AccountReaper:
         return assets, problems
 
     def _end_all(self, assets: Sequence[Asset]) -> list[Ended]:
-        """End an account's assets in their order."""
         done: dict[int, Ended] = {}
         left = list(assets)
         for wait in (0.0, *WAITS_SECONDS):
@@ -200,7 +201,7 @@ class AccountReaper:
     def _end(self, asset: Asset) -> CloudspotError | None:
         try:
             if asset.job_id and any(is_marked_live(store, asset.job_id) for store in self._stores.values()):
-                return CloudspotError(f"job {asset.job_id} has come to life meanwhile: it keeps what it has")
+                return CloudspotError(f"job {asset.job_id} has become live meanwhile, so its assets are kept")
             self._found_by[id(asset)][1].end(asset)
         except Exception as error:  # noqa: BLE001 - one asset's fault must not keep the others
             return as_cloudspot_error(error)
@@ -225,5 +226,5 @@ def _unmarked_status(store: ObjectStore, job_id: str) -> JobStatus:
         return JobStatus.ABSENT
     except CorruptData:
         return JobStatus.UNKNOWN
-    # A job without a submission is being submitted or copied, or that was interrupted and `rm` removes it.
+    # A job without a submission is being submitted or copied; if that was interrupted, `rm` removes it.
     return JobStatus.ENDED if has_finished(store, job_id) else JobStatus.UNKNOWN

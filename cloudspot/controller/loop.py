@@ -135,8 +135,6 @@ class _Listing:
 
 @dataclass(frozen=True)
 class _Price:
-    """The present price of a launch's nodes."""
-
     per_hour: float | None
     """None if the provider does not report it."""
     asked_at: float
@@ -538,7 +536,6 @@ class Controller:
         return decide(assessed, observed)
 
     def _knowledge(self, history: History, now: datetime) -> Knowledge:
-        """Return the knowledge of the spot market from earlier jobs and this one."""
         earlier = self._driver.experiences.get(self._provider.name)
         return (NOTHING_KNOWN if earlier is None else earlier.knowledge) + market_seen(
             history, now, provider=self._provider.name

@@ -59,7 +59,7 @@ class Notifications:
         self._writer = new_nonce().encode()
         self._sent: set[str] = set()
         self._is_listed = False
-        """Whether ``_sent`` includes the marks that other drivers had created by this driver's first news."""
+        """Whether other drivers' marks were listed, and are in ``_sent``."""
         self._left_until = -math.inf
         """Monotonic."""
         self._secrets: Mapping[str, str] | None = None

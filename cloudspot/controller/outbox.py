@@ -61,7 +61,9 @@ class Outbox:
             with self._turns:
                 errors = self._send(through, message, urls, own=own)
         finally:
-            lines = [f"notify: {name} {error}; not told: {message.title}" for name, error in errors.items()]
+            lines = [
+                f"notify: {name} {error}; not delivered: {message.title}" for name, error in errors.items()
+            ]
             with self._lock:
                 self._failures += ((message.job_id, line) for line in lines)
                 self._num_on_the_way -= 1

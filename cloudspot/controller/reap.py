@@ -69,7 +69,7 @@ def _why_unclaimed(launch: LaunchHistory, instance: Instance) -> str | None:
     slot = None if instance.rank is None else launch.slots.get(instance.rank)
     if slot is not None and slot.instance_id is None:
         return f"seat {launch.number}.{instance.rank} is void"
-    if not launch.open_ranks:  # a machine whose seat is taken may claim any open seat
+    if not launch.open_ranks:  # a machine whose own seat is taken may claim any open seat
         return f"all seats of launch {launch.number} are void or belong to other machines"
     return None
 

@@ -202,7 +202,6 @@ class Reconciler:
         threading.Thread(target=self._work, args=(name,), daemon=True).start()
 
     def _work(self, name: str) -> None:
-        """Do a provider's work until its queue is empty."""
         while True:
             with self._lock:
                 if not self._busy[name]:

@@ -33,8 +33,6 @@ REFUSED = (
 
 
 class _Order(msgspec.Struct, frozen=True, kw_only=True):
-    """The child's order."""
-
     through: str
     message: Message
     urls: dict[str, str]
@@ -47,8 +45,6 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The result for one URL."""
-
     name: str
     error: str | None
 

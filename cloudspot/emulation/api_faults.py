@@ -12,11 +12,11 @@ from cloudspot.emulation.spot_plan import SpotPlan
 
 
 class Counted(Protocol):
-    """A machine of the account's that has not ended."""
+    """A machine of the account that has not ended."""
 
     @property
     def zone(self) -> str:
-        """Return where it is."""
+        """Return the machine's zone."""
 
     @property
     def instance_type(self) -> str:
@@ -28,7 +28,7 @@ class Counted(Protocol):
 
     @property
     def num_vcpus(self) -> int:
-        """Return how much of a quota it uses."""
+        """Return the number of vCPUs that count towards the quota."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Call:
     parameters: Mapping[str, Any]
     region: str
     error: str | None
-    """The error code in the answer; None: it succeeded."""
+    """The error code in the answer, or None if the call succeeded."""
     access_key: str = ""
-    """Whose signature it carries; empty: none was readable."""
+    """The access key of its signature; empty if no signature was readable."""
 
 
 @dataclass
@@ -55,25 +55,25 @@ class Injected:
     status: int
     times: int
     happens: bool
-    """The call has its effect; only its answer is lost."""
+    """Whether the call has its effect, so that only its answer is lost."""
 
 
 class LateChanges:
-    """Changes of what an API shows that are due some time later. The caller holds a lock."""
+    """Changes that an API shows some time later. The caller holds a lock."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._waiting: list[tuple[float, Callable[[], None]]] = []
 
     def make(self, change: Callable[[], None], *, after_seconds: float) -> None:
-        """Make the change at once, or, if it is to wait, in a ``catch_up`` then."""
+        """Make the change at once, or, after ``after_seconds``, in the next ``catch_up``."""
         if after_seconds > 0:
             self._waiting.append((self._clock() + after_seconds, change))
         else:
             change()
 
     def catch_up(self) -> None:
-        """Make the changes that are due, in the order in which they came."""
+        """Make the changes that are due, in the order of the calls of ``make``."""
         now = self._clock()
         due = [change for at, change in self._waiting if at <= now]
         self._waiting = [one for one in self._waiting if one[0] > now]
@@ -83,7 +83,7 @@ class LateChanges:
 
 @dataclass
 class Faults:
-    """Set the fields at any time; each call sees them as they are then.
+    """The faults and limits of an API. The fields may be set at any time, and apply to the next calls.
 
     Capacity is a number of machines, or None for unlimited, by (zone, instance type, market), where ``*``
     matches any. The most specific entry counts: the zone before the type before the market.
@@ -91,24 +91,25 @@ class Faults:
 
     capacity: dict[tuple[str, str, str], int | None] = field(default_factory=dict)
     spot_plan: SpotPlan = field(default_factory=SpotPlan)
-    """What spot machines there are and cost over time."""
+    """The capacity and the prices of spot machines over time."""
     vcpu_quota: dict[str, int] = field(default_factory=dict)
-    """By market, ``spot`` or ``on-demand``; unlimited without an entry."""
+    """The quota by market, ``spot`` or ``on-demand``; there is no limit without an entry."""
     throttle_every: int = 0
-    """Each Nth call of the machines' API is throttled; 0: none."""
+    """Each Nth call of the machines' API is throttled; none is if N is 0."""
     describe_lag_seconds: float = 0.0
-    """How long a new machine is in no listing and unknown to every other call."""
+    """How long a new machine is not listed and unknown to all other calls."""
     tag_lag_seconds: float = 0.0
-    """How long a tag or label that was set on a machine does not show."""
+    """How long a new tag or label of a machine is not shown."""
     denied: set[str] = field(default_factory=set)
-    """Rights that the caller lacks, in the cloud's own words."""
+    """Permissions that the caller lacks, in the cloud's own notation."""
     denied_to_machines: set[str] = field(default_factory=set)
-    """Rights to objects that the machines' role lacks."""
+    """Permissions on objects that the machines' role lacks."""
     is_machine: Callable[[str], bool] = lambda _caller: False
     """Returns whether a caller, by the access key or account of its signature, is a machine."""
     rejected_keys: set[str] = field(default_factory=set)
     """Access keys that the cloud does not know."""
     expired_keys: set[str] = field(default_factory=set)
+    """Access keys that have expired."""
     contrary: frozenset[str] = frozenset()
     """How the account differs from what is expected of its cloud: see ``EmulatedCloud.contraries``."""
     calls: list[Call] = field(default_factory=list)
@@ -131,7 +132,7 @@ class Faults:
         times: int = 1,
         happens: bool = False,
     ) -> None:
-        """Let the next ``times`` calls of the action (``*``: any) end with this error.
+        """Make the next ``times`` calls of the action (``*`` for any) end with this error.
 
         With ``happens``, the call has its effect first, as if the answer were lost.
         """
@@ -139,16 +140,16 @@ class Faults:
             self._injected.append(Injected(action, code, message, status, times, happens))
 
     def withdraw(self) -> None:
-        """Let none of the injected errors be answered any more."""
+        """Remove all injected errors."""
         with self._lock:
             self._injected.clear()
 
     def is_denied(self, right: str | None, caller: str) -> bool:
-        """Return whether the caller lacks a right to objects."""
+        """Return whether the caller lacks a permission on objects."""
         return right in self.denied or (right in self.denied_to_machines and self.is_machine(caller))
 
     def take(self, action: str) -> Injected | None:
-        """Return the error injected for this call, if any, and use it up."""
+        """Return the error injected for this call, or None, and count it as used."""
         with self._lock:
             for fault in self._injected:
                 if fault.times > 0 and fault.action in {action, "*"}:
@@ -163,7 +164,7 @@ class Faults:
             return self.throttle_every > 0 and self._num_counted % self.throttle_every == 0
 
     def capacity_of(self, zone: str, instance_type: str, market: str) -> int | None:
-        """Return how many such machines can run at once; None: any number."""
+        """Return how many such machines can run at once, or None for any number."""
         planned = self.spot_plan.capacity(zone) if market == "spot" else None
         for key in itertools.product((zone, "*"), (instance_type, "*"), (market, "*")):
             if key in self.capacity:
@@ -172,7 +173,7 @@ class Faults:
         return planned
 
     def num_in_quota(self, wanted: int, alive: Iterable[Counted], *, market: str, vcpus: int) -> int:
-        """Return how many of the wanted machines, with so many vCPUs each, the quota leaves room for."""
+        """Return how many of the wanted machines, each with ``vcpus``, fit into the quota."""
         quota = self.vcpu_quota.get(market)
         if quota is None:
             return wanted
@@ -182,7 +183,7 @@ class Faults:
     def num_in_stock(
         self, wanted: int, alive: Iterable[Counted], *, zone: str, instance_type: str, market: str
     ) -> int:
-        """Return how many of the wanted machines there is capacity for beside those that are alive."""
+        """Return for how many of the wanted machines there is capacity besides the living ones."""
         capacity = self.capacity_of(zone, instance_type, market)
         if capacity is None:
             return wanted

@@ -1,4 +1,4 @@
-"""An emulated account's audit trail: for each request, who made it and which rights it took."""
+"""An emulated account's audit trail: the caller and the permissions of each request."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class Trail:
     ) -> None:
         """Open the file.
 
-        ``is_machine`` tells whether an access key is a machine's, ``rights`` which rights a call took, in the
-        cloud's own words, and ``resource`` on what, or ``*``.
+        ``is_machine`` returns whether an access key is a machine's, ``rights`` returns the permissions that a
+        call needs, in the cloud's own notation, and ``resource`` returns the resource that it concerns, or
+        ``*``.
         """
         self._file = path.open("a", encoding="utf-8", buffering=1)
         self._is_machine = is_machine

@@ -1,14 +1,14 @@
-"""How a plugin emulates its cloud on one host: real machines behind a made-up API.
+"""The interface with which a plugin emulates its cloud on one host: real machines behind an emulated API.
 
-A plugin author writes two things, and cloudspot brings the rest:
+A plugin author writes two classes, and cloudspot provides the rest:
 
-- an :class:`EmulatedCloud`: HTTP servers that speak the cloud's API. When a call starts a machine, it hands
-  an :class:`EmulatedMachine` to its :class:`MachineHost`, which really boots the user data, in namespaces of
-  its own where the host allows it. The host's ``states`` tells how the machines are.
-- a :class:`MetadataService`: what programs on a machine read at 169.254.169.254.
+- an :class:`EmulatedCloud`: HTTP servers that implement the cloud's API. When a call starts a machine, it
+  passes an :class:`EmulatedMachine` to its :class:`MachineHost`, which really boots the user data, in
+  separate namespaces if the host allows it. The host's ``states`` returns the states of the machines.
+- a :class:`MetadataService`: the service that programs on a machine read at 169.254.169.254.
 
 The hook ``cloudspot_sandbox`` returns the class; ``cloudspot sandbox NAME -- COMMAND`` and tests start it.
-docs/sandbox.md leads from nothing to a sandbox.
+docs/sandbox.md explains how to write a sandbox.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ __all__ = [
 
 
 TRAINING_PACKAGES: Final = ("numpy", "pip", "torch")
-"""What an image made for PyTorch has in its Python at least."""
+"""The least set of packages in the Python of an image made for PyTorch."""
 
 
 class JobHint(msgspec.Struct, frozen=True, kw_only=True):
     """The job and node that a machine is for, read from the tags that the provider's plugin gives it.
 
-    Planned reclaims find their machine by it ("rank 0 of the first launch"), and the machines of one launch
-    share the host's processors.
+    Planned reclaims use it to find their machine ("rank 0 of the first launch"), and the machines of one
+    launch share the host's processors.
     """
 
     job_id: str
@@ -66,7 +66,7 @@ class JobHint(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_tags(cls, tags: Mapping[str, str], *, rank: int) -> JobHint | None:
-        """Return what cloudspot's own tags tell of a machine; None: it has none."""
+        """Return the hint from cloudspot's own tags of a machine, or None if it has none."""
         launch = whole_number(tags.get(machinetags.LAUNCH, ""))
         if machinetags.JOB not in tags or launch is None:
             return None
@@ -75,49 +75,49 @@ class JobHint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmulatedMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """What an emulated API has decided to start."""
+    """A machine that an emulated API starts."""
 
     id: str
     """The cloud's id: at most 64 characters of ``[A-Za-z0-9._-]``, never used twice."""
     address: str | None = None
-    """IPv4 within ``MachineHost.network``; None: the host chooses."""
+    """An IPv4 address within ``MachineHost.network``; None lets the host choose."""
     host_name: str | None = None
-    """What ``hostname`` prints and other machines find it by; None: from the address, ``ip-10-77-0-5``."""
+    """The host name, by which other machines find it; None makes one from the address, ``ip-10-77-0-5``."""
     user_data: bytes = b""
-    """What the metadata service returns: a script, gzipped or not."""
+    """The user data that the metadata service returns: a script, which may be gzipped."""
     metadata: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """JSON values for the cloud's metadata service, as ``MachineView.facts``."""
     tags: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The tags at the start; ``MachineHost.set_tags`` changes them."""
     market: Market = Market.ON_DEMAND
-    """The sandbox's plan reclaims only spot machines."""
+    """The market; the sandbox's plan reclaims only spot machines."""
     notice_seconds: float | None = None
-    """How long a notice the machine has asked for; None: the cloud's usual."""
+    """The length of the notice that the machine has requested; None stands for the cloud's usual notice."""
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Added to the variables that its image sets for every program (``/etc/environment``)."""
+    """Additions to the variables that its image sets for every program (``/etc/environment``)."""
     is_bare: bool = False
-    """The image has python3 and curl, but neither cloudspot nor what ``programs`` runs. Otherwise it has the
-    sandbox's own Python, with cloudspot and its plugins."""
+    """Whether the image has only python3 and curl, without cloudspot and the commands of ``programs``. If
+    not, it has the sandbox's own Python, with cloudspot and its plugins."""
     packages: tuple[str, ...] = TRAINING_PACKAGES
-    """The distributions that its Pythons have besides, with all that they need, as far as this host has them.
-    What else is installed here, a machine can only get from the package index, which ``pip`` finds. A machine
-    that is not isolated has all that this host has."""
+    """The additional distributions of its Pythons, with their dependencies, if this host has them. A machine
+    can get the host's other distributions only from the package index that ``pip`` uses. A machine that is
+    not isolated has all distributions of this host."""
     programs: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The programs below ``/opt`` in its image, each with the command of this host that it runs. A machine
     that is not isolated has none; its user data calls those commands directly."""
     shared: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Directories of the host that it can write to, by the path at which it has them. A machine that is not
+    """Directories of the host that it can write to, by their paths on the machine. A machine that is not
     isolated has them at the host's own paths."""
     disk: str | None = None
-    """The path of a disk that ``MachineHost.save_disk`` has kept: it starts with what was on that."""
+    """The path of a disk from ``MachineHost.save_disk``, with whose content the machine starts."""
     boot_delay_seconds: float = 0.0
     """How long the machine is PENDING."""
     job: JobHint | None = None
-    """None: by its tags, the machine does not belong to a cloudspot job."""
+    """The job of the machine, or None if it has no tags of a cloudspot job."""
 
 
 class MachineStatus(MachineState, frozen=True, kw_only=True):
-    """What :class:`MachineState` tells, and the machine's address."""
+    """The fields of :class:`MachineState`, and the machine's address."""
 
     address: str
 
@@ -138,12 +138,12 @@ class MachineHost(ABC):
         """Start booting the machine and return; ``states`` includes it from now on.
 
         Raises:
-            ValueError: its id was used before, or its address is not in the network or in use.
+            ValueError: the machine's id was used before, or its address is in use or not in the network.
         """
 
     @abstractmethod
     def terminate(self, machine_id: str) -> None:
-        """End the machine without notice; an unknown or ended one is no error."""
+        """End the machine without notice; an unknown or ended machine is no error."""
 
     @abstractmethod
     def reclaim(self, machine_id: str, *, notice_seconds: float) -> None:
@@ -154,12 +154,12 @@ class MachineHost(ABC):
         """
 
     def save_disk(self, machine_id: str) -> str:
-        """Copy the disk of a machine that runs; return the path of the copy, for ``EmulatedMachine.disk``.
+        """Copy the disk of a running machine; return the path of the copy, for ``EmulatedMachine.disk``.
 
-        What it has in ``/tmp`` and in memory is not on it.
+        The copy does not include ``/tmp`` and the machine's memory.
 
         Raises:
-            CloudspotError: this host cannot, or there is no such machine.
+            CloudspotError: this host does not support it, or there is no such machine.
         """
         raise CloudspotError("this host keeps no disks")
 
@@ -168,12 +168,12 @@ class MachineHost(ABC):
         """Replace the tags that its metadata service shows; an unknown machine is no error."""
 
     def console(self, machine_id: str) -> str:
-        """Return what the machine has printed since its boot, also after its end; unknown ones nothing."""
+        """Return the machine's output since its boot, even after its end; empty for an unknown machine."""
         return ""
 
     @abstractmethod
     def states(self) -> Mapping[str, MachineStatus]:
-        """Return the state of every machine that was ever started here, by id, including ended ones."""
+        """Return the state of every machine that was ever started here, by id, including ended machines."""
 
 
 class Contrary(NamedTuple):
@@ -186,9 +186,9 @@ class Contrary(NamedTuple):
 
 
 class EmulatedCloud(ABC):
-    """One cloud on this host: API servers connected to machines. Constructed without arguments.
+    """One cloud on this host: API servers connected to machines. It is constructed without arguments.
 
-    ``start`` is called first, ``stop`` last, and the others in between from any thread.
+    ``start`` is called first, ``stop`` last, and other methods in between, from any thread.
     """
 
     name: ClassVar[str]
@@ -199,7 +199,7 @@ class EmulatedCloud(ABC):
     """Prefixes of the variables in the user's environment that must not reach COMMAND, which would
     otherwise use the user's own account."""
     network: ClassVar[str] = "10.77.0.0/16"
-    """The machines' addresses, where the host can choose them; see ``MachineHost.network``."""
+    """The range of the machines' addresses, if the host can choose them; see ``MachineHost.network``."""
     metadata_addresses: ClassVar[tuple[str, ...]] = ("169.254.169.254",)
     """The metadata service's addresses on a machine, at port 80."""
     metadata_service: ClassVar[str]
@@ -207,19 +207,20 @@ class EmulatedCloud(ABC):
     host_names: ClassVar[Mapping[str, str]] = {}
     """Names that resolve on each machine, as ``{"metadata.internal": "169.254.169.254"}``."""
     fetch_user_data: ClassVar[str]
-    """Shell commands (POSIX, with curl) that print the user data as the cloud's images get it at boot, from
-    the service at ``$METADATA_URL`` (no slash at its end). Any status but 0: there is none yet."""
+    """Shell commands (POSIX, with curl) that print the user data like the cloud's images at boot, from the
+    service at ``$METADATA_URL`` (without a slash at its end). Any status except 0 means that there is none
+    yet."""
     shutdown_seconds: ClassVar[float] = 0.0
-    """How long before the end of a reclaim, but after its notice, the machine's power button is pressed: it
-    then shuts itself down or is ended. 0: it is just ended."""
+    """How long before the end of a reclaim, but after its notice, the machine's power button is pressed. It
+    then shuts down, or is ended at the deadline. With 0, it is ended without the button."""
     fetch_shutdown_script: ClassVar[str] = ""
     """As ``fetch_user_data``, for a script that the machine fetches and runs first when it shuts down, for
-    ``shutdown_seconds`` at most. Empty: there is none."""
+    ``shutdown_seconds`` at most. It is empty if there is none."""
 
     can_be_bare: ClassVar[bool] = False
-    """Whether its account can have nothing but an administrator."""
+    """Whether its account can begin with only an administrator."""
     is_bare: bool = False
-    """Nothing is set up in the account, and no store is named; set it before ``start``."""
+    """Whether nothing is set up in the account, and no store is named; set it before ``start``."""
 
     contraries: ClassVar[Mapping[str, Contrary]] = {}
     """What it can do otherwise than expected, on request, by name."""
@@ -227,10 +228,10 @@ class EmulatedCloud(ABC):
     """Those of ``contraries`` that it shows; set it before ``start``."""
 
     def follow(self, plan: SpotPlan) -> None:
-        """Let the capacity and the prices of spot machines follow the plan; before ``start``.
+        """Make the capacity and the prices of spot machines follow the plan; called before ``start``.
 
         Raises:
-            SpecError: it has what this emulation cannot follow.
+            SpecError: this emulation does not support a part of the plan.
         """
         if plan.spells:
             raise SpecError(f"the emulated {self.name} does not follow a plan of its spot market")
@@ -246,28 +247,28 @@ class EmulatedCloud(ABC):
     def environment(self) -> Mapping[str, str]:
         """Return the variables that make SDKs and tools use the emulated cloud; for COMMAND, after ``start``.
 
-        Endpoints, region, credentials, and ``CLOUDSPOT_STORE`` if there is a bucket.
+        They are endpoints, region, credentials, and ``CLOUDSPOT_STORE`` if there is a bucket.
         """
 
     @abstractmethod
     def machine_environment(self) -> Mapping[str, str]:
-        """Return the variables in every image: endpoints, but no credentials (machines have their role's)."""
+        """Return the variables in every image: endpoints, but no credentials, which come from the role."""
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
-        """Return the machine as the host boots it, with what this cloud's images and roles hold.
+        """Return the machine as the host boots it, with the additions of this cloud's images and roles.
 
-        So the API that starts machines knows nothing of key seeds and images.
+        With this, the API that starts machines does not need to know key seeds and images.
         """
         return machine
 
     def metadata_environment(self, url: str) -> Mapping[str, str]:
         """Return the variables that make SDKs on a machine find the metadata service at ``url``.
 
-        For hosts without namespaces, where the service cannot have its real address. Empty: there are no such
-        variables, and the cloud cannot be emulated there.
+        They are for hosts without namespaces, where the service cannot have its real address. If there are
+        none, the cloud cannot be emulated there.
         """
         return {}
 
     @abstractmethod
     def stop(self) -> None:
-        """End the servers; the host ends the machines. Safe to repeat, also after a failed ``start``."""
+        """End the servers; the host ends the machines. Safe to repeat, and after a failed ``start``."""

@@ -1,4 +1,4 @@
-"""The life of an emulated account: its servers, its audit trail, and what happens there as time goes by."""
+"""An emulated account: its servers, its audit trail, and its scheduled actions."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def common_contraries(provider: str) -> dict[str, Contrary]:
 
 
 class EmulatedAccount(EmulatedCloud):
-    """An emulated cloud that serves one account by one WSGI application.
+    """An emulated cloud that serves one account with one WSGI application.
 
-    A subclass's ``start`` calls :meth:`serve`, makes through the API what users make before their first job,
-    and ends with :meth:`begin`.
+    A subclass's ``start`` calls :meth:`serve`, makes the resources that users make before their first job
+    through the API, and ends with :meth:`begin`.
     """
 
     def __init__(self) -> None:
         self.faults = Faults()
-        """What goes wrong, and every call that came; see :class:`Faults`."""
+        """The faults of the API, and its calls; see :class:`Faults`."""
         self.front: FunctionFront | None = None
-        """Where functions reach the account."""
+        """The server through which functions reach the account."""
         self._server: Server | None = None
         self._trail: Trail | None = None
         self._ticker: threading.Thread | None = None
@@ -57,18 +57,18 @@ class EmulatedAccount(EmulatedCloud):
 
     @property
     def url(self) -> str:
-        """Return where the account is served; after ``serve``."""
+        """Return the URL of the account; after ``serve``."""
         assert self._server is not None
         return self._server.url
 
     @property
     def functions_url(self) -> str:
-        """Return where functions reach the account; after ``serve``."""
+        """Return the URL of the account for functions; after ``serve``."""
         assert self.front is not None
         return self.front.url
 
     def serve(self, app: WSGIApplication, *, address: str) -> None:
-        """Serve the application at any port of the address, and at another one for functions."""
+        """Serve the application at any port of the address, and at another port for functions."""
         self._server = Server(app, host=address)
         self.front = FunctionFront(app, host=address)
 
@@ -79,10 +79,10 @@ class EmulatedAccount(EmulatedCloud):
         rights: Callable[[Call], Iterable[str]],
         resource: Callable[[Call], str],
     ) -> None:
-        """Keep the trail of all calls from now on in ``requests.jsonl``, and call ``tick`` every second.
+        """Record all calls from now on in ``requests.jsonl``, and call ``tick`` every second.
 
-        Calls before it made what the account has; ``faults.calls`` forgets them. ``rights`` and ``resource``
-        are :class:`Trail`'s.
+        Earlier calls, which set up the account, are removed from ``faults.calls``. ``rights`` and
+        ``resource`` are passed to :class:`Trail`.
         """
         self.faults.calls.clear()
         self._misbehave()
@@ -108,13 +108,13 @@ class EmulatedAccount(EmulatedCloud):
 
     @abstractmethod
     def tick(self) -> None:
-        """Carry out what is due while no request comes: schedules, notices to functions."""
+        """Carry out the actions that are due by time, such as schedules and notices to functions."""
 
     def close_functions(self) -> None:
-        """End all functions that run, after ``serve`` and before the servers end; by default, none."""
+        """End all running functions, after ``serve`` and before the servers end; the default has none."""
 
     def newly_noticed(self, host: MachineHost) -> Iterator[str]:
-        """Yield the machines whose notice has begun since this was last asked."""
+        """Yield the machines whose notice has begun since the last call."""
         for machine_id, state in host.states().items():
             if state.notice_deadline is not None and machine_id not in self._noticed:
                 self._noticed.add(machine_id)

@@ -1,4 +1,4 @@
-"""Where functions reach their emulated cloud: an address of their own, at which they can be interrupted."""
+"""The server through which functions reach their emulated cloud, where their requests can be interrupted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Act = Callable[[], bool]
 
 
 class FunctionFront:
-    """Hands the requests of functions on, and counts them. Thread-safe."""
+    """Passes on the requests of functions, and counts them. Thread-safe."""
 
     def __init__(self, app: WSGIApplication, *, host: str) -> None:
         """Serve ``app`` at ``url`` until ``close``."""
@@ -28,16 +28,16 @@ class FunctionFront:
         self.url = self._server.url
 
     def interrupt(self, number: int, when: When, act: Act) -> None:
-        """Call ``act`` before a request has its effect, or after and before it is answered.
+        """Call ``act`` before request ``number`` has its effect, or after that and before its answer.
 
-        Requests are counted from 1, and from now on. ``act`` returns whether the function that asks goes on:
-        where it was killed, a request has no effect any more.
+        Requests are counted from 1, and from now on. ``act`` returns whether the calling function still runs;
+        if it was killed, the request has no effect.
         """
         with self._lock:
             self._num_requests, self._interrupt = 0, (number, when, act)
 
     def count(self) -> None:
-        """Interrupt no request, and count from now on."""
+        """Interrupt no request, and restart the count."""
         with self._lock:
             self._num_requests, self._interrupt = 0, None
 

@@ -1,4 +1,4 @@
-"""The processes of emulated functions: their code unpacked, run apart from all that is installed here."""
+"""The processes of emulated functions, whose unpacked code runs apart from the packages installed here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Result:
-    """What came of an invocation."""
+    """The result of an invocation."""
 
     payload: bytes
     is_error: bool
@@ -40,10 +40,10 @@ class Result:
 
 
 class FunctionProcess:
-    """The process of one function, which takes one event after the other. For one thread at a time.
+    """The process of one function, which handles one event after the other. For one thread at a time.
 
-    It sees the unpacked archive, what the runtime lays beside it and the standard library, and nothing else
-    that is installed here: what the archive lacks is missing.
+    It sees only the unpacked archive, the runtime's files and the standard library. Other packages installed
+    here are not available to it.
     """
 
     def __init__(self, archive: bytes, directory: Path) -> None:
@@ -55,7 +55,7 @@ class FunctionProcess:
         self._num_read = 0
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Run Python with these arguments and variables, where the code is."""
+        """Run Python with these arguments and variables, in the directory of the code."""
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-S", *arguments],
@@ -68,7 +68,7 @@ class FunctionProcess:
             )
 
     def start_layer(self, layer: Path, code: str, *words: str, environment: Mapping[str, str]) -> None:
-        """Run Python code that finds the packages of ``layer``, and ``words`` as the command's arguments."""
+        """Run Python code that can import the packages of ``layer``; ``words`` are its arguments."""
         # The directory of the code is not on the path, unless the code itself puts it there.
         apart = "-P" if sys.version_info >= (3, 11) else "-B"
         self.start(
@@ -78,11 +78,11 @@ class FunctionProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether it can take another event."""
+        """Return whether it can handle another event."""
         return self._process.poll() is None
 
     def is_serving(self, port: int, *, within_seconds: float) -> bool:
-        """Wait until it listens on the port of this machine; return whether it has come to that."""
+        """Wait until the process listens on the port of this machine; return whether it does."""
         end = time.monotonic() + within_seconds
         while self.is_alive and time.monotonic() < end:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
@@ -91,7 +91,7 @@ class FunctionProcess:
         return False
 
     def printed(self) -> str:
-        """Return what it has printed since this was last asked."""
+        """Return the output since the last call."""
         with self._log.open("rb") as log:
             log.seek(self._num_read)
             said = log.read()
@@ -99,18 +99,18 @@ class FunctionProcess:
         return said.decode("utf-8", "replace")
 
     def kill(self) -> None:
-        """End it and its children at once; safe to repeat, from any thread."""
+        """Kill the process and its children; safe to repeat, from any thread."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def close(self) -> None:
-        """End it and what serves it; safe to repeat. What it has printed stays."""
+        """End the process and its runtime; safe to repeat. The output stays available."""
         self.kill()
 
 
 class FunctionProcesses(Generic[Process]):
-    """All processes of an account's functions; one that is done with an event takes another. Thread-safe."""
+    """All processes of an account's functions; a process is used for many events. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -120,7 +120,7 @@ class FunctionProcesses(Generic[Process]):
 
     @contextlib.contextmanager
     def one(self, version: Hashable, make: Callable[[], Process]) -> Iterator[Process]:
-        """Lend a process of this version of a function, for one event; ``make`` makes one if none is idle."""
+        """Yield a process of this version of a function for one event; ``make`` makes one if none is idle."""
         with self._lock:
             waiting = self._idle.setdefault(version, [])
             process = waiting.pop() if waiting else None
@@ -142,19 +142,19 @@ class FunctionProcesses(Generic[Process]):
                 lent[1].close()
 
     def num_running(self, version: Hashable) -> int:
-        """Return how many of the version's processes have an event."""
+        """Return how many of the version's processes handle an event."""
         with self._lock:
             return sum(one == version for one, _ in self._running)
 
     def kill_running(self) -> None:
-        """Kill all that have an event, as a cloud may at any time."""
+        """Kill all processes that handle an event, as a cloud may at any time."""
         with self._lock:
             running = [process for _, process in self._running]
         for one in running:
             one.kill()
 
     def close(self) -> None:
-        """End all of them, for good."""
+        """End all processes; new ones end after their event."""
         with self._lock:
             self._is_over = True
             ended = [
@@ -167,10 +167,10 @@ class FunctionProcesses(Generic[Process]):
 
 
 def run_apart(name: str, invoke: Callable[[], Result], *, log: Path, refusal: type[Exception]) -> None:
-    """Run a function for an event in a thread of its own: a late pass does not delay the next one.
+    """Run a function for an event in its own thread, so that a late pass does not delay the next pass.
 
-    ``invoke`` may raise ``refusal``, which is logged. What the function has printed and answered is appended
-    to ``log``.
+    ``invoke`` may raise ``refusal``, which is logged. The function's output and answer are appended to
+    ``log``.
     """
 
     def run() -> None:
@@ -187,7 +187,7 @@ def run_apart(name: str, invoke: Callable[[], Result], *, log: Path, refusal: ty
 
 @dataclass(frozen=True)
 class Asked:
-    """A request of the process to its runtime."""
+    """A request from the process to its runtime."""
 
     method: str
     path: str
@@ -202,7 +202,7 @@ Reply = tuple[int, Mapping[str, str], bytes]
 def serve(answer: Callable[[Asked], Reply | None]) -> ThreadingHTTPServer:
     """Serve GET and POST in threads at a free port of this machine, until it is shut down and closed.
 
-    Where ``answer`` returns None, the connection is closed without an answer.
+    If ``answer`` returns None, the connection is closed without an answer.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -240,7 +240,7 @@ def free_port() -> int:
 
 
 def copy_distribution(name: str, target: Path) -> None:
-    """Lay an installed distribution out alone, with all that it needs here; do nothing if it is there."""
+    """Link an installed distribution and its dependencies into ``target``; do nothing if that exists."""
     if target.exists():
         return
     made = Path(tempfile.mkdtemp(dir=target.parent))
@@ -267,7 +267,7 @@ def copy_distribution(name: str, target: Path) -> None:
 
 
 def _unpacked(archive: bytes, directory: Path) -> Path:
-    """Return where the archive is unpacked: once for all processes, as none changes it."""
+    """Return the directory of the unpacked archive, which all processes share, because none changes it."""
     target = directory / f"code-{hashlib.sha256(archive).hexdigest()[:16]}"
     if not target.exists():
         made = Path(tempfile.mkdtemp(dir=directory))

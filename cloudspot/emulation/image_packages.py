@@ -1,4 +1,4 @@
-"""Which Python packages of this host an emulated image lacks: a machine imports no more than a real one."""
+"""Find the Python packages of this host that an emulated image must not have, as a real one lacks them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLUGIN_GROUPS = ("cloudspot.providers", "cloudspot.stores", "cloudspot.notifier
 
 
 def own_distributions() -> tuple[str, ...]:
-    """Return cloudspot and its plugins, as far as they are installed here, without the emulations."""
+    """Return cloudspot and its plugins that are installed here, without the emulations."""
     points = [one for group in _PLUGIN_GROUPS for one in metadata.entry_points(group=group)]
     plugins = {point.dist.name for point in points if point.dist is not None}
     return (_CORE, *sorted(plugins))
@@ -26,10 +26,10 @@ def own_distributions() -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def missing_files(distributions: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the files and directories that this Python would lack if only these were installed.
+    """Return the files and directories that this Python would lack if only ``distributions`` were installed.
 
-    ``distributions`` are there with all that they need, as far as this host has them. Packages whose
-    installer has left no list of their files, such as Debian's, count as the system's: none is missing.
+    They are kept with their dependencies, if this host has them. Packages whose installer has left no list of
+    their files, such as Debian's, count as part of the system and are kept.
     """
     installed = [name for name in distributions if any(metadata.distributions(name=name))]
     kept = set(map(canonical, closure(installed)))
@@ -43,15 +43,15 @@ def missing_files(distributions: tuple[str, ...]) -> tuple[str, ...]:
         shared: set[str] = set()
         for file in needed:
             _add_parents(shared, file)
-        # One directory for all that is in it, unless it has files of what is kept. But none outside of the
-        # place: there lie files that no list names, such as Python itself.
+        # A directory stands for all its files, unless it has files that are kept. This does not apply outside
+        # the place, where there are files without a list, such as Python itself.
         names = {file if file.startswith("../") else _highest(file, shared) for file in missing - needed}
         paths.update(posixpath.normpath(posixpath.join(place, name)) for name in names)
     return tuple(sorted(paths))
 
 
 def places() -> tuple[Path, ...]:
-    """Return the directories in which this Python and the one behind it have distributions."""
+    """Return the directories with distributions of this Python and of its base Python."""
     named = site.getsitepackages(list(dict.fromkeys((sys.prefix, sys.base_prefix))))
     if site.ENABLE_USER_SITE:
         named.append(site.getusersitepackages())
@@ -59,9 +59,9 @@ def places() -> tuple[Path, ...]:
 
 
 def listed_files(distribution: metadata.Distribution) -> Iterator[str]:
-    """Yield the distribution's files by its installer's list: normal, relative to where its own list lies.
+    """Yield the files in the distribution's list, as normalized paths relative to its directory.
 
-    What the list names outside of the environment is none of its files: whoever wrote it may have made it up.
+    Entries outside the environment are skipped, because the list is not trusted.
     """
     place = str(Path(str(distribution.locate_file(""))).resolve())
     homes = [str(Path(one).resolve()) for one in (sys.prefix, sys.base_prefix, site.getuserbase())]

@@ -1,4 +1,4 @@
-"""The host of emulated machines: those of ``cloudspot.local``, isolated where this host can do it."""
+"""The host of emulated machines, which uses ``cloudspot.local``, isolated if this host supports it."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from cloudspot.local.supervisor_start import start_supervisor
 from cloudspot.model import EndReason, InstanceState
 
 LOOPBACK_NETWORK = "127.64.0.0/10"
-"""The machines' addresses where there are no namespaces: each cloud has a part of it, no two the same."""
+"""The range of the machines' addresses without namespaces; each cloud has a separate part of it."""
 LOOPBACK_PORT = 16925
-"""The port of the metadata services there, each at an address of its own."""
+"""The port of the metadata services without namespaces, each of which has its own address."""
 _LOOPBACK_PREFIX_LENGTH = 16
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NUM_RESERVED = 10
-"""Addresses at the start of the network that no machine gets; clouds reserve some too."""
+"""The number of addresses at the start of the network that are reserved, as in clouds."""
 _END_SECONDS = 60.0
 _FOR_EVER_SECONDS = 1e9
 
@@ -48,14 +48,14 @@ Plan = Callable[[EmulatedMachine], tuple[PlannedReclaim, ...]]
 
 
 class LocalMachineHost(MachineHost):
-    """Emulated machines below a directory, which end when this process does, however it ends."""
+    """Emulated machines below a directory, which end with this process, even if it is killed."""
 
     def __init__(
         self, directory: Path, cloud: EmulatedCloud, *, is_isolated: bool, plan: Plan | None = None
     ) -> None:
-        """Make what the machines share; an isolated host must run inside ``run_enclosed``.
+        """Make the resources that the machines share; an isolated host must run inside ``run_enclosed``.
 
-        ``plan`` returns when a spot machine will be reclaimed.
+        ``plan`` returns the planned reclaims of a spot machine.
         """
         self._cloud = cloud
         self._is_isolated = is_isolated
@@ -63,7 +63,7 @@ class LocalMachineHost(MachineHost):
         self._directory = directory
         self._owner = ExitStack()
         self._held: tuple[int, ...] = ()
-        """What the supervisors keep open, too."""
+        """Open files that the supervisors keep open too."""
         if is_isolated:
             network = ipaddress.IPv4Network(cloud.network)
         else:
@@ -71,7 +71,7 @@ class LocalMachineHost(MachineHost):
             self._held = (self._owner.enter_context(claim).fileno(),)
         self.network = str(network)
         self.address = str(network[1])
-        """The host's own address, where the cloud serves its APIs."""
+        """The host's own address, at which the cloud serves its APIs."""
         self._ip_network = network
         self._machines: dict[str, MachineDirectory] = {}
         self._allocated: set[str] = set()
@@ -82,9 +82,9 @@ class LocalMachineHost(MachineHost):
         self._sources = directory / "image"
         ignored = shutil.ignore_patterns("*.tmp")
         for package in _editable_packages():
-            # Or each machine would compile it for itself.
+            # Otherwise each machine would compile it for itself.
             compileall.compile_dir(package, quiet=2)
-            # Like an image, unaffected by later edits.
+            # Like an image, the copy does not change with later edits.
             shutil.copytree(package, self._sources / package.name, ignore=ignored)
         self._hosts = directory / "hosts"
         names = [("localhost", "127.0.0.1"), *cloud.host_names.items()]
@@ -97,7 +97,7 @@ class LocalMachineHost(MachineHost):
             self._index_environment = index.environment()
 
     def allocate_address(self) -> str:
-        """Return an address that no machine ever had; see MachineHost."""
+        """Return an address that no machine has had; see MachineHost."""
         with self._lock:
             for number in range(_NUM_RESERVED, self._ip_network.num_addresses - 1):
                 address = str(self._ip_network[number])
@@ -111,7 +111,7 @@ class LocalMachineHost(MachineHost):
         machine = self._cloud.furnish(machine)
         with self._lock:
             if not _ID.fullmatch(machine.id):
-                raise ValueError(f"no machine can be named {machine.id!r}")
+                raise ValueError(f"{machine.id!r} is not a valid id of a machine")
             if machine.id in self._machines:
                 raise ValueError(f"there was a machine {machine.id} before")
             address = machine.address or self.allocate_address()
@@ -119,9 +119,9 @@ class LocalMachineHost(MachineHost):
             self._allocated.add(address)
             host_name = machine.host_name or f"ip-{address.replace('.', '-')}"
             with self._hosts.open("a", encoding="ascii") as hosts:
-                # In one write, since machines read it meanwhile.
+                # The lines are written at once, because machines read the file meanwhile.
                 names = f"{host_name} {host_name.partition('.')[0]}"
-                # Mapped too: a server on IPv6 looks up its callers that way.
+                # A server on IPv6 looks up its callers by the mapped address.
                 hosts.write(f"{address} {names}\n::ffff:{address} {names}\n")
             made = MachineDirectory.create(
                 self._directory / "machines" / machine.id,
@@ -130,7 +130,7 @@ class LocalMachineHost(MachineHost):
             )
             made.set_tags(machine.tags)
             self._machines[machine.id] = made
-        # The whole path of this process: a plugin brings the metadata service.
+        # The supervisor gets the whole path of this process, because a plugin has the metadata service.
         python_path = os.pathsep.join(filter(None, sys.path))
         starter = start_supervisor(made, python_path=python_path, held=self._held)
         # Nobody waits for the starter, but somebody must reap it.
@@ -187,7 +187,7 @@ class LocalMachineHost(MachineHost):
         """End all machines and wait for their end; safe to repeat.
 
         Raises:
-            CloudspotError: one does not end.
+            CloudspotError: a machine does not end.
         """
         for machine_id in list(self._machines):
             self.terminate(machine_id)
@@ -272,7 +272,7 @@ class LocalMachineHost(MachineHost):
 def emulated(
     cloud: EmulatedCloud, directory: Path, *, is_isolated: bool, plan: Plan | None = None
 ) -> Iterator[LocalMachineHost]:
-    """Start the cloud with a host of its own below the directory, and stop both at the end."""
+    """Start the cloud with its own host below the directory, and stop both at the end."""
     host = LocalMachineHost(directory, cloud, is_isolated=is_isolated, plan=plan)
     try:
         (directory / "cloud").mkdir()
@@ -285,16 +285,16 @@ def emulated(
 
 
 def _claim_loopback_network() -> tuple[ipaddress.IPv4Network, socket.socket]:
-    """Return a part of ``LOOPBACK_NETWORK``, and the socket that keeps it ours while anybody has it open.
+    """Return a part of ``LOOPBACK_NETWORK``, and the socket that reserves it while any process has it open.
 
-    Two clouds with the same addresses would both serve metadata at the same address and port. A socket, since
-    the kernel sees those of all users, and closes it when the last process that has it ends, however it ends.
+    Two clouds with the same addresses would serve metadata at the same address and port. A socket works
+    across users, and the kernel closes it when the last process that has it ends, even if that is killed.
 
     Raises:
-        CloudspotError: all parts are taken.
+        CloudspotError: all parts are in use.
     """
     for network in ipaddress.IPv4Network(LOOPBACK_NETWORK).subnets(new_prefix=_LOOPBACK_PREFIX_LENGTH):
-        # UDP, as nothing is served there.
+        # The socket is UDP, because nothing is served there.
         claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             claim.bind((str(network[1]), LOOPBACK_PORT))
@@ -304,11 +304,13 @@ def _claim_loopback_network() -> tuple[ipaddress.IPv4Network, socket.socket]:
                 raise CloudspotError(f"this host has no address {network[1]}: {error.strerror}") from error
         else:
             return network, claim
-    raise CloudspotError(f"other emulated clouds on this host have all addresses of {LOOPBACK_NETWORK}")
+    raise CloudspotError(
+        f"other emulated clouds on this host use all addresses of {LOOPBACK_NETWORK}; end one of them"
+    )
 
 
 def _installation() -> tuple[str, ...]:
-    """Return the directories of this Python and of what is installed for it."""
+    """Return the directories of this Python and of its packages."""
     found = [sys.prefix, sys.base_prefix]
     if site.ENABLE_USER_SITE:
         found.append(site.getusersitepackages())
@@ -316,7 +318,7 @@ def _installation() -> tuple[str, ...]:
 
 
 def _editable_packages() -> tuple[Path, ...]:
-    """Return the directories of cloudspot's packages that are installed as editable."""
+    """Return the directories of cloudspot's editable packages."""
     installed = [Path(name).resolve() for name in _installation()]
     first: dict[str, Path] = {}
     for package in _packages():

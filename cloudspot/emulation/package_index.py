@@ -1,7 +1,7 @@
-"""The package index of emulated machines, which reach no other: what this host has installed, as wheels.
+"""The package index of emulated machines, which reach no other: the packages of this host, as wheels.
 
-It speaks the simple API of Python's package indexes, of which pip needs a page for each project. A wheel is
-made of the installed files when it is first asked for.
+It implements the simple API of Python's package indexes, of which pip needs a page for each project. A wheel
+is made from the installed files at its first request.
 
 Source: "Simple repository API", "Binary distribution format" (PyPA specifications, checked 2026-11).
 """
@@ -30,12 +30,12 @@ _WHEELS, _SIMPLE = "/wheels/", "/simple/"
 
 
 class PackageIndex:
-    """Serves in threads, from its construction until ``close``."""
+    """A package index that is served in threads, from its construction until ``close``."""
 
     def __init__(self, address: str, directory: Path) -> None:
         """Start on any port of the address; the wheels are kept below ``directory``."""
         found = [one for one in metadata.distributions(path=list(map(str, places()))) if _is_listed(one)]
-        # Of two, the first is imported.
+        # If a distribution is installed twice, Python imports the first.
         self.projects = {canonical(one.name): one for one in reversed(found)}
         self.directory = directory
         self._lock = threading.Lock()
@@ -47,7 +47,7 @@ class PackageIndex:
         self._thread.start()
 
     def environment(self) -> dict[str, str]:
-        """Return the variables by which pip uses it."""
+        """Return the variables that make pip use this index."""
         address, port = self._server.server_address[:2]
         return {"PIP_INDEX_URL": f"http://{address!s}:{port}{_SIMPLE}", "PIP_TRUSTED_HOST": str(address)}
 
@@ -81,7 +81,7 @@ def wheel_name(distribution: metadata.Distribution) -> str:
 
 
 def write_wheel(distribution: metadata.Distribution, target: Path) -> None:
-    """Write a wheel of the installed distribution, uncompressed, since it goes no further than this host."""
+    """Write a wheel of the installed distribution, uncompressed, because it stays on this host."""
     stem = "-".join(target.name.split("-")[:2])
     scripts = {point.name for point in distribution.entry_points if point.group.endswith("_scripts")}
     place = Path(str(distribution.locate_file("")))
@@ -91,7 +91,7 @@ def write_wheel(distribution: metadata.Distribution, target: Path) -> None:
             if "__pycache__" in parts or parts[-1] in _INSTALLERS_NOTES or not (place / file).is_file():
                 continue
             if parts[0] == "..":
-                # Where it lies below the environment, as wheels have it; pip writes the entry points' own.
+                # Such files go into the wheel's data directory; pip itself writes the entry points' scripts.
                 below = parts[parts.count("..") :]
                 if below[0] == "bin" and below[-1] in scripts:
                     continue
@@ -104,7 +104,7 @@ def write_wheel(distribution: metadata.Distribution, target: Path) -> None:
 
 
 def _is_listed(distribution: metadata.Distribution) -> bool:
-    """Return whether its files are known, and are not elsewhere, as those of an editable one."""
+    """Return whether the distribution has a list of its files, and is not editable."""
     url = json.loads(distribution.read_text("direct_url.json") or "{}")
     has_lists = all(distribution.read_text(name) for name in ("RECORD", "WHEEL"))
     return has_lists and not url.get("dir_info", {}).get("editable", False)
@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
     index: ClassVar[PackageIndex]
 
     def do_GET(self) -> None:
-        path = unquote(self.path.partition("?")[0])  # pip asks for 1.0%2Bcpu
+        path = unquote(self.path.partition("?")[0])  # pip requests names such as 1.0%2Bcpu
         if path.startswith(_WHEELS):
             wheel = self.index.wheel(path[len(_WHEELS) :])
             if wheel is None:
@@ -139,4 +139,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(page)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 # the base class's name
-        """Say nothing: the machines' pip does."""
+        """Log nothing, because pip reports errors on the machines."""

@@ -1,7 +1,7 @@
-"""The credentials of an emulated cloud's roles: made by the metadata service, known to the API.
+"""The credentials of an emulated cloud's roles, which the metadata service makes and the API verifies.
 
-The two processes share only a seed, from which secret and token of a key follow; the key itself tells when
-it expires.
+The two processes share only a seed, from which the secret and the token of a key follow; the key itself
+contains its expiry.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Credentials:
 
 
 class RoleKeys:
-    """All role credentials that follow from a seed; a plugin's subclass gives them its cloud's looks."""
+    """All role credentials that follow from a seed; a plugin's subclass gives them its cloud's format."""
 
     prefix: ClassVar[str]
-    """What the keys of roles, and no other keys, begin with."""
+    """The prefix of the keys of roles, which no other keys have."""
     token_prefix: ClassVar[str] = ""
 
     def __init__(self, seed: str) -> None:
         self.seed = seed
-        """Told only to the metadata services."""
+        """The seed, which only the metadata services get."""
 
     def issue(self, instance_id: str, *, expires_at: datetime) -> Credentials:
         """Return the credentials of an instance's role until ``expires_at``, in whole seconds."""
@@ -48,7 +48,7 @@ class RoleKeys:
         )
 
     def is_role_key(self, access_key: str) -> bool:
-        """Return whether it looks like a role's."""
+        """Return whether the key has the format of a role's key."""
         return access_key.startswith(self.prefix) and len(access_key) == len(self.prefix) + 16
 
     def secret_of(self, access_key: str) -> str:
@@ -61,7 +61,7 @@ class RoleKeys:
         return self.token_prefix + base64.b64encode(b"".join(parts)).decode()
 
     def expires_at(self, access_key: str) -> datetime:
-        """Return when the key expires; a malformed one expired in 1970."""
+        """Return when the key expires; a malformed key gives 1970."""
         start = len(self.prefix)
         try:
             seconds = int.from_bytes(base64.b32decode(access_key[start : start + 8]), "big")
@@ -74,10 +74,10 @@ class RoleKeys:
 
 
 class ShownCredentials:
-    """The credentials of its role that one machine's metadata service shows. Thread-safe.
+    """The role's credentials that one machine's metadata service shows. Thread-safe.
 
-    New ones appear ``lead`` before the old expire, and the old stay valid until they do. Short-lived ones,
-    such as a test asks for, are shown for at least half of their life.
+    New credentials appear ``lead`` before the old ones expire, and the old ones stay valid until then.
+    Short-lived credentials, as in tests, are shown for at least half of their life.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ShownCredentials:
         lead: timedelta,
         now: Callable[[], datetime],
     ) -> None:
-        """``facts`` are the machine's: ``instance-id``, ``role-seed``, ``credential-seconds`` (6 hours)."""
+        """``facts`` has ``instance-id``, ``role-seed`` and ``credential-seconds`` (6 hours by default)."""
         self._keys_type = keys_type
         self._facts = facts
         self._lifetime = timedelta(seconds=float(facts.get("credential-seconds", 6 * 3600)))
@@ -97,10 +97,10 @@ class ShownCredentials:
         self._lock = threading.Lock()
         self._newest: Credentials | None = None
         self.updated_at = now()
-        """When the newest ones were issued; before the first, when the service began."""
+        """When the newest credentials were issued, or before the first, when the service began."""
 
     def current(self) -> Credentials:
-        """Return what to show now."""
+        """Return the credentials to show now."""
         with self._lock:
             now = self._now()
             if self._newest is None or self._newest.expires_at - now < self._lead:
@@ -111,7 +111,7 @@ class ShownCredentials:
 
 
 class Secrets(Mapping[str, str]):
-    """The secrets of users, which are given, and of roles, which follow from the seed."""
+    """The secrets of the given users, and of roles, whose secrets follow from the seed."""
 
     def __init__(self, users: Mapping[str, str], roles: RoleKeys) -> None:
         self._users = dict(users)

@@ -1,8 +1,8 @@
-"""Run a command with an emulated cloud around it: what ``cloudspot sandbox`` does.
+"""Run a command with an emulated cloud around it, for ``cloudspot sandbox``.
 
-There are three processes. The *conductor* starts the other two and passes signals on; the *cloud* serves the
-APIs and hosts the machines, out of reach of the terminal's signals; the *command* is the user's. Where the
-host can, all run enclosed, so that nothing outlives the conductor.
+There are three processes. The *conductor* starts the other two and passes on signals; the *cloud* serves the
+APIs and hosts the machines, out of reach of the terminal's signals; the *command* is the user's. If the host
+supports it, all run enclosed, so that nothing outlives the conductor.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NOT_EXECUTABLE = 126
 
 @dataclass(frozen=True)
 class Sandbox:
-    """What to start around the command."""
+    """The parameters of the emulated cloud around the command."""
 
     cloud: type[EmulatedCloud]
     plan: Plan
@@ -56,28 +56,28 @@ class Sandbox:
     directory: Path
     is_isolated: bool
     is_bare: bool = False
-    """Its account has nothing but an administrator."""
+    """Whether its account begins with only an administrator."""
     contrary: frozenset[str] = frozenset()
     """See ``EmulatedCloud.contraries``."""
 
     def planned(self, machine: EmulatedMachine) -> tuple[PlannedReclaim, ...]:
-        """Return when the machine, which starts now, is reclaimed."""
+        """Return the planned reclaims of a machine that starts now."""
         if machine.market is Market.SPOT:
             self.spot_plan.begin()
         return self.plan(machine)
 
 
 def parse_reclaims(texts: Sequence[str], *, notice_seconds: float) -> Plan:
-    """Return when machines are reclaimed, by the values of ``--reclaim``; without any: the first, midway.
+    """Return the plan for the values of ``--reclaim``; without any, the first machine is reclaimed midway.
 
-    A value is ``none`` or holds the fields of a ``[[providers.local.reclaims]]``, such as
-    ``launch=1,rank=0,after_steps=300,notice=2m``, or of ``[providers.local.random_reclaims]``. A notice
-    that it does not name is as long as the machine asked for, or else ``notice_seconds``.
+    A value is ``none`` or has the fields of a ``[[providers.local.reclaims]]``, such as
+    ``launch=1,rank=0,after_steps=300,notice=2m``, or of ``[providers.local.random_reclaims]``. The default
+    length of the notice is the one that the machine requested, or else ``notice_seconds``.
 
     Raises:
         SpecError: a value is wrong.
     """
-    _options(texts, notice_seconds)  # a wrong value is told before anything starts
+    _options(texts, notice_seconds)  # so that a wrong value is reported before anything starts
 
     def plan(machine: EmulatedMachine) -> tuple[PlannedReclaim, ...]:
         if machine.job is None or machine.market is not Market.SPOT:
@@ -110,9 +110,9 @@ def _options(texts: Sequence[str], notice_seconds: float) -> LocalOptions:
 
 
 def parse_market(texts: Sequence[str], cloud: type[EmulatedCloud]) -> SpotPlan:
-    """Return what spot machines there are and cost over time, by the values of ``--market``.
+    """Return the plan of the spot market for the values of ``--market``.
 
-    A value holds the fields of a :class:`Spell`, such as ``zone=us-east-1a,after=30s,lasts=1m,capacity=0``.
+    A value has the fields of a :class:`Spell`, such as ``zone=us-east-1a,after=30s,lasts=1m,capacity=0``.
 
     Raises:
         SpecError: a value is wrong, or the emulated cloud cannot follow it.
@@ -136,7 +136,7 @@ def why_not_isolated() -> str | None:
     """Return why machines of a sandbox that is started here cannot be isolated, or None if they can."""
     is_within = SANDBOX_VARIABLE in os.environ
     if is_within and not has_bridge():
-        return "nor are those of the sandbox around it"
+        return "the machines of the sandbox around it are not isolated either"
     return enclosure.why_not(shares_network=is_within)
 
 
@@ -144,7 +144,7 @@ def check_command(command: Sequence[str]) -> None:
     """Check that the command exists, before anything is started.
 
     Raises:
-        SpecError: its program is not found.
+        SpecError: the command's program is not found.
     """
     if shutil.which(command[0], path=_path()) is None:
         raise SpecError(f"COMMAND: there is no program {command[0]!r}")
@@ -152,7 +152,7 @@ def check_command(command: Sequence[str]) -> None:
 
 @contextmanager
 def sandbox_directory(name: str, *, keep: bool) -> Iterator[Path]:
-    """Make a directory for one sandbox; deleted at the end, or by the next sandbox if we are killed."""
+    """Make a directory for one sandbox; it is deleted at the end, or by the next sandbox after a kill."""
     home = state_home() / "sandboxes"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     _sweep(home)
@@ -184,10 +184,10 @@ def run_in_sandbox(sandbox: Sandbox, command: Sequence[str]) -> int:
             report.write_text(json.dumps(failure), encoding="utf-8")
             return type(error).exit_code
 
-    sys.stdout.flush()  # or forked processes write it again
+    sys.stdout.flush()  # so that forked processes do not write it again
     sys.stderr.flush()
     if sandbox.is_isolated:
-        # Within another sandbox, COMMAND reaches both clouds.
+        # In a sandbox within another sandbox, COMMAND reaches both clouds.
         status = enclosure.run_enclosed(conduct, shares_network=SANDBOX_VARIABLE in os.environ)
     else:
         status = conduct()
@@ -198,7 +198,7 @@ def run_in_sandbox(sandbox: Sandbox, command: Sequence[str]) -> int:
 
 
 def _conduct(sandbox: Sandbox, command: Sequence[str]) -> int:
-    # The cloud ends when our end of the leash closes, however we end; nobody else inherits it.
+    # The cloud ends when our end of the leash closes, even if we are killed; no other process inherits it.
     leash, hand = os.pipe()
     reader, writer = os.pipe()
 
@@ -215,11 +215,9 @@ def _conduct(sandbox: Sandbox, command: Sequence[str]) -> int:
             answer = json.loads(ready.read() or b'{"error": "it ended before it was up"}')
         if "error" in answer:
             log = f"; see {sandbox.directory / 'cloud.log'}"
-            raise CloudspotError(
-                f"the emulated {sandbox.cloud.name} does not come up: {answer['error']}{log}"
-            )
+            raise CloudspotError(f"the emulated {sandbox.cloud.name} does not start: {answer['error']}{log}")
         early = signal.sigpending() & set(enclosure.FORWARDED)
-        if early:  # while the cloud came up
+        if early:  # a signal came while the cloud started
             return 128 + int(min(early))
         environment = _command_environment(sandbox, answer["environment"])
         child = enclosure.fork(lambda: _execute(command, environment))
@@ -231,8 +229,8 @@ def _conduct(sandbox: Sandbox, command: Sequence[str]) -> int:
 
 
 def _serve(sandbox: Sandbox, leash: int, writer: int) -> int:
-    """Be the cloud until the conductor drops the leash."""
-    os.setsid()  # the terminal's Ctrl-C is the command's
+    """Run the cloud until the conductor's end of the leash is closed."""
+    os.setsid()  # so that the terminal's Ctrl-C reaches only the command
     if sys.platform == "linux":
         namespaces.die_with_parent()
     log = sandbox.directory / "cloud.log"
@@ -253,7 +251,7 @@ def _serve(sandbox: Sandbox, leash: int, writer: int) -> int:
                 answer.write(json.dumps({"environment": dict(cloud.environment())}).encode())
                 answer.close()
                 os.read(leash, 1)
-        except Exception as error:  # noqa: BLE001 # whatever it is, tell the user
+        except Exception as error:  # noqa: BLE001 # any error is reported to the user
             _log.exception("the cloud failed")
             if answer.closed:
                 return 1
@@ -274,7 +272,7 @@ def _command_environment(sandbox: Sandbox, added: Mapping[str, str]) -> dict[str
     cloud = sandbox.cloud
     own = {}
     if sandbox.is_bare:
-        # What is set up here must not reach the user's own config file, nor the record of a real account.
+        # The setup here must not change the user's own config file, nor the record of a real account.
         own = {
             "CLOUDSPOT_CONFIG": str(sandbox.directory / "config.toml"),
             HOME: str(sandbox.directory / "home"),
@@ -289,7 +287,6 @@ def _command_environment(sandbox: Sandbox, added: Mapping[str, str]) -> dict[str
 
 
 def _path() -> str:
-    """Return PATH with this cloudspot's directory at the end."""
     return os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
 
 
@@ -307,7 +304,7 @@ def _parse_pairs(option: str, text: str, example: str) -> dict[str, object]:
 
 
 def _sweep(home: Path) -> None:
-    """Delete what killed sandboxes left."""
+    """Delete the directories of killed sandboxes."""
     for path in home.iterdir():
         if (path / "keep").exists() or not path.is_dir():
             continue

@@ -1,4 +1,4 @@
-"""When an emulated cloud has no spot machines, and what they cost: a plan over time."""
+"""A plan for an emulated cloud's spot market: its capacity and prices over time."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from cloudspot.jobfile.quantities import Duration, PositiveDuration
 
 
 class Spell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A time in which the spot market is not as usual."""
+    """A period with an unusual spot market."""
 
     zone: str = "*"
-    """The zones that it is about, as a shell pattern."""
+    """The zones that it applies to, as a shell pattern."""
     after: Duration = 0.0
     """When it begins, counted from the start of the first spot machine."""
     lasts: PositiveDuration | None = None
-    """Until the end, if left out."""
+    """How long it lasts; by default, until the end."""
     capacity: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """How many spot machines of a type a zone can have; those that run stay."""
+    """The most spot machines of a type that can start in a zone; running machines stay."""
     price: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """By what the usual spot price is multiplied."""
+    """The factor of the usual spot price."""
 
     def __post_init__(self) -> None:
         if self.capacity is None and self.price is None:
@@ -33,7 +33,7 @@ class Spell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SpotPlan:
-    """Tells the state of the market by the time since the first spot machine started. Thread-safe."""
+    """Returns the state of the market by the time since the first spot machine started. Thread-safe."""
 
     def __init__(
         self, spells: Sequence[Spell] = (), *, monotonic: Callable[[], float] = time.monotonic
@@ -43,16 +43,16 @@ class SpotPlan:
         self._begun_at: float | None = None
 
     def begin(self) -> None:
-        """Note that a spot machine starts; only the first counts."""
+        """Note that a spot machine starts; only the first call counts."""
         if self._begun_at is None:
             self._begun_at = self._monotonic()
 
     def capacity(self, zone: str) -> int | None:
-        """Return how many spot machines of a type the zone can have now; None: any number."""
+        """Return how many spot machines of a type the zone can have now, or None for any number."""
         return min((one.capacity for one in self._now(zone) if one.capacity is not None), default=None)
 
     def price_factor(self, zone: str) -> float:
-        """Return by what the zone's spot prices are multiplied now; the last such spell counts."""
+        """Return the present factor of the zone's spot prices; the last spell with a price counts."""
         return next((one.price for one in reversed(self._now(zone)) if one.price is not None), 1.0)
 
     def _now(self, zone: str) -> list[Spell]:

@@ -1,4 +1,4 @@
-"""The base of metadata services that want session tokens and answer with a tree of texts."""
+"""The base of metadata services that use session tokens and serve a tree of texts."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ Tree = Mapping[str, Any]
 
 
 class TokenedMetadata(MetadataService):
-    """One machine's service; a plugin's subclass brings its cloud's names and the data."""
+    """One machine's service; a plugin's subclass has its cloud's names and the data."""
 
     versions: ClassVar[tuple[str, ...]]
-    """The interface's versions as they are listed, ``latest`` among them."""
+    """The interface's versions as they are listed, including ``latest``."""
     pass_header: ClassVar[str]
-    """The token's header, in lower case; with ``-ttl-seconds`` after it, the one that asks for a token."""
+    """The token's header, in lower case; with ``-ttl-seconds`` appended, the header that requests a token."""
     token_prefix: ClassVar[str] = ""
     bare_status: ClassVar[int] = 401
-    """The answer to a request that lacks a required token; a wrong token gets 401."""
+    """The status for a request without a required token; a wrong token gets 401."""
     titles: ClassVar[Mapping[int, str]] = {
         400: "Bad Request",
         401: "Unauthorized",
@@ -61,14 +61,14 @@ class TokenedMetadata(MetadataService):
 
     @abstractmethod
     def tree(self) -> Tree:
-        """Return what lies below a version, except the user data."""
+        """Return the tree below a version, without the user data."""
 
     @abstractmethod
     def needs_token(self) -> bool:
         """Return whether this machine's service requires a token."""
 
     def token_hops(self) -> int | None:
-        """Return the hop limit of answers with a token; None: the usual one."""
+        """Return the hop limit of answers with a token, or None for the usual limit."""
         return None
 
     def answer(self, request: Request) -> Answer:
@@ -83,7 +83,7 @@ class TokenedMetadata(MetadataService):
         return self._find(path)
 
     def _give_token(self, request: Request) -> Answer:
-        # A request through a proxy is not the machine's own.
+        # A request through a proxy may not come from the machine itself.
         if "x-forwarded-for" in request.headers:
             return self.refuse(403)
         life_header = f"{self.pass_header}-ttl-seconds"
@@ -142,15 +142,15 @@ class TokenedMetadata(MetadataService):
 
 
 class RoleMetadata(TokenedMetadata):
-    """A service that shows the credentials of its machine's role, too.
+    """A service that also shows the credentials of its machine's role.
 
-    Of the machine's facts it reads ``http-tokens`` (``required`` or ``optional``),
+    It uses the machine's facts ``http-tokens`` (``required`` or ``optional``),
     ``http-put-response-hop-limit``, and those of :class:`ShownCredentials`.
     """
 
     role_keys: ClassVar[type[RoleKeys]]
     renewed_before: ClassVar[timedelta]
-    """How long before the old credentials expire new ones appear."""
+    """How long before the expiry of the old credentials new ones appear."""
 
     def __init__(self, view: MachineView, *, now: Callable[[], datetime] = now_utc) -> None:
         super().__init__(view, now=now)
@@ -164,7 +164,7 @@ class RoleMetadata(TokenedMetadata):
 
 
 def shown_time(moment: datetime) -> str:
-    """Return a moment as these services write it, such as ``2026-11-30T08:00:00Z``."""
+    """Return a moment in the format of these services, such as ``2026-11-30T08:00:00Z``."""
     return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Server:
-    """Serves in threads, from its construction until ``close``."""
+    """A server that runs in threads, from its construction until ``close``."""
 
     def __init__(self, app: WSGIApplication, *, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Start; port 0: any free one."""
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # or it prints each request
+        """Start the server; port 0 stands for any free port."""
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # so that it does not print each request
         self._server = make_server(host, port, app, threaded=True)
         self.url = f"http://{host}:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="emulated-api", daemon=True)

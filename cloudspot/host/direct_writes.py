@@ -15,7 +15,7 @@ from pathlib import Path
 _BLOCK_BYTES = 4096
 """A multiple of all usual disks' logical block; O_DIRECT requires it of memory, offset and length."""
 _PIECE_BYTES = 1 << 20
-"""Small enough that the copy of a piece stays in the processor's cache until it is written."""
+"""The size of a piece, whose copy stays in the processor's cache until it is written."""
 _FILE_SYSTEMS = ("ext4",)
 """The file systems where this was tested. Network file systems have their own cache, and may be slower."""
 

@@ -121,7 +121,7 @@ def check_data(inputs: Mapping[str, DataSpec]) -> None:
         if not spec.is_staged and not spec.wait:
             raise FieldError((*at, "wait"), 'cannot be given with mode = "stream": nothing is fetched')
         if spec.sha256 is not None and spec.is_tree:
-            raise FieldError((*at, "sha256"), "is of one file, and the URL ends with a slash")
+            raise FieldError((*at, "sha256"), "is the hash of one file, but the URL ends with a slash")
     staged = {name: spec for name, spec in inputs.items() if spec.is_staged}
     paths = sorted((f"{spec.path_or_default(name)}/", name) for name, spec in staged.items())
     for (path, name), (below, other) in pairwise(paths):

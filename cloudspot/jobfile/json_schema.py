@@ -112,7 +112,6 @@ def _table(type_: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _structs(annotation: Any) -> Iterator[type[msgspec.Struct]]:
-    """Yield the structs in a type."""
     if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
         yield annotation
         for field in msgspec.structs.fields(annotation):

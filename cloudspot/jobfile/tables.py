@@ -134,8 +134,6 @@ def _extra(node: inspect.Type) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads one table."""
-
     root: inspect.StructType
     at: Path
 

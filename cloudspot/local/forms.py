@@ -97,7 +97,6 @@ class Form(ABC):
     def _start_boot(self, console: int) -> subprocess.Popen[bytes]: ...
 
     def _make_service(self) -> MetadataService:
-        """Make the view, and return the metadata service for it."""
         guest = self.record.guest
         self.view = MachineView(
             address=self.record.address,

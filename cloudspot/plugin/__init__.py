@@ -1,1 +1,1 @@
-"""What provider plugins build on: providers, options, requests, errors, bucket stores. It names no cloud."""
+"""The base of provider plugins: providers, options, requests, errors, bucket stores. It names no cloud."""

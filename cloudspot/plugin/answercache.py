@@ -1,4 +1,4 @@
-"""Keeps a service's answers for a while, for plugins that are asked more often than the answers change."""
+"""Keep a service's answers for a while, for plugins that need them more often than they change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FACTS_SECONDS: Final = 3600.0
 
 
 class AnswerCache:
-    """Answers by key, each with its own lifetime. Thread-safe: of several concurrent callers, one asks."""
+    """Answers by key, each with its own lifetime. Thread-safe: only one of concurrent callers asks."""
 
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -22,7 +22,7 @@ class AnswerCache:
         self._kept: dict[Hashable, tuple[Any, float]] = {}
 
     def get(self, key: Hashable, ask: Callable[[], Answer], *, seconds: float = FACTS_SECONDS) -> Answer:
-        """Return the answer if it is younger than ``seconds``, else ask; a failure is not kept."""
+        """Return the answer if it is younger than ``seconds``, else call ``ask``; failures are not kept."""
         with self._lock:
             kept = self._kept.get(key)
             if kept is None or self._monotonic() >= kept[1]:

@@ -1,4 +1,4 @@
-"""Numbers and times in a service's answers: taken within bounds before anything is done with them."""
+"""Read numbers and times in a service's answers, and check their bounds before they are used."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cloudspot.errors import TransientError
 
 MAX_DIGITS: Final = 100
 UNREADABLE: Final = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What we or an SDK raise in reading an answer that has another shape than its service documents, or that is
-nested too deeply (``RecursionError`` is a RuntimeError)."""
+"""The errors raised by us or an SDK when an answer does not have its documented form, or is nested too deeply
+(``RecursionError`` is a RuntimeError)."""
 
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Raise TransientError, with ``what`` before the reason, if an answer has another shape than is read."""
+    """Raise TransientError, beginning with ``what``, if an answer does not have its documented form."""
     try:
         yield
     except UNREADABLE as error:
@@ -27,14 +27,14 @@ def readable(what: str) -> Iterator[None]:
 
 
 def unreadable(what: str) -> TransientError:
-    """Return the error for an answer that has another shape than its service documents."""
+    """Return the error for an answer that does not have its documented form."""
     return TransientError(f"{what}: the answer cannot be read")
 
 
 def number(value: object, *, most: float) -> float | None:
-    """Return the number from 0 to ``most`` that a value from outside is, or its text; None: it is not one.
+    """Return a foreign value, or its text, as a number from 0 to ``most``; None if it is not one.
 
-    ``float`` alone also takes "nan", "inf" and underscores.
+    This is stricter than ``float``, which also accepts "nan", "inf" and underscores.
     """
     is_text = isinstance(value, str) and len(value) <= MAX_DIGITS and "_" not in value
     if isinstance(value, bool) or not (is_text or isinstance(value, (int, float))):
@@ -47,14 +47,14 @@ def number(value: object, *, most: float) -> float | None:
 
 
 def price(value: object) -> float | None:
-    """Return the price that an answer tells; None: it tells none that can be one."""
+    """Return the price in an answer, or None if the value cannot be a price."""
     return number(value, most=MAX_PRICE)
 
 
 def moment(value: object) -> datetime | None:
-    """Return the time that an answer tells, in UTC: a datetime, or its ISO form; None: it tells none.
+    """Return the time in an answer, a datetime or its ISO form, in UTC; None if the value is not a time.
 
-    One without a time zone is in UTC. Times before 1970 and from 2200 on are taken for none.
+    A time without a time zone is in UTC. Times before 1970 and from 2200 on give None.
     """
     try:
         at = (
@@ -69,6 +69,6 @@ def moment(value: object) -> datetime | None:
 
 
 def moment_of(seconds: object) -> datetime | None:
-    """Return the time that a number of seconds since 1970 tells; None: none that can be one."""
+    """Return the time for a number of seconds since 1970, or None if the value is not possible."""
     found = number(seconds, most=LATEST.timestamp() - 1)
     return None if found is None else datetime.fromtimestamp(found, timezone.utc)

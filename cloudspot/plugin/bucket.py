@@ -1,4 +1,4 @@
-"""A bucket as a store's URL names it: its keys, the requests in which clouds differ, and their errors."""
+"""The bucket that a store's URL names: its keys, and the requests and errors that differ between clouds."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class RangeBeyondEnd(CloudspotError):
 
 
 class NotTold(Exception):
-    """A success lacks what the cloud tells with each of its kind: the answer is somebody else's."""
+    """An answer lacks data that the cloud sends with each answer of its kind, so it is not the cloud's."""
 
 
 class Listed(NamedTuple):
-    """An object as a listing shows it."""
+    """An object in a listing."""
 
     name: str
-    """Of the object in the bucket: the store's prefix and the key."""
+    """The object's name in the bucket: the store's prefix and the key."""
     size: int
     modified_at: datetime
     etag: str = ""
@@ -54,18 +54,18 @@ class Begun(NamedTuple):
     """An upload in parts that is neither complete nor aborted."""
 
     name: str
-    """Of the object in the bucket that it is to become."""
+    """The name in the bucket of the object that it will become."""
     id: str
     begun_at: datetime
 
 
 class Described(NamedTuple):
-    """What a bucket says of an object without its bytes."""
+    """A bucket's metadata of an object."""
 
     size: int
     modified_at: datetime
     writer: str
-    """The writer that its upload named; "" if it named none."""
+    """The writer named by its upload; "" if there is none."""
     etag: str = ""
     """See ``ObjectMeta``."""
 
@@ -78,7 +78,7 @@ class Body(Protocol):
         ...
 
     def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill the buffer as far as bytes come at once, and return how many there were."""
+        """Fill the buffer with the bytes available, and return their number."""
         ...
 
     def close(self) -> None:
@@ -87,14 +87,14 @@ class Body(Protocol):
 
 
 def accept(data: memoryview) -> None:
-    """Accept the bytes: no checksum came with them."""
+    """Accept bytes that came without a checksum."""
 
 
 class Chunks:
-    """The body of an answer that an SDK brings as an iterator of pieces, rather than as a file."""
+    """The body of an answer for which an SDK returns an iterator of pieces instead of a file."""
 
     def __init__(self, pieces: Iterable[bytes], close: Callable[[], None] = lambda: None) -> None:
-        """Take the pieces, none of which is empty before the end, and what gives the connection back."""
+        """Take the pieces, none of which is empty, and the function that frees the connection."""
         self._pieces = iter(pieces)
         self._close = close
         self._rest = memoryview(b"")
@@ -104,7 +104,7 @@ class Chunks:
         return bytes(self._next(size))
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Fill the buffer as far as the piece at hand goes, and return how many bytes there were."""
+        """Fill the buffer from the present piece, and return the number of bytes."""
         piece = self._next(len(buffer))
         buffer[: len(piece)] = piece
         return len(piece)
@@ -126,57 +126,58 @@ class Download:
 
     body: Body
     num_bytes: int | None
-    """The length of the body; None: the answer does not say."""
+    """The length of the body, or None if the answer does not have it."""
     is_partial: bool
-    """The answer is the range that was asked for, not the whole object."""
+    """Whether the answer is the requested range, and not the whole object."""
     verify: Callable[[memoryview], None] = accept
-    """Compares the bytes with the checksum that came with them; raises TransientError if they differ."""
+    """Compares the bytes with the checksum in the answer; raises TransientError if they differ."""
 
 
 class Bucket(ABC):
     """One bucket and the prefix in it. Thread-safe.
 
-    A plugin brings the requests. Each is made once, by the client that it is given, and raises the SDK's
-    errors: they become cloudspot's here. Names are those in the bucket, with the store's prefix.
+    A plugin implements the requests. Each makes one attempt with the client that it is given, and raises the
+    SDK's errors, which this class translates. Names are those in the bucket, with the store's prefix.
 
-    ``BucketStore`` makes one as ``bucket_type(url, clients, sleep)``. So a subclass has such a constructor of
-    its own, which hands ``url`` and ``sleep`` on and keeps ``clients``, as the store was given them (None:
-    those of the environment)::
+    ``BucketStore`` constructs it as ``bucket_type(url, clients, sleep)``. So a subclass needs a constructor
+    that passes on ``url`` and ``sleep``, and keeps ``clients``, which is the store's argument (None stands
+    for the environment's clients)::
 
         def __init__(self, url: str, clients: MyClients | None, sleep: Callable[[float], None]) -> None:
             super().__init__(url, sleep)
             self._clients = clients or MyClients()
 
-    Each request has a verb, which messages and ``rights`` name: ``list``, ``read`` (``head`` and
-    ``download``), ``write``, ``create`` (a write with the condition that nothing is there), ``delete``,
-    ``sign for``, ``list uploads of``, and others of the plugin's own.
+    Each request has a verb, which is used in messages and ``rights``: ``list``, ``read`` (``head`` and
+    ``download``), ``write``, ``create`` (a write with the condition that the object does not exist),
+    ``delete``, ``sign for``, ``list uploads of``, and any verbs of the plugin.
     """
 
     scheme: ClassVar[str]
     names: ClassVar[re.Pattern[str]]
-    """What a bucket can be called."""
+    """The pattern of a bucket's name."""
     errors: ClassVar[SdkErrors]
-    """The plugin's translation of what a request may raise."""
+    """The plugin's translation of its SDK's errors."""
     kinds: ClassVar[Mapping[str, type[CloudspotError]]]
-    """What the service's codes mean to a store, besides those that throttle or deny; see ``kind_of``."""
+    """The error class for each code of the service, except throttling and denials; see ``kind_of``."""
     rights: ClassVar[Mapping[str, str]]
-    """The right that a request takes, by its verb; messages name it where it is missing."""
+    """The permission that each verb needs; messages name it if it is missing."""
     deletes_many: ClassVar[bool] = False
     """Whether ``delete_names`` removes many objects with one request."""
     lists_by_token: ClassVar[bool] = False
-    """The service goes on only from a token of its own: ``list_names`` need not heed ``after``."""
+    """Whether the service continues a listing only from its own token, so that ``list_names`` may ignore
+    ``after``."""
     how_to_create: ClassVar[str]
     """The shell command that creates a bucket, up to the bucket's name."""
 
     def __init_subclass__(cls) -> None:
-        """Take an answer that the class's requests cannot read for somebody else's."""
+        """Wrap the class's requests so that an answer that they cannot read raises NotTold."""
         super().__init_subclass__()
         for name in ("connect", "head", "download", "list_names", "list_uploads", "delete_names"):
             if name in cls.__dict__:
                 setattr(cls, name, _reading(cls.__dict__[name]))
 
     def __init__(self, url: str, sleep: Callable[[float], None]) -> None:
-        """Read ``scheme://bucket/prefix``; no I/O.
+        """Read ``scheme://bucket/prefix``, without I/O.
 
         Raises:
             SpecError: the URL does not name a bucket of this cloud.
@@ -187,19 +188,19 @@ class Bucket(ABC):
         self._lock = threading.Lock()
         self._client: Any = None
 
-    # --- what a plugin brings ---------------------------------------------------------------------
+    # --- implemented by a plugin ------------------------------------------------------------------
 
     @abstractmethod
     def connect(self) -> Any:
-        """Return the client that all requests are made with; called once, at first use."""
+        """Return the client for all requests; it is called once, at first use."""
 
     def kind_of(self, error: Exception, verb: str) -> type[CloudspotError] | None:
-        """Return what an SDK's error means; None: nothing that is special to a store.
+        """Return the class of error that an SDK's error means for a store, or None if it has no such meaning.
 
-        ObjectExists, ObjectMissing, StoreMissing (the service says that there is no such bucket), SpecError
-        (it seems so), UploadGone, Passing (nothing was done),
-        RangeBeyondEnd, StoreRefused (the server lacks the function) or AuthError (the right is missing).
-        ObjectExists counts only for the verb ``create``.
+        The classes are ObjectExists (only for the verb ``create``), ObjectMissing, StoreMissing (the service
+        reports that there is no such bucket), SpecError (there seems to be none), UploadGone, Passing
+        (nothing was done), RangeBeyondEnd, StoreRefused (the server lacks the function) and AuthError (a
+        permission is missing).
         """
         code = self.errors.code_of(error)
         if code in self.errors.throttled:
@@ -207,16 +208,16 @@ class Bucket(ABC):
         return AuthError if code in self.errors.denied else self.kinds.get(code)
 
     def translation(self, error: Exception, what: str) -> CloudspotError:
-        """Return an SDK's error as the plugin translates it everywhere, with ``what`` before the reason."""
+        """Return the plugin's usual translation of an SDK's error, with ``what`` before the reason."""
         return self.errors.translation(error, what)
 
     @abstractmethod
     def head(self, client: Any, name: str) -> Described:
-        """Return what is known of the object."""
+        """Return the object's metadata."""
 
     @abstractmethod
     def download(self, client: Any, name: str, span: tuple[int, int] | None) -> Download:
-        """Begin to read the object, or its bytes from first to last, both inclusive."""
+        """Begin to read the object, or its bytes from the first to the last of ``span``, both included."""
 
     @abstractmethod
     def list_names(
@@ -224,8 +225,8 @@ class Bucket(ABC):
     ) -> tuple[Sequence[Listed], str | None]:
         """Return a page of names after ``after``, in the order of their bytes, and the next page's token.
 
-        The token is None with the last page; a page may be empty without being the last. ``token`` is that
-        of an empty page with the same arguments, or, with ``lists_by_token``, that of the page before.
+        The token of the last page is None; a page may be empty without being the last. ``token`` comes from
+        an empty page with the same arguments, or, with ``lists_by_token``, from the previous page.
         """
 
     @abstractmethod
@@ -233,35 +234,35 @@ class Bucket(ABC):
         """Remove the object; ObjectMissing is no error."""
 
     def delete_names(self, client: Any, names: Sequence[str]) -> None:
-        """Remove up to a thousand objects, missing ones too; raise the SDK's error if any of them is left."""
+        """Remove up to a thousand objects, of which some may be missing; raise an error if any is left."""
         raise NotImplementedError
 
-    def disconnect(self, client: Any) -> None:  # noqa: B027 (SDKs differ in what they hold)
-        """Close the client's connections; by default they are closed with the process."""
+    def disconnect(self, client: Any) -> None:  # noqa: B027 (not every SDK needs it)
+        """Close the client's connections; by default they are closed at the end of the process."""
 
     @abstractmethod
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
-        """Return a URL that reads the object for so many seconds."""
+        """Return a URL that reads the object and is valid for ``seconds``."""
 
     def sign_link(self, client: Any, name: str, seconds: int, media_type: str) -> LinkResult:
-        """Return a URL by which a browser shows the object as of that type; see ``ObjectStore.link``.
+        """Return a URL by which a browser shows the object as ``media_type``; see ``ObjectStore.link``.
 
-        The default is for clouds that have none.
+        The default is for clouds without such URLs.
         """
         raise CloudspotError(f"{self.url} has no links that a browser shows")
 
     def list_uploads(self, client: Any) -> Sequence[Begun]:
         """Return the uploads below the prefix that are neither complete nor aborted.
 
-        The default is for clouds that let them expire and charge nobody for their parts.
+        The default is for clouds in which they expire and cost nothing.
         """
         return ()
 
     def check_settings(self) -> Sequence[CheckResult]:
-        """Say what the bucket keeps that is billed, and what would keep jobs from working."""
+        """Report settings of the bucket that cost money or would keep jobs from working."""
         return ()
 
-    # --- what a plugin uses -----------------------------------------------------------------------
+    # --- used by a plugin -------------------------------------------------------------------------
 
     def full(self, key: str) -> str:
         """Return the key's name in the bucket; raise ValueError if it is not a key."""
@@ -270,7 +271,7 @@ class Bucket(ABC):
 
     @contextmanager
     def asking(self, verb: str, key: str) -> Iterator[Any]:
-        """Lend the client; raise what goes wrong with it as cloudspot's errors."""
+        """Yield the client, and translate its errors into cloudspot's."""
         try:
             with self._lock:
                 if self._client is None:
@@ -286,14 +287,14 @@ class Bucket(ABC):
             ) from missing
 
     def close(self) -> None:
-        """Let the plugin disconnect, if it has connected."""
+        """Call the plugin's ``disconnect`` if it has connected."""
         with self._lock:
             client, self._client = self._client, None
         if client is not None:
             self.disconnect(client)
 
     def ask(self, verb: str, key: str, call: Callable[[Any], T]) -> T:
-        """Return what ``call`` returns for the client; where nothing was done it is called again."""
+        """Return the result of ``call`` for the client; it is called again if nothing was done."""
 
         def attempt() -> T:
             with self.asking(verb, key) as client:
@@ -302,7 +303,7 @@ class Bucket(ABC):
         return retry(attempt, sleep=self.sleep, kind=Passing)
 
     def check_setting(self, name: str, ask: Callable[[Any], str]) -> CheckResult:
-        """Return a line of ``check_settings``: what ``ask`` says, or why that cannot be told."""
+        """Return a line of ``check_settings``: the result of ``ask``, or why there is none."""
         try:
             return CheckResult(name=name, ok=True, detail=self.ask("list", "", ask))
         except AuthError:
@@ -314,7 +315,7 @@ class Bucket(ABC):
         """Return an SDK's error as cloudspot's."""
         kind, attempt = self.kind_of(error, verb), f"{self.url}: cannot {verb} {key}".rstrip()
         if kind is ObjectExists and verb != "create":
-            kind = None  # Whatever condition failed, it is not ours.
+            kind = None  # The failed condition is not ours.
         if kind is ObjectExists:
             return ObjectExists(f"{self.url}: {key} exists")
         if kind is ObjectMissing:
@@ -328,7 +329,7 @@ class Bucket(ABC):
             return UploadGone(f"{attempt}: its upload is gone; upload again")
         translation = self.translation(error, attempt)
         if kind is AuthError:
-            return AuthError(f"{translation}; it takes {self.rights[verb]}")
+            return AuthError(f"{translation}; this needs {self.rights[verb]}")
         if kind is StoreRefused:
             return StoreRefused(f"{translation}; the server lacks what cloudspot needs: use another store")
         return translation if kind is None else kind(str(translation))
@@ -354,10 +355,10 @@ def _reading(request: Callable[..., T]) -> Callable[..., T]:
 
 
 def told(value: T | None, what: str) -> T:
-    """Return what an answer says, which the cloud says in each answer of this kind.
+    """Return a value that the cloud sends in each answer of this kind.
 
     Raises:
-        NotTold: the answer lacks it.
+        NotTold: the answer lacks the value.
     """
     if value is None or value == "":
         raise NotTold(what)
@@ -370,7 +371,7 @@ def _parse_url(url: str, scheme: str, names: re.Pattern[str]) -> tuple[str, str]
     found, separator, rest = url.partition("://")
     name, _, path = rest.partition("/")
     if found.lower() != scheme or not separator or "@" in name:
-        # What stands before an @ may be a password.
+        # The text before an @ may be a password.
         raise SpecError(f"{expected}: got another form")
     if names.fullmatch(name) is None:
         raise SpecError(f"{expected}: {name!r} is not a bucket name")

@@ -1,4 +1,4 @@
-"""An object store in a cloud's bucket: all that the stores of several clouds have in common."""
+"""An object store in a cloud's bucket: the parts that the stores of all clouds share."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from cloudspot.plugin.multipart import (
 
 MAX_PAGE: Final = 1000
 MAX_EMPTY_PAGES: Final = 10_000
-"""A service may send an empty page where many objects were deleted, and never so many in a row."""
+"""The most empty pages in a row. A service may send a few, after many objects were deleted."""
 READ_BYTES: Final = 1 << 20
-"""How much is read at once into a buffer: urllib3 copies it, and the copy stays in the processor's cache."""
+"""The bytes read at once into a buffer: urllib3 copies them, and the copy stays in the processor's cache."""
 MAX_PRESIGN_SECONDS: Final = 7 * 24 * 3600
-"""No signature of version 4 holds longer; one by a role's credentials ends with them, hours at most."""
+"""The longest life of a signature of version 4; with a role's credentials, it ends with them after hours."""
 
 
 class BucketStore(ObjectStore):
     """Objects in a bucket, below a prefix. Thread-safe.
 
-    Objects get no ACL, and the encryption and storage class that the bucket is set to. A request is repeated
-    only if the cloud did nothing, and a create-only put also if its answer was lost: the object carries its
-    writer's mark, so that the store recognizes its own.
+    Objects get no ACL, and the encryption and storage class set for the bucket. A request is repeated only if
+    the cloud did nothing; a create-only put is also repeated if its answer was lost, because the object has
+    its writer's mark, by which the store recognizes its own objects.
     """
 
     bucket_type: ClassVar[Callable[..., Bucket]]
     """Called with the URL, ``clients`` and ``sleep``."""
     upload_type: ClassVar[Callable[..., PartedRequests]]
-    """Called as ``upload_type(bucket, key, if_absent=...)``; returns the requests of one put or one stream:
-    a subclass of PartedRequests, whose constructor takes these."""
+    """A subclass of PartedRequests for one put or one stream, called as ``upload_type(bucket, key,
+    if_absent=...)``."""
     num_threads: ClassVar[int] = NUM_THREADS
-    """How many parts of a stream go up at once."""
+    """How many parts of a stream are uploaded at once."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class BucketStore(ObjectStore):
         part_bytes: int = PART_BYTES,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Read the URL; no I/O. Streams go up in parts of ``part_bytes``; ``clients`` are the plugin's.
+        """Read the URL, without I/O; streams have parts of ``part_bytes``, and ``clients`` are the plugin's.
 
         Raises:
             SpecError: ``url`` is not ``scheme://bucket`` or ``scheme://bucket/prefix``.
@@ -74,7 +74,7 @@ class BucketStore(ObjectStore):
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
         """Store ``data`` under ``key``; see ObjectStore.
 
-        A replacing put whose answer is lost is not made again: it might undo a later one.
+        A replacing put whose answer is lost is not repeated, because it might undo a later put.
         """
         requests, writer = self._requests(key, if_absent=if_absent), secrets.token_hex(16)
         with memoryview(data) as given, given.cast("B") as view:
@@ -91,8 +91,8 @@ class BucketStore(ObjectStore):
         """Return the whole object; see ObjectStore.
 
         Raises:
-            CorruptData: it is larger than ``MAX_GET_BYTES``.
-            TransientError: also if the bytes do not match the checksum that came with them.
+            CorruptData: the object is larger than ``MAX_GET_BYTES``.
+            TransientError: see ObjectStore; or the bytes do not match the checksum in the answer.
         """
         return self._read(key, None)
 
@@ -141,7 +141,7 @@ class BucketStore(ObjectStore):
     ) -> ObjectPage:
         """Return a page of objects, at most 1000; see ObjectStore.
 
-        Skips what others keep in the bucket under names that are not keys, such as ``folder/``.
+        Objects whose names are not keys, such as ``folder/``, are skipped.
         """
         if limit < 1:
             raise ValueError(f"limit must be >= 1: got {limit}")
@@ -154,10 +154,10 @@ class BucketStore(ObjectStore):
                 raise self._stuck(prefix)
             seen.add(token)
             listed, token = self._names(prefix, start, token, limit=limit)
-        # Without this, the rest of a name of somebody else's could look like one of our keys.
+        # Without this check, the end of a foreign name could look like one of our keys.
         if (foreign := next((one.name for one in listed if not one.name.startswith(ours)), None)) is not None:
             raise StoreRefused(
-                f"{self.url}: the listing also holds {foreign[:200]!r}, so it ignores the prefix; remove the "
+                f"{self.url}: the listing also has {foreign[:200]!r}, so it ignores the prefix; remove the "
                 "proxy in between, or use another store"
             )
         keys = [one.name[len(ours) :] for one in listed]
@@ -169,7 +169,7 @@ class BucketStore(ObjectStore):
             ),
             next_after=None if token is None else keys[-1],
             cursor=token if token is not None and self.bucket.lists_by_token else "",
-            # Services' consoles make empty objects that stand for directories.
+            # The services' consoles make empty objects to represent directories.
             skipped=tuple(
                 key
                 for key, one in zip(keys, listed, strict=True)
@@ -185,7 +185,7 @@ class BucketStore(ObjectStore):
             return
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """Remove the objects, a thousand with each request where the cloud takes them; see ObjectStore."""
+        """Remove the objects, a thousand with each request if the cloud supports it; see ObjectStore."""
         if not self.bucket.deletes_many:
             super().delete_many(keys)
             return
@@ -198,11 +198,11 @@ class BucketStore(ObjectStore):
         self.bucket.delete_names(client, names)
 
     def close(self) -> None:
-        """Give the connections back; see ObjectStore."""
+        """Close the connections; see ObjectStore."""
         self.bucket.close()
 
     def open_upload(self, key: str, *, if_absent: bool = False) -> Upload:
-        """Start a streamed put; see ObjectStore. Holds a part for each thread in memory, and one more."""
+        """Start a streamed put; see ObjectStore. It needs memory for a part for each thread, and one more."""
         return PartedUpload(
             self._requests(key, if_absent=if_absent),
             key=key,
@@ -215,7 +215,7 @@ class BucketStore(ObjectStore):
         )
 
     def unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
-        """Yield the uploads that the bucket still keeps parts of; see ObjectStore."""
+        """Yield the uploads whose parts are still in the bucket; see ObjectStore."""
         for upload in self.bucket.ask("list uploads of", "", self.bucket.list_uploads):
             key = upload.name[len(self.bucket.prefix) :]
             if upload.name.startswith(self.bucket.prefix) and is_key(key):
@@ -230,7 +230,7 @@ class BucketStore(ObjectStore):
         """Return a URL that reads the object; see ObjectStore.
 
         Raises:
-            ValueError: ``seconds`` is not in 1 to 604,800, which is the longest that clouds sign for.
+            ValueError: ``seconds`` is not in 1 to 604,800, the longest life of a signature.
         """
         name = self.bucket.full(key)
         if not 1 <= seconds <= MAX_PRESIGN_SECONDS:
@@ -243,7 +243,7 @@ class BucketStore(ObjectStore):
         """Return a URL that a browser shows; see ObjectStore.
 
         Raises:
-            ValueError: ``seconds`` is not in 1 to 604,800, which is the longest that clouds sign for.
+            ValueError: ``seconds`` is not in 1 to 604,800, the longest life of a signature.
         """
         name = self.bucket.full(request.key)
         if not 1 <= request.seconds <= MAX_PRESIGN_SECONDS:
@@ -255,7 +255,7 @@ class BucketStore(ObjectStore):
         )
 
     def check(self, request: CheckRequest) -> CheckResults:
-        """Try whether the bucket exists and can be listed, and say what it keeps that is billed."""
+        """Check that the bucket exists and can be listed, and report settings that cost money."""
         try:
             self.list_page("", limit=1)
         except CloudspotError as error:
@@ -287,7 +287,7 @@ class BucketStore(ObjectStore):
         return type(self).upload_type(self.bucket, key, if_absent=if_absent)
 
     def _writer_of(self, key: str) -> str | None:
-        """Return who wrote the object that stands there ("" unknown), or None where there is none."""
+        """Return the writer of the object at the key ("" if unknown), or None if there is no object."""
         name = self.bucket.full(key)
         try:
             return self.bucket.ask("read", key, lambda client: self.bucket.head(client, name)).writer
@@ -299,7 +299,7 @@ class BucketStore(ObjectStore):
             with self._download(client, key, span) as (download, num_bytes):
                 if span is None and num_bytes > MAX_GET_BYTES:
                     raise CorruptData(f"{self.url}: {key}: it is longer than {MAX_GET_BYTES} bytes")
-                # Asked for by its length it comes in one piece, straight from the socket.
+                # Reading the known length returns one piece, straight from the socket.
                 data = download.body.read(num_bytes) if num_bytes else b""
                 while len(data) < num_bytes:
                     more = download.body.read(num_bytes - len(data))
@@ -320,10 +320,10 @@ class BucketStore(ObjectStore):
     def _download(
         self, client: Any, key: str, span: tuple[int, int] | None
     ) -> Iterator[tuple[Download, int]]:
-        """Lend the answer to a read, and how many bytes it has."""
+        """Yield the answer to a read, and its length in bytes."""
         download = self.bucket.download(client, self.bucket.full(key), span)
         if span is not None and not download.is_partial and download.num_bytes:
-            download.body.close()  # A cache in between may hold it whole: only twice is the server's way.
+            download.body.close()  # A cache may have answered with the whole object, so this is tried twice.
             download = self.bucket.download(client, self.bucket.full(key), span)
         try:
             if download.num_bytes is None:
@@ -331,7 +331,7 @@ class BucketStore(ObjectStore):
                     f"{self.url}: an answer does not say how long it is; remove the proxy that drops its "
                     "Content-Length, or use another store"
                 )
-            # Servers differ in whether an empty object has a range.
+            # Only some servers answer a range of an empty object as partial.
             if span is not None and not download.is_partial and download.num_bytes > 0:
                 raise StoreRefused(f"{self.url}: the server ignores ranges; use another store")
             if span is not None and download.num_bytes > span[1] - span[0] + 1:
@@ -344,6 +344,6 @@ class BucketStore(ObjectStore):
             download.body.close()
 
     def _check_end(self, found: Download, key: str) -> None:
-        """Read on where the body should end, which gives the connection back: it must be over."""
+        """Check that the body has ended, by a last read, which also frees the connection."""
         if found.body.read(1):
             raise TransientError(f"{self.url}: the answer for {key} has more bytes than it says")

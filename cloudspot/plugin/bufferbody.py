@@ -1,4 +1,4 @@
-"""A buffer as the body of an HTTP request, sent from where it lies."""
+"""A buffer as the body of an HTTP request, sent without a copy."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import io
 from typing import Final
 
 BLOCK_BYTES: Final = 1 << 20
-"""How much the socket gets at once: enough that Python costs nothing beside the copying."""
+"""The bytes passed to the socket at once: enough that Python's own time does not matter."""
 
 
 class LentBody:
     """A buffer as a file-like object, which HTTP clients send without copying it.
 
-    ``read`` returns views, and more than was asked for: botocore, requests and urllib3 ask for 16 KiB at a
-    time, and pass each view to ``socket.sendall`` as it is.
+    ``read`` returns views, and more bytes than requested: botocore, requests and urllib3 request 16 KiB at a
+    time, and pass each view unchanged to ``socket.sendall``.
     """
 
     def __init__(self, view: memoryview) -> None:
@@ -35,7 +35,7 @@ class LentBody:
         return self._lent
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move, as a client does to sign the body or to send it again."""
+        """Set the position; clients do this to sign the body or to send it again."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._view)}[whence]
         self._position = max(0, min(base + offset, len(self._view)))
         return self._position
@@ -45,7 +45,7 @@ class LentBody:
         return self._position
 
     def release(self) -> None:
-        """Take back the view that was lent: a traceback that holds it would keep the buffer exported."""
+        """Release the last view from ``read``, because a traceback with it would keep the buffer exported."""
         if self._lent is not None:
             self._lent.release()
             self._lent = None

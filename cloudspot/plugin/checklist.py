@@ -1,4 +1,4 @@
-"""The lines of ``cloudspot providers check``, as a plugin tries one thing after the other."""
+"""Collect the lines of ``cloudspot providers check`` while a plugin tries one thing after the other."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from cloudspot.interfaces import Provisioner
 from cloudspot.model import CheckResult, InstanceGroup, Market, Offer, Resources
 
 MAX_SKEW_SECONDS = 240.0
-"""Clouds refuse a request as expired when its time is five minutes off or more."""
+"""The greatest difference of clocks; clouds refuse a request whose time is wrong by five minutes or more."""
 _MISSING_RIGHT = ("access denied", "lack")
-"""An AuthError that says one of these is about a right; others are about the credentials."""
+"""An AuthError with one of these words is about a permission; others are about the credentials."""
 
 
 class NotKnown(CloudspotError):
-    """Whether it is as it should be cannot be tried, for the reason that this gives; that is no failure."""
+    """A check could not be made, for the reason in the message; this is no failure."""
 
 
 class Checklist:
-    """What was tried, a line each; a failure ends nothing."""
+    """The lines of the checks made; a failure does not end the list."""
 
     def __init__(self, *, remedy: str) -> None:
-        """Advise ``remedy`` if a right is missing."""
+        """Use ``remedy`` as the advice if a permission is missing."""
         self.remedy = remedy
-        """What to do if a right is missing."""
+        """The advice if a permission is missing."""
         self._found: list[CheckResult] = []
 
     def attempt(self, name: str, ask: Callable[[], str], remedy: str = "") -> bool:
-        """Note what ``ask`` returns, or why it failed and what to do about it; return if it succeeded."""
+        """Note the result of ``ask``, or its failure with a remedy; return whether it succeeded."""
         try:
             self._found.append(CheckResult(name=name, ok=True, detail=ask()))
         except NotKnown as error:
@@ -58,9 +58,9 @@ class Checklist:
         *,
         remark: Callable[[Offer], str] = lambda _: "",
     ) -> list[Offer]:
-        """Look for offers, and return them, the cheapest first; none after a failure.
+        """Ask for offers, and return them, the cheapest first; none after a failure.
 
-        The line names the cheapest, with what ``remark`` says of it.
+        The line names the cheapest offer, followed by its ``remark``.
         """
         offers: list[Offer] = []
 
@@ -84,7 +84,7 @@ class Checklist:
 
 
 def cheapest_by_market(offers: Sequence[Offer]) -> Iterator[tuple[Market, Offer]]:
-    """Yield each market that has an offer, with its cheapest one."""
+    """Yield each market that has an offer, with its cheapest offer."""
     for market in Market:
         ours = [one for one in offers if one.market is market]
         if ours:
@@ -112,8 +112,8 @@ def compare_clock(said: str | None, *, whose: str) -> str:
     """Compare this clock with an answer's ``Date``.
 
     Raises:
-        NotKnown: there is none.
-        CloudspotError: requests are refused for the difference.
+        NotKnown: the answer has no date.
+        CloudspotError: the difference is so large that requests are refused.
     """
     if said is None:
         raise NotKnown(f"{whose} did not say")

@@ -1,4 +1,4 @@
-"""What providers and provisioners on an SDK have in common: what is made when first used, and then kept."""
+"""The base of providers and provisioners on an SDK, whose clients are made at first use and then kept."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Clients = TypeVar("Clients")
 Answer = TypeVar("Answer")
 
 FAILURE_SECONDS: Final = 60.0
-"""How long what a finder can do without is not asked for again after a failure."""
+"""How long an optional fact is not asked for again after a failure."""
 SETUP_IMAGE_SECONDS: Final = 60.0
-"""How long it may take until a new image is used, or one that was removed no longer is."""
+"""How long it may take until a new image is used, or a removed image is not used any more."""
 
 
 class Caller(NamedTuple):
-    """Whom credentials belong to."""
+    """The owner of credentials."""
 
     account: str
-    """Its number."""
+    """The account's number."""
     arn: str
 
 
@@ -39,7 +39,7 @@ class CloudProvider(Provider[Options], Generic[Options, Clients]):
     """A provider whose clients and provisioner are made when first used, once each. Thread-safe."""
 
     def __init__(self, options: Options | None = None) -> None:
-        """Keep the job's options (None: the defaults); raise SpecError if one can be seen to be wrong."""
+        """Keep the job's options (None stands for the defaults); raise SpecError if an option is wrong."""
         chosen = cast("Options", self.options_type()) if options is None else options
         super().__init__(chosen)
         self._lock = threading.RLock()
@@ -56,7 +56,7 @@ class CloudProvider(Provider[Options], Generic[Options, Clients]):
             return self._clients
 
     def provisioner(self) -> Provisioner:
-        """Return the provisioner; the same one each time, since it keeps what it has looked up."""
+        """Return the provisioner, which is the same each time, because it caches its lookups."""
         clients = self.clients
         with self._lock:
             if self._provisioner is None:
@@ -64,20 +64,20 @@ class CloudProvider(Provider[Options], Generic[Options, Clients]):
             return self._provisioner
 
     def check(self, request: CheckRequest) -> CheckResults:
-        """Try what a job needs, and say for each thing what is missing and how to mend it."""
+        """Check everything that a job needs, with a remedy for each failure."""
         return CheckResults(results=tuple(self.run_checks(self.clients, request.resources or Resources())))
 
     @abstractmethod
     def check_options(self, options: Options) -> None:
-        """Refuse what can be seen to be wrong without a request."""
+        """Refuse options that are wrong, as far as this shows without a request."""
 
     @abstractmethod
     def make_clients(self) -> Clients:
-        """Return the SDK's clients; this imports it, and does no I/O."""
+        """Return the SDK's clients; this imports the SDK, and does no I/O."""
 
     @abstractmethod
     def make_provisioner(self, clients: Clients) -> Provisioner:
-        """Return the provisioner; no I/O."""
+        """Return the provisioner, without I/O."""
 
     @abstractmethod
     def run_checks(self, clients: Clients, resources: Resources) -> Sequence[CheckResult]:
@@ -85,7 +85,7 @@ class CloudProvider(Provider[Options], Generic[Options, Clients]):
 
 
 class OfferFinder(Generic[Options, Clients]):
-    """Asks a cloud for offers, and keeps for a while what does not change. Thread-safe."""
+    """Asks a cloud for offers, and caches facts that rarely change. Thread-safe."""
 
     def __init__(
         self,
@@ -105,15 +105,15 @@ class OfferFinder(Generic[Options, Clients]):
 
     @abstractmethod
     def spot_price(self, offer: Offer) -> float | None:
-        """Return what the machine of a spot offer costs an hour now; None: the cloud does not tell.
+        """Return the present hourly price of a spot offer's machine, or None if the cloud does not report it.
 
-        Whatever was asked for a short while ago is not asked for again.
+        Recent answers are cached.
         """
 
     def setup_image(self, host: ImageHost, key: str | None) -> MachineImage | None:
-        """Return the image in which the job's setup is done, if there is one that is ready.
+        """Return the image with the results of the job's setup, if one is ready, else None.
 
-        Whoever may not look for it, or removes it, has machines that run the setup.
+        Without the permission to look for it, or after its removal, machines run the setup.
         """
         if key is None:
             return None
@@ -123,7 +123,7 @@ class OfferFinder(Generic[Options, Clients]):
     def if_known(
         self, key: Hashable, ask: Callable[[], Answer | None], *, seconds: float = FACTS_SECONDS
     ) -> Answer | None:
-        """Return the answer; None: it cannot be had, and is asked for again after a minute."""
+        """Return the answer, or None if it is not available; it is then asked for again after a minute."""
 
         def tried() -> Answer | None:
             try:
@@ -138,11 +138,11 @@ class OfferFinder(Generic[Options, Clients]):
 
 
 NEW_ROLE_SECONDS = 120.0
-"""How long a role that was just made may be unknown to those who launch machines. Clouds promise no bound."""
+"""How long a new role may be unknown to the service that launches machines. Clouds promise no bound."""
 
 
 class CloudProvisioner(Provisioner, Generic[Options, Clients]):
-    """The machines of one account. Thread-safe; asks nothing before it is asked."""
+    """The machines of one account. Thread-safe; its constructor makes no request."""
 
     provider: ClassVar[str]
     """The provider's name."""
@@ -164,7 +164,7 @@ class CloudProvisioner(Provisioner, Generic[Options, Clients]):
         """When a launch was first refused for its role (monotonic)."""
 
     def unless_new(self, refusal: CloudspotError) -> CloudspotError:
-        """Return what the refusal of a launch means: try again, while the machines' role may be too new."""
+        """Return the refusal of a launch, as a TransientError while the machines' role may be too new."""
         if not isinstance(refusal, UnknownRole):
             return refusal
         now = self.monotonic()
@@ -174,16 +174,16 @@ class CloudProvisioner(Provisioner, Generic[Options, Clients]):
         return TransientError(f"{refusal}; it may be too new to be known: trying again")
 
     def offers(self, request: OffersRequest) -> OffersResult:
-        """Return the types that fit, wherever they are sold, on both markets.
+        """Return the offers of all types that fit, in all zones that sell them, on both markets.
 
         Raises:
-            SpecError: an option names what does not exist.
+            SpecError: an option names something that does not exist.
         """
         with readable("looking for offers"):
             return OffersResult(offers=self.finder.offers(request.resources))
 
     def current_price(self, offer: Offer) -> float | None:
-        """Return what a node of the offer costs an hour now; see Provisioner."""
+        """Return the present hourly price of a node of the offer; see Provisioner."""
         if offer.market is not Market.SPOT:
             return None
         try:
@@ -196,9 +196,9 @@ class CloudProvisioner(Provisioner, Generic[Options, Clients]):
         return None if price is None else price_with_extras(offer, price)
 
     def require_account(self, wanted: str, found: str) -> None:
-        """Refuse another account than the submitter's: its empty listing would prove nothing."""
+        """Refuse an account other than the submitter's, because its empty listing would prove nothing."""
         if found != wanted:
             raise AuthError(
-                f"providers.{self.provider}.account: the job's machines are in account {wanted}, and these "
-                f"credentials are of {found}; use others"
+                f"providers.{self.provider}.account: the job's machines are in account {wanted}, but the "
+                f"credentials are of account {found}; use credentials of {wanted}"
             )

@@ -1,4 +1,4 @@
-"""The drivers of known stores, found by their names, for providers whose functions and roles have no tags."""
+"""Find the drivers of known stores by their names, for providers whose functions and roles have no tags."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ def driver_name(store_label: str) -> str:
 
 @dataclass(frozen=True)
 class DriverRest:
-    """What is left of a driver whose function is gone, or not yet made."""
+    """The parts of a driver whose function is gone or not made yet."""
 
     parts: tuple[str, ...]
-    """Such as ``role``."""
+    """The kinds of the parts, such as ``role``."""
     since: datetime | None
-    """When the oldest of them was made; None: nothing tells."""
+    """When the oldest part was made, or None if that is not known."""
 
 
 class DriverInventory(Inventory):
-    """Each driver is one asset, with its schedules and its role; it stands as long as its function does.
+    """The inventory of drivers: each is one asset, and in use while it has its function.
 
-    A driver shows only to those who know the store whose digest its name holds.
+    A driver is found only with the label of its store, because its name has the label's digest.
     """
 
     @abstractmethod
     def host_of(self, name: str) -> FunctionHost:
-        """Return the host on which the driver is, or would be."""
+        """Return the host that has the driver, or would have it."""
 
     @abstractmethod
     def rest_of(self, name: str) -> DriverRest | None:
-        """Return what is left of the driver without its function, if it is cloudspot's; None: nothing."""
+        """Return the driver's parts besides its function, if they are cloudspot's; None if there are none."""
 
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
         """Return the drivers of these stores, whole or in part; see Inventory."""
         assets = []
         for store_url in store_urls:
             name = driver_name(store_url)
-            # First what outlives the function: a removal in between would leave neither.
+            # The parts that outlive the function are read first, so that a concurrent removal hides no part.
             rest, status = self.rest_of(name), self.host_of(name).status(name)
             if status is not None or rest is not None:
                 parts = ("function",) if status is not None else ()
@@ -65,13 +65,13 @@ class DriverInventory(Inventory):
         return assets
 
     def end(self, asset: Asset) -> None:
-        """Remove all of the driver.
+        """Remove all parts of the driver.
 
         Raises:
-            CloudspotError: it had lost its function, and has one again: it was deployed meanwhile.
+            CloudspotError: the driver had lost its function and was deployed again meanwhile.
         """
         host = self.host_of(asset.id)
-        # The driver of a store that is gone is found with its function, and goes with it.
+        # The driver of a store that is gone may still have its function, which is removed too.
         if not asset.is_in_use and host.status(asset.id) is not None:
-            raise CloudspotError(f"{asset.id}: a driver has it now")
+            raise CloudspotError(f"{asset.id}: a driver has been deployed again under this name")
         host.remove(asset.id)

@@ -1,4 +1,4 @@
-"""What the hosts of functions do alike: check that a driver fits, reckon its cost, wait for its rights."""
+"""The parts that hosts of functions share: check that a driver fits, estimate its cost, wait for its role."""
 
 from __future__ import annotations
 
@@ -19,49 +19,50 @@ from cloudspot.model import DriverFunction
 T = TypeVar("T")
 
 PASS_SECONDS: Final = 3.0
-"""What a pass over a few live jobs is reckoned to take; one over none takes less than a second."""
+"""The estimated time of a pass over a few live jobs; a pass without live jobs takes less than a second."""
 NOTICE_SECONDS: Final = 5.0
-"""How long a pass for a notice waits. The node learns of its end at about the same time, and says so a second
-or two later."""
+"""How long a pass for a notice waits. The node gets the notice at about the same time, and records it a
+second or two later."""
 LACKS_RIGHTS: Final = f"status {AuthError.exit_code}"
-"""In the error that a driver's function raises when a right is missing."""
+"""The words in the error of a driver's function by which a missing permission is recognized."""
 _MINUTES_A_MONTH: Final = 30.4 * 24 * 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionLimits:
-    """The code that a host of functions can run, and how much of it."""
+    """The code that a host of functions can run, and its greatest size."""
 
     host: str
-    """Such as ``AWS Lambda``."""
+    """The host's name, such as ``AWS Lambda``."""
     runtime: str
-    """The runtime for this Python, as messages name it: ``Lambda's python3.12``."""
+    """The name of the runtime for this Python in messages, such as ``Lambda's python3.12``."""
     machines: Mapping[str, str]
-    """What messages call each architecture, by ``platform.machine()``."""
+    """The name of each architecture in messages, by ``platform.machine()``."""
     glibc: Mapping[tuple[int, int], tuple[int, int]]
-    """The version of the C library, by that of Python."""
+    """The version of the C library, by the version of Python."""
     max_packed_bytes: int | None = None
-    """None: any number, as below."""
+    """None if there is no limit."""
     max_unpacked_bytes: int | None = None
+    """None if there is no limit."""
 
     def size_of(self, function: DriverFunction) -> str:
-        """Return how large the function's code is, and how large it may be, for ``FunctionHost.plan``."""
+        """Return the size of the function's code and its limits, for ``FunctionHost.plan``."""
         packed, unpacked = len(function.archive) / 1e6, function.unpacked_bytes / 1e6
         most = [one for one in (self.max_packed_bytes, self.max_unpacked_bytes) if one is not None]
         limit = f"takes {' and '.join(f'{one / 1e6:.0f}' for one in most)}" if most else "sets no limit"
         return f"its code: {packed:.1f} MB packed, {unpacked:.0f} MB unpacked; {self.host} {limit}"
 
     def require_fit(self, function: DriverFunction) -> None:
-        """Refuse a function that is made of what the host cannot run, or too much.
+        """Refuse a function with code that the host cannot run or that is too large.
 
         Raises:
-            SpecError: another system, Python or C library is needed, or there is too much code.
+            SpecError: another system, Python or C library is needed, or the code is too large.
         """
         here = (sys.version_info[0], sys.version_info[1])
         if sys.platform != "linux" or platform.machine() not in self.machines or here not in self.glibc:
             pythons = f"{_dotted(min(self.glibc))} to {_dotted(max(self.glibc))}"
             raise SpecError(
-                f"a driver on {self.host} is made of what is installed here, so deploy it from Linux on "
+                f"a driver on {self.host} is made of the packages installed here, so deploy it from Linux on "
                 f"{' or '.join(self.machines.values())} with Python {pythons}; here is Python "
                 f"{_dotted(here)} on {sys.platform}, {platform.machine()}"
             )
@@ -91,44 +92,44 @@ def once_effective(
     sleep: Callable[[float], None],
     wait_seconds: float = 2.0,
 ) -> T:
-    """Return what ``call`` returns, as soon as a role and its rights, which were just made, take effect.
+    """Return the result of ``call`` once a new role and its permissions have taken effect.
 
     Args:
-        call: Safe to repeat.
-        is_new: Whether an error of ``kind`` may come from what has not taken effect yet.
-        kind: The errors that are looked at.
-        within_seconds: How long that may last; then the error is raised.
-        sleep: Takes seconds.
-        wait_seconds: Between two calls.
+        call: Must be safe to repeat.
+        is_new: Whether an error of ``kind`` may mean that the role has not taken effect yet.
+        kind: The errors that are passed to ``is_new``.
+        within_seconds: How long the call is repeated; then the error is raised.
+        sleep: Called with the seconds to wait.
+        wait_seconds: The time between two calls.
     """
     waits = until(time.monotonic() + within_seconds, repeat(wait_seconds))
     return retry(call, sleep=sleep, waits=waits, kind=kind, when=is_new)
 
 
 def whole_minutes(function: DriverFunction, *, scheduler: str) -> int:
-    """Return how many minutes lie between two passes, for a scheduler that counts whole ones.
+    """Return the minutes between two passes, for a scheduler that supports only whole minutes.
 
     Raises:
-        SpecError: the function asks for something else.
+        SpecError: the function's interval is not a whole number of minutes.
     """
     minutes = function.every_seconds / 60
     if minutes < 1 or not math.isclose(minutes, round(minutes)):
-        raise SpecError(f"--every: {scheduler} runs a function every minute or number of minutes, such as 5m")
+        raise SpecError(f"--every: {scheduler} runs a function at intervals of whole minutes, such as 5m")
     return round(minutes)
 
 
 def passes_a_month(minutes: int) -> float:
-    """Return how many passes a month has that come every so many minutes."""
+    """Return the passes in a month with one pass every ``minutes``."""
     return _MINUTES_A_MONTH / minutes
 
 
 def bucket_of(function: DriverFunction, *, scheme: str, needs: str) -> str:
     """Return the name of the store's bucket.
 
-    ``needs`` begins the message: which host needs a store in which service.
+    ``needs`` begins the message, and names the host and the service in which it needs a store.
 
     Raises:
-        SpecError: the store is elsewhere.
+        SpecError: the store is in another service.
     """
     parts = urlsplit(function.store_url)
     if parts.scheme != scheme or not parts.netloc:

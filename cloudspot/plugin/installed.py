@@ -1,4 +1,4 @@
-"""What installed distributions declare by entry points, read without importing any of it."""
+"""Read the plugins that installed distributions declare by entry points, without importing them."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import cloudspot
 from cloudspot.errors import reason_of
 
 COMMAND_GROUP: Final = "cloudspot.commands"
-"""The other groups are in :mod:`cloudspot.hookspecs`, which ``--help`` does without."""
+"""The entry point group of commands; the others are in :mod:`cloudspot.hookspecs`, which ``--help`` skips."""
 
 _PINNED: Final = re.compile(r"cloudspot\s*\(?\s*==\s*([\w.!+]+)\s*\)?$", re.IGNORECASE)
-"""A requirement of the core in one version, as the plugins have that are released in step with it."""
+"""A requirement of one exact version of the core; plugins released together with the core have one."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """A plugin as its distribution declares it, not yet imported."""
+    """A plugin declared by its distribution and not imported yet."""
 
     name: str
     distribution: str
     version: str
     module: str
-    """As its entry point names it."""
+    """The module in its entry point."""
     load: Callable[[], object]
     error: str | None = None
-    """Why it cannot be used; None: nothing speaks against it so far."""
+    """Why it cannot be used, or None if no fault is known yet."""
 
     def __str__(self) -> str:
         return f'"{self.name}" of {self.distribution} {self.version}'.rstrip()
 
 
 def from_distributions(group: str) -> Iterator[Declared]:
-    """Yield what installed distributions declare in the group; unreadable metadata hides no other."""
+    """Yield the plugins declared in the group; a distribution with unreadable metadata hides no other."""
     from importlib import metadata
 
     seen: set[str] = set()
@@ -45,22 +45,22 @@ def from_distributions(group: str) -> Iterator[Declared]:
             continue
         name = str(distribution.metadata["Name"])
         if name.lower() in seen:
-            continue  # shadowed: the same distribution further down sys.path
+            continue  # the same distribution appears again further down sys.path
         seen.add(name.lower())
         version = str(distribution.metadata["Version"])
         try:
             points = [point for point in distribution.entry_points if point.group == group]
             misfit = _misfit(distribution.requires or ())
-        except Exception as error:  # noqa: BLE001 - whatever a stranger's metadata provokes
+        except Exception as error:  # noqa: BLE001 - foreign metadata may cause any error
             reason = f"its entry points cannot be read: {reason_of(error)}"
-            yield Declared(name, name, version, "", object, reason)  # with an error, nobody loads it
+            yield Declared(name, name, version, "", object, reason)  # not loaded because of the error
             continue
         for point in points:
             yield Declared(point.name, name, version, point.value, point.load, misfit)
 
 
 def _misfit(requirements: Iterable[str]) -> str | None:
-    """Return that a plugin is pinned to another version of the core than this one, if it is."""
+    """Return a message if a plugin is pinned to another version of the core, else None."""
     pins = [pin[1] for line in requirements if (pin := _PINNED.match(line))]
     if not pins or pins[0] == cloudspot.__version__:
         return None

@@ -1,4 +1,4 @@
-"""What launch requests, which are stored and sent again unchanged, have in common; and reading them back."""
+"""The shared parts of launch requests, which are stored and sent again unchanged; and reading them back."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from cloudspot.errors import ProvisionError, SpecError
 from cloudspot.model import GIB, InstanceGroup, LaunchRequest, Resources
 
 DEFAULT_EXTRA_GIB: Final = 50
-"""What is left free on the boot disk where nobody says how much is needed."""
+"""The free room on the boot disk if the job does not request a size."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 def decode_request(request: LaunchRequest, type_: type[Body]) -> Body:
-    """Return the body of a stored request as the struct whose fields it has.
+    """Return the body of a stored request as the plugin's struct.
 
-    ``Provisioner.render`` makes the body of a struct of the plugin's own (``msgspec.to_builtins``), and
-    ``create`` reads it back by this, perhaps in a later version of the plugin. So a field that is added has
-    a default: requests that were stored without it can then still be sent.
+    ``Provisioner.render`` makes the body from this struct (``msgspec.to_builtins``), and ``create`` reads it
+    back with this function, perhaps in a later version of the plugin. So a new field of the struct needs a
+    default, with which requests that were stored without the field can still be sent.
 
     Raises:
-        ProvisionError: another provider or version made it.
+        ProvisionError: another provider or version made the request.
     """
     try:
         body: Body = convert(request.body, type_)
@@ -44,7 +44,7 @@ def boot_disk_gib(group: InstanceGroup, *, wanted_bytes: int) -> int:
 
 
 def disk_gib(image_gib: int, resources: Resources, *, wanted_bytes: int) -> int:
-    """Return the size of the boot disk: what the options say, else the image and the job's own needs.
+    """Return the size of the boot disk: that of the options, or else the image plus the job's own needs.
 
     It is never smaller than the image.
     """
@@ -60,12 +60,12 @@ def pack_script(script: str, *, most: int, service: str) -> str | None:
     instead would put an expiring secret into a request that is stored and replayed.
 
     Raises:
-        SpecError: it is too long even when compressed.
+        SpecError: the script is too long even when compressed.
     """
     raw = script.encode()
     if len(raw) <= most:
         return None
-    # Without a time and a file name: the same script gives the same bytes.
+    # There is no time and no file name, so that the same script gives the same bytes.
     packed = gzip.compress(raw, compresslevel=9, mtime=0)
     if len(packed) > most:
         raise SpecError(

@@ -1,4 +1,4 @@
-"""Log lines on their way to a log service: cut, timed and batched within the service's limits."""
+"""Prepare log lines for a log service: cut, time and batch them within the service's limits."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from cloudspot.errors import AuthError
 from cloudspot.model import LogRecord
 
 MAX_AGE: Final = timedelta(hours=12)
-"""No entry is older: services refuse what is older than their retention, and batches that span a day."""
+"""The greatest age of an entry: services refuse entries past their retention, and batches over a day."""
 MAX_AHEAD: Final = timedelta(hours=1)
-"""Services refuse entries that are hours ahead of their clock."""
+"""How far a stream's last entry may be ahead; services refuse entries hours ahead of their clock."""
 
 Entry = TypeVar("Entry")
 
 
 class EntryTimes:
-    """Gives entries the times by which a service sorts them.
+    """Assigns the times by which a service sorts entries.
 
-    An entry has its line's time, unless the service would refuse that, or sort it before what it already has.
+    An entry has its line's time, unless the service would refuse that time or sort the entry before older
+    ones.
     """
 
     def __init__(self, newest: Callable[[str], datetime | None], *, now: Callable[[], datetime]) -> None:
-        """``newest`` asks the service for the time of a stream's last entry; None: the stream is empty."""
+        """``newest`` returns the time of a stream's last entry in the service, or None if it has none."""
         self._ask = newest
         self._now = now
         self._newest: dict[str, datetime] = {}
@@ -34,7 +35,7 @@ class EntryTimes:
         now = self._now()
         newest = self._newest.get(stream) or self._find_newest(stream)
         if newest is None or newest > now + MAX_AHEAD:
-            # The clock went far back: to be taken matters more than how the entries lie.
+            # The clock went far back; that entries are accepted matters more than their order.
             newest = now - MAX_AGE
         for record in records:
             newest = max(newest, min(max(record.time, now - MAX_AGE), now))
@@ -45,7 +46,7 @@ class EntryTimes:
         try:
             return self._ask(stream)
         except AuthError:
-            return None  # A role that may only write: its node's clock is then trusted.
+            return None  # The role may only write, so its node's clock is trusted.
 
 
 def cut(text: str, max_chars: int) -> Sequence[str]:
@@ -56,7 +57,7 @@ def cut(text: str, max_chars: int) -> Sequence[str]:
 def batches(
     entries: Iterable[Entry], *, size_of: Callable[[Entry], int], max_bytes: int, max_entries: int
 ) -> Iterator[list[Entry]]:
-    """Yield the entries in batches within both bounds; one that is too large alone is a batch by itself."""
+    """Yield the entries in batches within both bounds; an entry that is too large is a batch by itself."""
     batch: list[Entry] = []
     num_bytes = 0
     for entry in entries:

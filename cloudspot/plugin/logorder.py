@@ -1,4 +1,4 @@
-"""Makes lines of what a log service shows: joins parts, drops repeats, and orders by number."""
+"""Restore lines from a log service's entries: join parts, drop duplicates, and order by number."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgspec
 from cloudspot.model import LogRecord
 
 MAX_WAITING = 10_000
-"""How many lines wait for one that is missing before them; then it counts as lost."""
+"""The most lines that wait for a missing line before them; beyond that, it counts as lost."""
 SETTLED_MS = 60_000
-"""A line that was delivered this long ago and does not show is lost."""
+"""A line that was delivered this long ago and does not appear is lost."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A line as a log service shows it."""
+    """A line from a log service."""
 
     record: LogRecord
     at_ms: int
@@ -28,13 +28,13 @@ class Arrival:
 
 
 class Joiner:
-    """Joins lines that a service holds in several entries: a line is complete once all its parts came."""
+    """Joins lines that a service stores in several entries."""
 
     def __init__(self) -> None:
         self._parts: dict[int, dict[int, str]] = {}
 
     def add(self, arrival: Arrival, *, part: int = 0, num_parts: int = 1) -> Iterator[Arrival]:
-        """Yield the line that this part, counted from 0, completes, if any."""
+        """Yield the line if this part, counted from 0, completes it."""
         if num_parts == 1:
             yield arrival
             return
@@ -57,7 +57,7 @@ class Order:
         self._num_added = 0
 
     def add(self, arrival: Arrival) -> Iterator[Arrival]:
-        """Take a line, and yield those that are next."""
+        """Add a line, and yield the lines that are next."""
         if arrival.record.seq < self._next:
             return
         self._num_added += 1
@@ -66,7 +66,7 @@ class Order:
             yield from self._pop()
 
     def rest(self, *, now_ms: int) -> Iterator[Arrival]:
-        """Yield what waits after a gap, except lines so new that the gap may still close."""
+        """Yield the lines that wait after a gap, except lines so new that the gap may still close."""
         while self._waiting:
             seq, _, arrival = self._waiting[0]
             if seq > self._next and now_ms - arrival.ingested_ms < SETTLED_MS:
@@ -75,7 +75,7 @@ class Order:
 
     @property
     def waiting(self) -> Iterator[Arrival]:
-        """Yield, in no order, what has not been yielded."""
+        """Yield, in any order, the lines that were not yielded yet."""
         yield from (arrival for _, _, arrival in self._waiting)
 
     def _pop(self) -> Iterator[Arrival]:
@@ -88,7 +88,7 @@ class Order:
 def read_back(pages: Iterator[list[Arrival]]) -> Iterator[LogRecord]:
     """Yield lines from the newest back, each once, from a stream's pages, the last page first.
 
-    Asks for no more pages than needed, and skips lines that are on no page any more.
+    It reads no more pages than needed, and skips lines that are on no page.
     """
     held: dict[int, LogRecord] = {}
     top: int | None = None

@@ -1,6 +1,6 @@
-"""The tags or labels by which cloudspot's machines, and what belongs to them, are found again.
+"""The tags or labels by which cloudspot's machines, and the resources that belong to them, are found.
 
-The names hold no slash and no space, so that a machine can read them from its metadata.
+The names have no slash and no space, so that a machine can read them from its metadata.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from cloudspot.model import DEFAULT_MASTER_PORT, InstanceGroup
 JOB: Final = "cloudspot-job"
 """The job's id."""
 LAUNCH: Final = "cloudspot-launch"
-"""Counted from 1."""
+"""The launch's number, counted from 1."""
 NUM_NODES: Final = "cloudspot-num-nodes"
-"""How many nodes train together at most."""
+"""The most nodes that train together."""
 STORE: Final = "cloudspot-store"
-"""Where the job's records lie: it leads people to them, and tells apart two stores' jobs of the same id."""
+"""The store of the job's records, by which people find them; two stores may have jobs of the same id."""
 MAX_SECONDS: Final = "cloudspot-max-seconds"
 """How long the machine may live."""
 MASTER_PORT: Final = "MASTER_PORT"
-"""For setup scripts; each generation agrees on a free port of its own."""
+"""The port for setup scripts; each generation agrees on its own free port."""
 
 
 def tags_of(group: InstanceGroup) -> dict[str, str]:
-    """Return cloudspot's own tags of a launch's machines, for a cloud that takes such names and values.
+    """Return cloudspot's own tags of a launch's machines, for a cloud that accepts such names and values.
 
-    ``instances`` finds the machines by them. Two things are not among them: the job's labels,
-    ``group.labels``, which the plugin adds in whatever form the cloud takes them; and the rank, which is each
-    machine's own, as a number in its name or a tag of the plugin's. Where a value may not hold a URL's
-    characters, put ``store_digest(group.store_url)`` in place of the store's URL, and compare with that.
+    ``instances`` finds the machines by these tags. Two things are not included: the job's labels,
+    ``group.labels``, which the plugin adds in the cloud's form; and the rank, which differs between machines
+    and is a number in the machine's name or a tag of the plugin. If a tag's value may not contain a URL's
+    characters, use ``store_digest(group.store_url)`` in place of the store's URL, and compare with that.
     """
     tags = {
         JOB: group.job_id,
@@ -45,13 +45,13 @@ def tags_of(group: InstanceGroup) -> dict[str, str]:
 
 
 def launch_of(tags: Mapping[str, str]) -> int:
-    """Return the launch that a machine's tags name.
+    """Return the number of the launch in a machine's tags, or 0 if they have none.
 
-    0 if they name none: that launch is in no journal, so a machine whose tags were tampered with is ended.
+    No journal has a launch 0, so a machine whose tags were tampered with is ended.
     """
     return whole_number(tags.get(LAUNCH), most=MAX_LAUNCHES - 1) or 0
 
 
 def store_digest(store_url: str) -> str:
-    """Return eight letters that tell one store's machines from another's where a URL does not fit."""
+    """Return eight characters that identify a store on its machines where a URL does not fit."""
     return hashlib.sha256(store_url.encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""What every cloud's machine types have in common, and which of them have what a node needs."""
+"""The properties that all clouds' machine types share, and the choice of types that fit a node."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from cloudspot.model import GIB, Resources
 
 MIN_CPUS: Final = 2
 MIN_MEMORY_BYTES: Final = 8 * GIB
-"""The smallest machine where the job does not say: torch, the agent and an arena need room."""
+"""The least memory if the job does not request a size, with room for torch, the agent and an arena."""
 
 
 class MachineType(msgspec.Struct, frozen=True, kw_only=True):
-    """What matters about a machine type when one is chosen; a plugin adds what its cloud knows besides."""
+    """The properties by which a machine type is chosen; a plugin adds those of its cloud."""
 
     name: str
     cpus: int
     memory_bytes: int
     accelerator: str | None = None
-    """As the cloud names it."""
+    """The cloud's name of the accelerator."""
     accelerator_count: int = 0
 
     def is_called(self, accelerator: str) -> bool:
-        """Return whether people mean this type's accelerator: ``rtx-pro-4500`` is ``RTX PRO 4500``."""
+        """Return whether the name means this type's accelerator; ``rtx-pro-4500`` means ``RTX PRO 4500``."""
         return _plain(accelerator) == _plain(self.accelerator or "")
 
     def fits(self, resources: Resources) -> bool:
-        """Return whether it has what one node must have."""
+        """Return whether the type has the resources of one node."""
         if resources.accelerator is not None and not self.is_called(resources.accelerator):
             return False
         if resources.accelerator_count and self.accelerator_count < resources.accelerator_count:
@@ -41,9 +41,9 @@ Type = TypeVar("Type", bound=MachineType)
 
 
 def fitting_types(types: Iterable[Type], resources: Resources) -> list[Type]:
-    """Return the types that have what one node must have, the smallest first.
+    """Return the types that have the resources of one node, the smallest first.
 
-    A job that asks for no accelerator gets none, and at least ``MIN_CPUS`` and ``MIN_MEMORY_BYTES``.
+    A job that requests no accelerator gets none. The defaults are ``MIN_CPUS`` and ``MIN_MEMORY_BYTES``.
     """
     wanted = msgspec.structs.replace(
         resources,

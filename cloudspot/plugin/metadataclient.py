@@ -1,7 +1,7 @@
-"""Reads a cloud's metadata service, by session tokens where the cloud has them.
+"""Read a cloud's metadata service, with session tokens if the cloud has them.
 
-It uses only the standard library: every agent carries it, and it must work on a machine where nothing else
-does.
+It uses only the standard library, because every agent includes it, and it must work on a machine where
+nothing else does.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.host.public_addresses import NoRedirects
 
 MAX_ANSWER_BYTES = 1 << 20
-"""What a metadata service says is a few KiB."""
+"""The most bytes of an answer; usual answers have a few KiB."""
 
 
 class MetadataClient:
     """A client that keeps its session token fresh. Thread-safe.
 
-    A plugin's subclass says what its cloud calls things.
+    A plugin's subclass sets the names that its cloud uses.
     """
 
     default_endpoint: ClassVar[str]
     """The service's real address, such as ``http://169.254.169.254``."""
     endpoint_variable: ClassVar[str]
-    """The environment variable that moves the service elsewhere."""
+    """The environment variable that sets another address."""
     disabled_variable: ClassVar[str]
-    """The environment variable that tells programs that there is no such service (``true``)."""
+    """The environment variable that disables the service with the value ``true``."""
     token_header: ClassVar[str]
-    """Carries a request's token; with ``-ttl-seconds`` appended it asks for one."""
+    """The header with a request's token; with ``-ttl-seconds`` appended, the header that requests a token."""
     token_seconds: ClassVar[int] = 21600
-    """The token's lifetime: commonly the longest that a service gives."""
+    """The token's lifetime, by default the usual longest."""
     refusals: ClassVar[frozenset[int]] = frozenset({401})
-    """The statuses that say that a token is no longer valid."""
+    """The statuses that mean that a token is not valid any more."""
     needs_token: ClassVar[bool] = True
-    """False: a service without tokens is asked without one."""
+    """Whether a token is required; if not, a service without tokens is asked without one."""
 
     def __init__(
         self,
@@ -52,20 +52,20 @@ class MetadataClient:
         timeout_seconds: float = 2.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Do no I/O; ``endpoint`` None: the environment's, else the real address."""
+        """Do no I/O; without ``endpoint``, the address is the environment's, or else the real one."""
         self._endpoint = endpoint
         self._timeout_seconds = timeout_seconds
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._token: tuple[str, float] | None = None
-        """With the time at which to ask for another; "": the service has none."""
+        """The token, or "" if the service has none, with the time at which the next is requested."""
 
     def get(self, path: str) -> str | None:
-        """Return what the service has at ``/latest/<path>``; None: nothing.
+        """Return the service's answer for ``/latest/<path>``, or None if it has nothing there.
 
         Raises:
             TransientError: the service did not answer, or answered with another error.
-            CloudspotError: the environment says that there is no such service.
+            CloudspotError: the environment disables the service.
         """
         for is_last in (False, True):
             token = self._session_token(renew=is_last)
@@ -75,14 +75,15 @@ class MetadataClient:
                 with error:
                     if error.code == 404:
                         return None
-                    # The token has expired (the machine slept, the clock jumped): ask for a new one.
+                    # The token has expired (the machine slept, or the clock jumped), so a new one is
+                    # requested.
                     if error.code in self.refusals and not is_last:
                         continue
                     raise TransientError(f"the metadata service answered {error.code} to {path}") from error
         raise AssertionError("the second round returns or raises")
 
     def require(self, path: str) -> str:
-        """Return what ``get`` does; raise TransientError while there is nothing yet."""
+        """Return the result of ``get``; raise TransientError if there is nothing yet."""
         value = self.get(path)
         if value is None:
             raise TransientError(f"the metadata service has no {path} yet")
@@ -120,11 +121,11 @@ class MetadataClient:
 def ask_metadata(
     url: str, headers: Mapping[str, str], *, timeout: float, method: str = "GET"
 ) -> tuple[str, Message]:
-    """Return the body and the headers of an answer; never through a proxy that the environment names.
+    """Return the body and the headers of an answer, which is never requested through a proxy.
 
     Raises:
-        HTTPError: the service answered with an error, or a redirect, which would get the token.
-        TransientError: it did not answer within ``timeout`` seconds, or the answer was cut short or endless.
+        HTTPError: the service answered with an error, or with a redirect, which must not get the token.
+        TransientError: it did not answer within ``timeout`` seconds, or the answer was cut short or too long.
     """
     request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 # link-local
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirects())
@@ -143,6 +144,6 @@ def ask_metadata(
 
 
 def parse_time(text: str) -> datetime:
-    """Return the moment that is written as ``2017-09-18T08:22:00Z``; raise ValueError for another text."""
+    """Return the moment in a text such as ``2017-09-18T08:22:00Z``; raise ValueError for any other text."""
     at = datetime.fromisoformat(text.replace("Z", "+00:00"))
     return at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)

@@ -1,4 +1,4 @@
-"""Streams into an object store: parts go up side by side, and the last request makes them an object."""
+"""Stream into an object store: parts are uploaded in parallel, and the last request makes them an object."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cloudspot.interfaces import Data, Upload
 
 PART_BYTES: Final = 16 << 20
 NUM_THREADS: Final = 4
-"""Parts that go up at once; one more buffer is filled meanwhile: 80 MiB in all."""
+"""The parts that are uploaded at once. One more buffer is filled meanwhile, which makes 80 MiB in all."""
 GROWTH_EVERY: Final = 1000
-"""Parts double in size after each so many: stores take 10,000 of them, which then hold 16 TiB."""
+"""Parts double in size after each 1,000 parts; stores accept 10,000, which then have 16 TiB."""
 
 _log = logging.getLogger(__name__)
 
 
 class Passing(TransientError):
-    """The store did nothing this time: any request may be repeated, a create-only one too."""
+    """The store did nothing this time, so that any request may be repeated, even a create-only one."""
 
 
 class UploadGone(CloudspotError):
@@ -33,12 +33,12 @@ class UploadGone(CloudspotError):
 
 
 class PartedRequests(ABC):
-    """The requests of one upload to one key; a plugin brings them. Thread-safe.
+    """The requests of one upload to one key, which a plugin implements. Thread-safe.
 
-    Each is made once, within ``self.bucket.asking(verb, self.key)``, which lends the client and translates
-    errors. The verb is ``self.verb`` where the object appears (``complete`` and ``put``), else ``write``.
-    ``writer`` is stored with the object as metadata, so that an upload whose answer was lost recognizes its
-    own object. All raise what ObjectStore's methods do, and:
+    Each makes one attempt, within ``self.bucket.asking(verb, self.key)``, which yields the client and
+    translates errors. The verb is ``self.verb`` for the requests that make the object (``complete`` and
+    ``put``), else ``write``. ``writer`` is stored with the object as metadata, so that an upload whose answer
+    was lost recognizes its own object. All raise the same errors as ObjectStore's methods, and:
 
     Raises:
         Passing: nothing was done.
@@ -48,11 +48,11 @@ class PartedRequests(ABC):
     bucket: Any
     """The plugin's Bucket."""
     key: str
-    """As the store names the object, below its prefix."""
+    """The object's key, without the store's prefix."""
     name: str
     """The object's name in the bucket."""
     verb: str
-    """``create`` where the upload is create-only, else ``write``."""
+    """``create`` if the upload is create-only, else ``write``."""
 
     def __init__(self, bucket: Any, key: str, *, if_absent: bool) -> None:
         """Do no I/O."""
@@ -65,18 +65,18 @@ class PartedRequests(ABC):
     def begin(self, writer: str) -> str:
         """Begin an upload in parts; return its id.
 
-        Where the service has no such request and parts are simply sent, return an id that no other upload of
-        the key has, such as ``secrets.token_hex(8)``, tell the parts apart by it, and keep ``writer`` for
-        ``complete``.
+        If the service has no such request, return an id that is unique for the key, such as
+        ``secrets.token_hex(8)``, use it to distinguish the parts of different uploads, and keep ``writer``
+        for ``complete``.
         """
 
     @abstractmethod
     def send(self, upload_id: str, number: int, part: memoryview) -> Any:
-        """Send part ``number``, from 1, and return what ``complete`` names it by; keep no view of it."""
+        """Send part ``number``, from 1, and return its name for ``complete``; keep no view of it."""
 
     @abstractmethod
     def complete(self, upload_id: str, parts: Sequence[Any]) -> None:
-        """Make the parts the object; create-only if the upload is."""
+        """Make the object from the parts, create-only if the upload is."""
 
     @abstractmethod
     def put(self, writer: str, data: memoryview) -> None:
@@ -84,17 +84,17 @@ class PartedRequests(ABC):
 
     @abstractmethod
     def drop(self, upload_id: str) -> None:
-        """Let the store forget the parts; do nothing where it has no such request and forgets by itself.
+        """Delete the upload's parts; do nothing if the store has no such request and deletes them by itself.
 
-        Where parts stay and are billed, ``Bucket.list_uploads`` lists them.
+        If parts stay and are billed, ``Bucket.list_uploads`` must list them.
         """
 
 
 class PartedUpload(Upload):
-    """An upload in parts, or a single put if all of it fits into one part.
+    """An upload in parts, or a single put if all bytes fit into one part.
 
-    A process that dies midway leaves parts behind, which are billed until they are aborted: a lifecycle rule
-    of the bucket does that.
+    A process that dies during the upload leaves parts behind, which are billed until a lifecycle rule of the
+    bucket deletes them.
     """
 
     def __init__(
@@ -111,7 +111,8 @@ class PartedUpload(Upload):
     ) -> None:
         """Do no I/O; ``key`` and the store's ``url`` are for messages.
 
-        ``found_writer`` returns who wrote the object under the key ("" unknown), or None if there is none.
+        ``found_writer`` returns the writer of the object at the key ("" if unknown), or None if there is
+        none.
         """
         self._requests = requests
         self._key = key
@@ -140,7 +141,7 @@ class PartedUpload(Upload):
                 if self._filled == len(self._buffer):
                     self._next_buffer()
                 count = min(len(self._buffer) - self._filled, len(view) - position)
-                # A bytearray itself would first make another one of the piece.
+                # Assigning to the bytearray itself would first copy the piece.
                 with memoryview(self._buffer) as buffer, view[position : position + count] as piece:
                     buffer[self._filled : self._filled + count] = piece
                 self._filled += count
@@ -167,7 +168,7 @@ class PartedUpload(Upload):
         for part in self._parts:
             part.cancel()
         if self._pool is not None:
-            # A part that arrives after the abort would stay, and be billed.
+            # A part that arrives after the abort would stay and be billed.
             self._pool.shutdown(wait=True)
         self._buffer = bytearray()
         self._free = queue.SimpleQueue()
@@ -191,7 +192,7 @@ class PartedUpload(Upload):
             self._num_buffers += 1
             buffer = bytearray()
         else:
-            buffer = self._free.get()  # As soon as a part was stored, or has failed.
+            buffer = self._free.get()  # waits until a part was stored or has failed
         for part in self._parts:
             if part.done() and part.exception() is not None:
                 part.result()
@@ -226,10 +227,10 @@ class PartedUpload(Upload):
     # --- the outcome ------------------------------------------------------------------------------
 
     def _settle(self, publish: Callable[[], None]) -> None:
-        """Publish the object; if an answer is lost, look whether the object is there and ours.
+        """Publish the object; if an answer is lost, check whether the object exists and is ours.
 
         Raises:
-            ObjectExists: another's object was there first.
+            ObjectExists: another writer's object was there first.
             TransientError: the outcome is still unknown.
             CloudspotError: the parts are gone; upload again.
         """
@@ -249,14 +250,15 @@ class PartedUpload(Upload):
 def settle(
     publish: Callable[[], None], *, is_ours: Callable[[], bool], sleep: Callable[[float], None]
 ) -> None:
-    """Make an object by ``publish``, and repeat that if it fails in passing.
+    """Make an object by ``publish``, and repeat that after transient failures.
 
     ``publish`` must be safe to repeat: a condition guards it, or it completes an upload. ``is_ours`` returns
-    whether the object under the key carries this writer's mark: one whose answer was lost may be ours.
+    whether the object at the key has this writer's mark, which shows the success of a call whose answer was
+    lost.
 
     Raises:
-        ObjectExists: another's object was there first.
-        UploadGone: as ``publish`` raised it, and the object is not ours.
+        ObjectExists: another writer's object was there first.
+        UploadGone: ``publish`` raised it, and the object is not ours.
         TransientError: the outcome is still unknown.
     """
     is_unknown = False

@@ -17,10 +17,10 @@ _NUM_SHOWN: Final = 5
 
 
 class NameRule(NamedTuple):
-    """What the names in one option look like."""
+    """The form of the names in one option."""
 
     kind: str
-    """With its article, such as ``a region``."""
+    """The kind with its article, such as ``a region``."""
     pattern: str
     """A regular expression for the whole name."""
     example: str
@@ -30,19 +30,19 @@ class OptionChecks:
     """Checks the options of ``[providers.NAME]``; every error names the option."""
 
     def __init__(self, provider: str, names: Mapping[str, NameRule]) -> None:
-        """Keep the provider's name and the rule for each option that holds one name or several."""
+        """Keep the provider's name and the rule for each option with one or several names."""
         self._provider = provider
         self._names = names
 
     def error(self, field: str, text: str) -> FieldError:
-        """Return the error that says what is wrong with ``providers.NAME.<field>``."""
+        """Return the error for ``providers.NAME.<field>`` with the message ``text``."""
         return FieldError(("providers", self._provider, field), text)
 
     def require_valid_names(self, options: msgspec.Struct) -> None:
         """Refuse a name that cannot exist.
 
         Raises:
-            FieldError: so do all methods of this class that begin with ``require``.
+            FieldError: a name is invalid. All methods that begin with ``require`` raise this error.
         """
         for field, rule in self._names.items():
             value = getattr(options, field)
@@ -52,23 +52,23 @@ class OptionChecks:
                     raise self.error(field, text)
 
     def require_unique(self, **values: Sequence[str]) -> None:
-        """Refuse an option, given by its name, that holds the same value twice."""
+        """Refuse an option that has the same value twice; ``values`` has the options by name."""
         for field, named in values.items():
             for i, value in enumerate(named):
                 if value in named[:i]:
                     raise self.error(field, f'names "{value}" twice')
 
     def require_zones_in(self, regions: Sequence[str], zones: Sequence[str]) -> None:
-        """Refuse a zone in none of the regions (none: no region is named), and a region without a zone."""
+        """Refuse a zone outside the named regions (if there are any), and a region without a zone."""
         wrong = [zone for zone in zones if regions and region_of(zone, regions) is None]
         if wrong:
             raise self.error("zones", f'"{wrong[0]}" is not in region {" or ".join(regions)}')
         self._require_each(regions, "zones", [region_of(zone, regions) for zone in zones])
 
     def require_ids_in(self, regions: Sequence[str], **ids: Sequence[str]) -> None:
-        """Refuse ids, given by their option's name, unless they are written for these ``regions``.
+        """Refuse ids, by option, that are not written for these ``regions``.
 
-        Of several regions each has ids of its own, as ``REGION/ID``; without, an id stands alone.
+        With ``regions``, an id is written ``REGION/ID``; without, it is written alone.
         """
         for field, named in ids.items():
             named_regions = [one.rpartition("/")[0] for one in named]
@@ -87,7 +87,7 @@ class OptionChecks:
             raise self.error(field, f"none is in {lacking[0]}; name one for each region, or leave all out")
 
     def require_prices_in(self, regions: Sequence[str], field: str, prices: Mapping[str, float]) -> None:
-        """Refuse a price of nothing or less, and one for ``REGION/TYPE`` that is for none of the regions."""
+        """Refuse a price of 0 or less, and a price for ``REGION/TYPE`` with an unknown region."""
         self.require_positive_prices(field, prices)
         for name in prices:
             region, slash, _ = name.partition("/")
@@ -95,7 +95,7 @@ class OptionChecks:
                 raise self.error(field, f'"{name}" is for a region that is not in regions')
 
     def require_positive_prices(self, field: str, prices: Mapping[str, float]) -> None:
-        """Refuse a price of nothing or less."""
+        """Refuse a price of 0 or less."""
         for name, price in prices.items():
             if price <= 0:
                 raise self.error(field, f'the price of "{name}" must be > 0, got {price:g}')
@@ -109,9 +109,9 @@ class OptionChecks:
         prefix: str = OWN_TAG_PREFIX,
         reserved: Collection[str] = (),
     ) -> None:
-        """Refuse more than ``most`` tags, and those that cloudspot or the cloud sets itself.
+        """Refuse more than ``most`` tags, and tags that cloudspot or the cloud sets itself.
 
-        ``prefix`` is the cloud's own, beside cloudspot's; ``reserved`` are whole names.
+        ``prefix`` is reserved by the cloud, in addition to cloudspot's prefix; ``reserved`` are whole names.
         """
         if len(tags) > most:
             raise self.error(field, f"expected at most {most}, got {len(tags)}")
@@ -122,10 +122,10 @@ class OptionChecks:
     def one_a_zone(
         self, field: str, kind: str, found: Iterable[tuple[str, str]], *, is_named: bool, zones: Sequence[str]
     ) -> dict[str, str]:
-        """Return an id, such as a subnet's, for each of the zones (none: for each that has one).
+        """Return an id, such as a subnet's, for each of ``zones``, or for all zones if it is empty.
 
-        ``found`` are zones, each with an id; ``is_named`` says that the option ``field`` names these ids, at
-        most one a zone. ``kind`` is what they are of, such as ``subnet``.
+        ``found`` has pairs of a zone and an id. If ``is_named``, the option ``field`` names these ids, and a
+        zone may have only one. ``kind`` is the kind of resource, such as ``subnet``.
         """
         chosen: dict[str, str] = {}
         for zone, id_ in sorted(found, key=lambda pair: pair[1]):
@@ -152,17 +152,17 @@ class OptionChecks:
 
 
 def region_of(zone: str, regions: Iterable[str]) -> str | None:
-    """Return which of the regions a zone is in, where a zone's name begins with its region's."""
+    """Return the region of a zone whose name begins with the region's name, or None."""
     return max((one for one in regions if zone.startswith(one)), key=len, default=None)
 
 
 def ids_in(region: str, ids: Iterable[str]) -> tuple[str, ...]:
-    """Return the ids of those that are written ``REGION/ID`` for this region."""
+    """Return the ids from the entries written ``REGION/ID`` for this region."""
     return tuple(one.removeprefix(f"{region}/") for one in ids if one.startswith(f"{region}/"))
 
 
 def prices_in(region: str, prices: Mapping[str, float]) -> dict[str, float]:
-    """Return the prices by machine type; what is given as ``REGION/TYPE`` goes before what is for all."""
+    """Return the region's prices by machine type; a price for ``REGION/TYPE`` overrides a general one."""
     own = {name.partition("/")[2]: price for name, price in prices.items() if name.startswith(f"{region}/")}
     return {name: price for name, price in prices.items() if "/" not in name} | own
 
@@ -173,7 +173,7 @@ def _did_you_mean(name: str, known: Collection[str]) -> str:
 
 
 def data_cache_variable(provider: str, path: str | None) -> dict[str, str]:
-    """Return the variable of a boot profile by which machines find ``providers.NAME.data_cache``.
+    """Return the variable of a boot profile with the path in ``providers.NAME.data_cache``.
 
     Raises:
         FieldError: the path is not absolute.

@@ -1,4 +1,4 @@
-"""Compares policies in the form that AWS and Alibaba Cloud share: statements that allow actions."""
+"""Compare policies in the format that AWS and Alibaba Cloud share: statements that allow actions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _NEGATIONS: Final = ("NotAction", "NotResource", "NotPrincipal")
 
 
 def excess(found: Iterable[Document], wanted: Iterable[Document]) -> list[str]:
-    """Return what the ``found`` policies allow and the ``wanted`` ones do not, a line each.
+    """Return a line for each permission in the ``found`` policies that the ``wanted`` policies do not allow.
 
-    A statement that denies something only narrows. One that allows is within a wanted one if that has its
-    actions, its resources and its principals, and no condition that it lacks. Where this cannot be seen, as
-    with a ``NotAction``, the statement counts as excess.
+    Statements that deny something are ignored, because they only restrict. A statement that allows something
+    is covered by a wanted statement that includes its actions, resources and principals, and has no further
+    condition. A statement whose extent is not clear, for example with a ``NotAction``, counts as excess.
     """
     allowed = [one for document in wanted for one in _statements(document) if one.get("Effect") == "Allow"]
     lines = []
@@ -25,7 +25,7 @@ def excess(found: Iterable[Document], wanted: Iterable[Document]) -> list[str]:
                 continue
             unclear = [name for name in _NEGATIONS if name in statement]
             if unclear:
-                lines.append(f"it allows all but what {unclear[0]} names")
+                lines.append(f"it allows everything except what {unclear[0]} names")
                 continue
             lines += [
                 f"it allows {action} on {resource}" + (f" to {principal}" if principal else "")
@@ -38,7 +38,7 @@ def excess(found: Iterable[Document], wanted: Iterable[Document]) -> list[str]:
 
 
 def lacking(found: Sequence[Document], wanted: Sequence[Document]) -> list[str]:
-    """Return what the ``wanted`` policies allow and the ``found`` ones do not, a line each."""
+    """Return a line for each permission in the ``wanted`` policies that the ``found`` policies lack."""
     return [line.replace("it allows", "it does not allow", 1) for line in excess(wanted, found)]
 
 
@@ -66,7 +66,7 @@ def _statements(document: Document) -> Sequence[Mapping[str, Any]]:
 
 
 def _principals(statement: Mapping[str, Any]) -> list[str]:
-    """Return who may use the statement, as ``Service: ec2.amazonaws.com``; one empty text: nobody."""
+    """Return the statement's principals, such as ``Service ec2.amazonaws.com``; ``[""]`` if it names none."""
     found = statement.get("Principal", "")
     if not isinstance(found, Mapping):
         return [str(found)]
@@ -74,5 +74,5 @@ def _principals(statement: Mapping[str, Any]) -> list[str]:
 
 
 def listed(value: Any) -> Sequence[str]:
-    """Return an element of a statement, which is a text or a list of texts, as a list."""
+    """Return an element of a statement, which is a string or a list of strings, as a list."""
     return [str(value)] if isinstance(value, str) else [str(one) for one in value]

@@ -1,4 +1,4 @@
-"""What a node costs an hour: its machine, and what is billed with it, such as its boot disk."""
+"""The hourly price of a node: its machine, and extras that are billed with it, such as its boot disk."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import msgspec
 from cloudspot.model import Offer, PricePart
 
 HOURS_A_MONTH: Final = 730.0
-"""An average month, where a price list has a GiB by the month."""
+"""The hours of an average month, for price lists with monthly prices."""
 _DECIMALS: Final = 6
 
 Extras = Mapping[str, float | None]
-"""Prices an hour by name, such as ``disk``; None: it costs something, but nobody tells how much."""
+"""Hourly prices by name, such as ``disk``; None for a price that is not known."""
 
 
 def with_extras(offer: Offer, extras: Extras, *, on_demand: Extras | None = None) -> Offer:
-    """Return the offer of a machine with what is billed beside it, and with the parts of its price.
+    """Return a machine's offer with the extras added to its price, and with the parts of the price.
 
-    What is not known is left out of the price, and the parts say so. ``on_demand`` is what the same costs on
-    demand, if that differs.
+    Unknown extras are not in the price, which the parts show. ``on_demand`` are the extras on demand, if they
+    differ.
     """
     parts = {"machine": offer.price_per_hour, **extras}
     return msgspec.structs.replace(
@@ -34,7 +34,7 @@ def with_extras(offer: Offer, extras: Extras, *, on_demand: Extras | None = None
 
 
 def price_with_extras(offer: Offer, machine: float) -> float:
-    """Return the offer's price if the machine costs this; one that tells of no extras is a machine alone."""
+    """Return the offer's price for a machine at this price, with the offer's extras."""
     return round(machine + offer.extras_per_hour, _DECIMALS)
 
 

@@ -1,4 +1,4 @@
-"""Several regions of a cloud whose API knows one at a time: a provisioner for each, and one for all."""
+"""Several regions of a cloud whose API serves one region: a provisioner for each, and one for all."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class RegionalProvider(CloudProvider[Options, Clients]):
     @property
     @abstractmethod
     def regions(self) -> Sequence[str]:
-        """Return what the option names."""
+        """Return the regions in the option."""
 
     @abstractmethod
     def in_region(self, region: str) -> tuple[Options, Clients]:
-        """Return the options as they are meant in one of the regions, and clients for it; no I/O."""
+        """Return the options and the clients for one of the regions, without I/O."""
 
     @abstractmethod
     def transfer_price(self, offer: Offer) -> float:
@@ -51,7 +51,7 @@ class RegionalProvider(CloudProvider[Options, Clients]):
         """Return the lines of ``check`` for the clients' region."""
 
     def image_host_of(self, options: Options, clients: Clients) -> ImageHost:
-        """Return where images of the clients' region are kept; by default, nowhere."""
+        """Return the image host of the clients' region; the default has none."""
         return super().image_host()
 
     @abstractmethod
@@ -60,7 +60,7 @@ class RegionalProvider(CloudProvider[Options, Clients]):
 
     @abstractmethod
     def inventories_of(self, options: Options, clients: Clients) -> Sequence[Inventory]:
-        """Return what ``inventories`` has of the clients' region."""
+        """Return the inventories of the clients' region."""
 
     def inventories(self, *, all_regions: bool) -> Sequence[Inventory]:
         """Return the inventories of the options' regions, or of all; see Provider."""
@@ -70,10 +70,10 @@ class RegionalProvider(CloudProvider[Options, Clients]):
         return [one for region in regions for one in self.inventories_of(*self.in_region(region))]
 
     def image_host(self) -> ImageHost:
-        """Return where images are kept; a region has its own.
+        """Return the image host; each region has its own images.
 
         Raises:
-            SpecError: the options name several regions.
+            SpecError: the option ``regions`` is set.
         """
         if self.regions:
             option = f"providers.{self.name}.region={self.regions[0]}"
@@ -84,7 +84,7 @@ class RegionalProvider(CloudProvider[Options, Clients]):
         return self.image_host_of(self.options, self.clients)
 
     def make_provisioner(self, clients: Clients) -> Provisioner:
-        """Return the provisioner of the only region, or of all of the options'."""
+        """Return the provisioner of the only region, or of all regions in the options."""
         if not self.regions:
             return self.make_provisioner_of(self.options, clients)
         each = {region: self.make_provisioner_of(*self.in_region(region)) for region in self.regions}
@@ -110,7 +110,7 @@ class RegionalProvisioner(Provisioner):
     def __init__(
         self, each: Mapping[str, Provisioner], transfer_price: Callable[[Offer], float] = lambda _: 0.0
     ) -> None:
-        """Take a provisioner for each region, and what tells ``Offer.transfer_price_per_gib``."""
+        """Take a provisioner for each region, and a function for ``Offer.transfer_price_per_gib``."""
         self._each = dict(each)
         self._transfer_price = transfer_price
         self.token_seconds = min(one.token_seconds for one in each.values())
@@ -133,7 +133,7 @@ class RegionalProvisioner(Provisioner):
         return created
 
     def announce(self, instances: Sequence[Instance], facts: Mapping[str, str]) -> None:
-        """Publish the facts to the machines of each region, even if that fails in another one."""
+        """Publish the facts to the machines of each region, even if that fails in another region."""
         groups: dict[str, list[Instance]] = defaultdict(list)
         for one in instances:
             groups[self._found(one.id)].append(one)
@@ -143,7 +143,8 @@ class RegionalProvisioner(Provisioner):
         """Return the machines of all regions.
 
         Raises:
-            TransientError: one of the regions did not answer: absence from the others proves nothing.
+            TransientError: a region did not answer, so that a machine's absence from the others proves
+            nothing.
         """
         found: list[Instance] = []
         for region, one in self._each.items():
@@ -153,9 +154,9 @@ class RegionalProvisioner(Provisioner):
         return InstancesResult(instances=tuple(found))
 
     def terminate(self, request: TerminateRequest) -> TerminateResult:
-        """End the machines, each in its region, or wherever it is.
+        """End the machines, each in its region, or in all regions if that is not known.
 
-        The regions are asked side by side: one that fails or does not answer spares no other.
+        The regions are asked in parallel, so that a region that fails or hangs does not affect the others.
         """
         groups: dict[str, list[str]] = defaultdict(list)
         with self._lock:
@@ -171,7 +172,7 @@ class RegionalProvisioner(Provisioner):
                 refused = self._each[region].terminate(own).refused
             except CloudspotError as error:
                 errors.update(dict.fromkeys(ids, error))
-            except Exception as error:  # noqa: BLE001 - a bug of one region's, which is told with its machines
+            except Exception as error:  # noqa: BLE001 - a bug, which is reported with the region's machines
                 errors.update(dict.fromkeys(ids, CloudspotError(reason_of(error))))
             else:
                 errors.update({one.instance_id: CloudspotError(one.reason) for one in refused})
@@ -184,19 +185,19 @@ class RegionalProvisioner(Provisioner):
         return result_of(errors, len(set(request.instance_ids)))
 
     def console(self, instance: Instance) -> str:
-        """Return what the machine has printed; raise TransientError if no region lists it."""
+        """Return the machine's output; raise TransientError if no region lists it."""
         return self._each[self._found(instance.id)].console(instance)
 
     def release(self, job_id: str, *, store_url: str = "") -> None:
-        """Remove what was made for the job in any of the regions."""
+        """Remove the resources that were made for the job in any region."""
         _each_of(self._each, lambda region: self._each[region].release(job_id, store_url=store_url))
 
     def offers(self, request: OffersRequest) -> OffersResult:
-        """Return the offers of all regions, with what moving checkpoints to and from each costs.
+        """Return the offers of all regions, with the cost of moving checkpoints to and from each.
 
         Raises:
-            SpecError: what an option names does not exist in one of them.
-            TransientError: one did not answer: without its offers a job might be given up as without any.
+            SpecError: an option names something that does not exist in a region.
+            TransientError: a region did not answer; without its offers, a job might be given up wrongly.
         """
         found = [offer for one in self._each.values() for offer in one.offers(request).offers]
         return OffersResult(
@@ -207,11 +208,11 @@ class RegionalProvisioner(Provisioner):
         )
 
     def current_price(self, offer: Offer) -> float | None:
-        """Return what a node of the offer costs an hour now, in its region."""
+        """Return the present hourly price of a node of the offer, from its region."""
         return self._of(offer).current_price(offer)
 
     def region_of(self, instance_id: str) -> str | None:
-        """Return the region of a machine; None: none lists it."""
+        """Return the region of a machine, or None if no region lists it."""
         with self._lock:
             region = self._seen_in.get(instance_id)
         if region is None:
@@ -241,7 +242,7 @@ class RegionalProvisioner(Provisioner):
 
 
 def _each_of(regions: Iterable[str], call: Callable[[str], None]) -> None:
-    """Make the call for each region; raise the first error at the end, one that waiting mends last."""
+    """Make the call for each region, then raise the first error, preferring one that is not transient."""
     errors: list[CloudspotError] = []
     for region in regions:
         try:

@@ -1,7 +1,7 @@
-"""Translates an SDK's errors into cloudspot's: the class says what to do next; the message is one line.
+"""Translate an SDK's errors into cloudspot's: the class says what to do next; the message is one line.
 
-Whatever asks a cloud raises AuthError if there are no good credentials or a right is missing, and
-TransientError if nobody answers; plugins' docstrings name only what else is raised.
+All calls that ask a cloud raise AuthError if credentials are bad or a permission is missing, and
+TransientError if the cloud does not answer. The docstrings of plugins name only other errors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cloudspot.errors import AuthError, CloudspotError, ProvisionError, QuotaErr
 from cloudspot.plugin.answers import unreadable
 
 Codes = Mapping[str, type[CloudspotError]]
-"""What a service's own error codes mean, as error classes."""
+"""The error class for each of a service's error codes."""
 Result = TypeVar("Result")
 
 MAX_MESSAGE: Final = 400
@@ -32,29 +32,31 @@ class SdkErrors(ABC):
     """The translation for one cloud; a subclass names the codes and reads the SDK's exceptions."""
 
     cloud: ClassVar[str]
-    """As people call it in a message."""
+    """The cloud's name in messages."""
     raised: ClassVar[tuple[type[Exception], ...]]
-    """All that a request of the SDK's may raise for what is not a bug of ours."""
+    """All errors that a request of the SDK may raise without a bug of ours."""
     secrets: ClassVar[re.Pattern[str]]
-    """What must not reach a message."""
+    """The pattern of text that must not reach a message."""
     expired: ClassVar[frozenset[str]] = frozenset()
+    """Codes of expired credentials."""
     renewal: ClassVar[str] = "renew them"
-    """What to do about expired credentials."""
+    """The advice about expired credentials."""
     skewed: ClassVar[frozenset[str]] = frozenset()
-    """Codes that say that this machine's clock is wrong."""
+    """Codes which mean that this machine's clock is wrong."""
     bad_keys: ClassVar[frozenset[str]] = frozenset()
+    """Codes of credentials that are not accepted."""
     denied: ClassVar[frozenset[str]] = frozenset()
-    """Codes that say that good credentials lack a right."""
+    """Codes which mean that valid credentials lack a permission."""
     throttled: ClassVar[frozenset[str]] = frozenset()
-    """Codes that say that the service did nothing: even a create-only request may be made again."""
+    """Codes which mean that the service did nothing, so that even a create-only request may be repeated."""
     passing: ClassVar[frozenset[str]] = frozenset()
-    """Codes of failures that pass; statuses of 500 and more count as such without a code."""
+    """Codes of transient failures; statuses from 500 on count as such without a code."""
 
     @contextmanager
     def translated(self, what: str, codes: Codes = NO_CODES) -> Iterator[None]:
         """Raise the SDK's errors as cloudspot's, with ``what`` before the reason.
 
-        ``codes`` comes first. A code that nobody names is a CloudspotError if the request was refused, and a
+        ``codes`` takes precedence. An unknown code is a CloudspotError if the request was refused, and a
         TransientError if the service failed.
         """
         try:
@@ -66,42 +68,43 @@ class SdkErrors(ABC):
 
     @abstractmethod
     def translation(self, error: BaseException, what: str, codes: Codes = NO_CODES) -> CloudspotError:
-        """Return the error that ``translated`` raises for one of the SDK's; the message begins with ``what``.
+        """Return the error that ``translated`` raises for an SDK's error; the message begins with ``what``.
 
-        A subclass tells three cases apart. An answer that is an error: return ``self.refusal(error, what,
-        codes)``, which asks ``code_of``, ``status_of`` and ``message_of``. No credentials, or some that the
-        SDK itself finds to be bad: an AuthError that says where they come from. No answer (no connection, a
-        time limit, a body that breaks off): a TransientError with ``self.innermost(error)``.
+        A subclass distinguishes three cases. For an answer that is an error, return ``self.refusal(error,
+        what, codes)``, which calls ``code_of``, ``status_of`` and ``message_of``. Without credentials, or
+        with credentials that the SDK rejects, return an AuthError that names their source. Without an answer
+        (no connection, a time limit, an incomplete body), return a TransientError with
+        ``self.innermost(error)``.
         """
 
     @abstractmethod
     def code_of(self, error: BaseException) -> str:
-        """Return the service's code of an error; "": it gave none, or did not answer."""
+        """Return the service's code of an error, or "" if there is none."""
 
     @abstractmethod
     def status_of(self, error: BaseException) -> int:
-        """Return the HTTP status of an answer that is an error; 0: there was no answer."""
+        """Return the HTTP status of an answer that is an error, or 0 if there was no answer."""
 
     @abstractmethod
     def message_of(self, error: BaseException) -> str:
-        """Return what the service said, as one line without secrets; "": nothing."""
+        """Return the service's message as one line without secrets, or "" if there is none."""
 
     def shown(self, error: BaseException) -> str:
-        """Return what the service said, with its code."""
+        """Return the service's message with its code."""
         said = self.message_of(error) or f"HTTP status {self.status_of(error)}"
         code = self.code_of(error)
         return f"{said} ({code})" if code else said
 
     def is_denied(self, code: str, status: int) -> bool:
-        """Return whether a refusal says that a right is missing."""
+        """Return whether a refusal means that a permission is missing."""
         return code in self.denied or status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 
     def is_throttled(self, error: BaseException) -> bool:
-        """Return whether the service says that it did nothing, for lack of time."""
+        """Return whether the service throttled the request, and did nothing."""
         return self.code_of(error) in self.throttled
 
     def unless_throttled(self, call: Callable[[], Result]) -> Result:
-        """Return what ``call`` returns; it is made again if the service throttled it, which did nothing."""
+        """Return the result of ``call``, which is repeated if the service throttled it."""
         return retry(call, kind=Exception, when=self.is_throttled, waits=THROTTLE_WAITS, sleep=time.sleep)
 
     def one_line(self, text: str) -> str:
@@ -132,9 +135,9 @@ class SdkErrors(ABC):
         return CloudspotError(f"{what}: {self.cloud} refuses: {shown}")
 
     def innermost(self, error: object) -> str:
-        """Return the reason that names what happened, such as "Connection refused" or "timed out".
+        """Return the innermost reason of an error, such as "Connection refused" or "timed out".
 
-        Without URLs, which may be signed.
+        It has no URLs, because they may be signed.
         """
         cause = error
         while True:
@@ -148,22 +151,22 @@ class SdkErrors(ABC):
 
 
 def without_urls(text: str) -> str:
-    """Return the text with its URLs left out: they may be signed."""
+    """Return the text without its URLs, which may be signed."""
     return _URL.sub("...", text)
 
 
 class UnknownRole(ProvisionError):
-    """A launch was refused since there is no such role for its machines, or since it is seconds old."""
+    """A launch was refused because its machines' role does not exist or is only seconds old."""
 
 
 def launch_refusal(
     found: CloudspotError, *, option: str | None, role_option: str, quota_advice: str
 ) -> CloudspotError:
-    """Return what a refused launch means to the controller.
+    """Return the error for the controller for a refused launch.
 
-    A refusal without a meaning of its own is a ProvisionError: this very request will never succeed. It
-    names the ``option`` that is to blame, such as ``providers.NAME.image``, if that is known. If that is
-    ``role_option``, which names the machines' role, it is an UnknownRole.
+    A refusal without a more specific class is a ProvisionError: this request will never succeed. Its message
+    names the ``option`` at fault, such as ``providers.NAME.image``, if that is known. If this is
+    ``role_option``, which names the machines' role, the error is an UnknownRole.
     """
     if isinstance(found, QuotaError):
         return QuotaError(f"{found}; {quota_advice}")

@@ -1,4 +1,4 @@
-"""What plugins that keep images of machines have in common: tags, names, and how one is found and made."""
+"""The shared parts of plugins that keep images of machines: tags, names, finding and making images."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from cloudspot.model import Instance, MachineImage, Offer, Resources
 from cloudspot.plugin.launchrequests import disk_gib
 
 SETUP: Final = "cloudspot-setup"
-"""The tag with the key of the setup; all of cloudspot's images have it, and nothing else has."""
+"""The tag with the key of the setup, which only cloudspot's images have."""
 BASE: Final = "cloudspot-base"
 """The tag with ``base_digest``."""
 JOB_NAME: Final = "cloudspot-name"
 """The tag with the name in the job file."""
-IMAGE_IS_GONE: Final = "the image that held the job's setup was removed: machines run the setup again"
-"""Why a launch from it is refused; a later one, of newer offers, starts from the image that the job names."""
+IMAGE_IS_GONE: Final = "the image with the job's setup was removed; machines run the setup again"
+"""The reason if a launch from it is refused; later launches start from the image that the job names."""
 
 
 class TaggedImageHost(ImageHost):
-    """Images that are found by their tags, in a cloud that refuses a second one of the same name."""
+    """Images that are found by their tags, in a cloud that refuses a second image of the same name."""
 
     def __init__(self, base: str) -> None:
-        """Take what ``base_digest`` returns; do no I/O."""
+        """Take the result of ``base_digest``; do no I/O."""
         self._base = base
 
     def find(self, key: str) -> MachineImage | None:
-        """Return one that is ready, else one that may become so, else one that failed, else None."""
+        """Return an image that is ready, else one that may become ready, else one that failed, else None."""
         ranked = sorted(
             self.listed({SETUP: key, BASE: self._base}),
             key=lambda one: (one.is_ready, not one.failure, str(one.created_at), one.id),
@@ -43,9 +43,9 @@ class TaggedImageHost(ImageHost):
         return self.listed({})
 
     def save(self, instance: Instance, *, key: str, job_name: str) -> MachineImage:
-        """Begin to make the image of the machine as it runs: it has written everything to its disk.
+        """Begin to make the image of a running machine that has written everything to its disk.
 
-        The name makes it safe to repeat.
+        The call is safe to repeat, because of the image's name.
         """
         found = self.find(key)
         if found is not None and not found.failure:
@@ -66,17 +66,17 @@ class TaggedImageHost(ImageHost):
 
     @abstractmethod
     def listed(self, wanted: Mapping[str, str]) -> list[MachineImage]:
-        """Return cloudspot's images that have all the tags, in any state but that of being removed."""
+        """Return cloudspot's images that have all the tags, in any state except being removed."""
 
     @abstractmethod
     def begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
-        """Ask for an image with the tags; return, too, if there is one of the name."""
+        """Request an image with the tags; an existing image of the name is no error."""
 
 
 def base_digest(image: str, *, has_cloudspot: bool) -> str:
-    """Return what stands in a tag for the image on which the setup ran, as the options name it.
+    """Return the tag's value for the image on which the setup ran, by its name in the options.
 
-    One that brings cloudspot itself serves that version only: nothing is installed on it.
+    An image that includes cloudspot is used only by that version, because nothing is installed on it.
     """
     said = f"{image} {__version__}" if has_cloudspot else image
     return hashlib.sha256(said.encode()).hexdigest()[:12]
@@ -88,9 +88,9 @@ def image_of(offer: Offer) -> str | None:
 
 
 def counted_gib(base_gib: int, image: MachineImage, resources: Resources, *, wanted_bytes: int) -> int:
-    """Return how large the image is for ``disk_gib``: as the one on which the setup ran, if that is enough.
+    """Return the image's size for ``disk_gib``: that of the image on which the setup ran, if that is enough.
 
-    The disk of the machine that ran the setup had free room, and its image is as large as all of it.
+    The image is as large as the whole disk of the machine that ran the setup, including its free room.
     """
     least = int(image.size_gib or 0)
     return base_gib if disk_gib(base_gib, resources, wanted_bytes=wanted_bytes) >= least else least

@@ -1,4 +1,4 @@
-"""What the parts of each cloud's account setup have in common: how they look, and how errors are told."""
+"""The base of the parts of a cloud's account setup, with its translation of errors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _BY_THE_ORGANISATION: Final = (
 
 
 class CloudPart(SetupPart):
-    """A part whose look, making and removal a subclass does, in its SDK's own errors."""
+    """A part that a subclass looks at, makes and removes, with its SDK's own errors."""
 
     provider: ClassVar[str]
     """The provider's name."""
     errors: ClassVar[SdkErrors]
     forbids: ClassVar[tuple[str, ...]] = ()
-    """Words by which the cloud says that a policy forbids it, whatever rights the caller has."""
+    """Words in the cloud's message if a policy forbids the action for every caller."""
     is_store = False
 
     def __init__(
@@ -43,35 +43,35 @@ class CloudPart(SetupPart):
         self.rights, self.commands = tuple(rights), tuple(commands)
 
     def look(self, *, is_own: bool) -> PartState:
-        """Return what stands in its place; see SetupPart."""
+        """Return the present state of the part; see SetupPart."""
         with self.errors.translated(f"looking at {self.kind} {self.name}"):
             return self.state(is_own=is_own)
 
     def make(self) -> None:
-        """Make it; see SetupPart."""
+        """Make the part; see SetupPart."""
         with self.explained(f"making {self.kind} {self.name}"):
             self.create()
 
     def remove(self) -> str | None:
-        """Remove it; see SetupPart."""
+        """Remove the part; see SetupPart."""
         with self.explained(f"removing {self.kind} {self.name}"):
             return self.delete()
 
     @abstractmethod
     def state(self, *, is_own: bool) -> PartState:
-        """Return what ``look`` returns."""
+        """Return the result of ``look``."""
 
     @abstractmethod
     def create(self) -> None:
-        """Do what ``make`` does."""
+        """Make the part, for ``make``."""
 
     @abstractmethod
     def delete(self) -> str | None:
-        """Do what ``remove`` does."""
+        """Remove the part, for ``remove``."""
 
     @contextmanager
     def explained(self, what: str) -> Iterator[None]:
-        """Translate the SDK's errors, and say who can do what a right is missing for."""
+        """Translate the SDK's errors; if a permission is missing, name who can do it."""
         try:
             with self.errors.translated(what):
                 yield
@@ -87,7 +87,7 @@ class CloudPart(SetupPart):
 
 
 def state_of(*, is_own: bool, differences: Sequence[str], lacks: Sequence[str] = ()) -> PartState:
-    """Return the state of what exists: what another has opened is excess, and one's own is mended."""
+    """Return the state of an existing part; its differences are repaired if it is one's own, else excess."""
     if is_own:
         return PartState(exists=True, lacks=(*differences, *lacks))
     return PartState(exists=True, excess=tuple(differences), lacks=tuple(lacks))

@@ -1,4 +1,4 @@
-"""Ends many machines, and tells which of them were refused, whatever the others' requests come to."""
+"""End many machines, and report the refused ones, independently of each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cloudspot.calls import Refused, TerminateResult
 from cloudspot.errors import AuthError, CloudspotError, TransientError
 
 _OF_THE_ACCOUNT: Final = (AuthError, TransientError)
-"""What says nothing of the machines: if none of them could be ended, this is why."""
+"""Errors that concern no single machine; if no machine could be ended, one of them is raised."""
 
 
 def end_all(
@@ -17,11 +17,11 @@ def end_all(
 ) -> TerminateResult:
     """End each machine once; ``end`` takes up to ``at_once`` of them.
 
-    If it refuses several, which may be on account of one, each of them is tried by itself. Not so if the
-    service did not answer.
+    If it refuses several machines, perhaps because of one, each is tried by itself, unless the service did
+    not answer.
 
     Raises:
-        AuthError: none of the machines could be ended, and a right was missing at least once.
+        AuthError: none of the machines could be ended, and a permission was missing at least once.
         TransientError: none of them could be ended; call again.
     """
     ids = list(dict.fromkeys(instance_ids))
@@ -33,7 +33,7 @@ def end_all(
 
 
 def result_of(errors: dict[str, CloudspotError], num_machines: int) -> TerminateResult:
-    """Return the result that has these errors, by the machine; raise one as ``end_all`` does."""
+    """Return the result with these errors by machine, or raise an error as ``end_all`` does."""
     if errors and len(errors) == num_machines:
         found = list(errors.values())
         if all(isinstance(one, _OF_THE_ACCOUNT) for one in found):

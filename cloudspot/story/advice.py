@@ -24,7 +24,7 @@ MAX_NAMED = 4
 def warnings(history: History) -> tuple[str, ...]:
     """Return the warnings, each once: those about checkpoints, then those from the nodes."""
     texts = [
-        f"checkpoint {skipped.checkpoint} did not verify and was passed over: {skipped.reason}"
+        f"checkpoint {skipped.checkpoint} did not verify and was skipped: {skipped.reason}"
         for generation in history.generations
         for skipped in generation.skipped
     ]

@@ -14,11 +14,11 @@ from cloudspot.story.outcomes import own_beat
 LimitKind = Literal["data-loader", "saves", "gpu", "network", "cpu", "none"]
 
 DATA_WAIT = 0.15
-"""The share of the time, spent waiting for batches, from which on the data loader is the bottleneck."""
+"""If waiting for batches takes this share of the time or more, the data loader is the bottleneck."""
 SAVES = 0.05
-"""The share of the time from which on saves are the bottleneck; ``interval = "auto"`` stays below."""
+"""If saves take this share of the time or more, they are the bottleneck; ``"auto"`` stays below."""
 BUSY = 0.85
-"""The share of use from which on a GPU, a network or the cores count as fully used."""
+"""A GPU, a network or the cores with this share of use or more count as fully used."""
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ def _because(detail: str) -> str:
 
 def _started(history: History, generation: Generation) -> Iterator[Event]:
     for skipped in generation.skipped:
-        text = f"checkpoint {skipped.checkpoint} did not verify and was passed over: {skipped.reason}"
+        text = f"checkpoint {skipped.checkpoint} did not verify and was skipped: {skipped.reason}"
         yield Event(EventKind.WARNED, text, generation.at)
     if is_holding(history, generation):
         verb = "waits" if len(generation.seats) == 1 else "wait"

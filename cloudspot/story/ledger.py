@@ -198,8 +198,6 @@ def _turns(history: History, now: datetime) -> dict[Seat, list[tuple[datetime, s
 
 
 class _Time(NamedTuple):
-    """A stretch of a machine's time for one purpose."""
-
     purpose: str
     begun: datetime
     over: datetime

@@ -70,8 +70,6 @@ def learned(records: Iterable[MarketSeen]) -> Knowledge:
 
 @dataclass(frozen=True)
 class _Held:
-    """The time in which a launch had machines."""
-
     asked: datetime
     since: datetime
     until: datetime
@@ -92,7 +90,6 @@ class _Look:
 
 
 def _tally(launches: Sequence[LaunchHistory], now: datetime) -> Tally:
-    """Return the tally of one pool's launches."""
     held = [one for launch in launches if (one := _held(launch, now)) is not None]
     looks = [_Look(one.asked, has_capacity=True) for one in held]
     looks += [

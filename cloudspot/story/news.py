@@ -91,15 +91,15 @@ def _standing(history: History, now: datetime) -> Iterator[News]:
     members = live_members(history)
     if newest is not None and newest is history.generations[-1] and members:
         beats = [own_beat(history.launches[seat.launch - 1], seat.rank) for seat in members]
-        since, text = newest.at, f"nothing is heard of {named(members)}"
+        since, text, cause = newest.at, f"no heartbeat has come from {named(members)}", ""
         since = max([since, *(beat.at for beat in beats if beat is not None)])
     else:
         later = history.generations[newest.number :] if newest is not None else ()
         ends = [one.over_at(rank) for one in history.current_launches for rank in one.claimed]
         known = [end for end in ends if end is not None]
         since = later[0].at if later else max(known, default=history.asked_at)
-        text = "nothing trains, for want of machines"
+        text, cause = "nothing has trained", ", because machines are missing"
     if now - since >= timedelta(seconds=STALLED_SECONDS):
         number = 0 if newest is None else newest.number
         key = f"stalled-after-{history.submission.resumption}-{number}"
-        yield News(NewsKind.STALLED, key, f"{text}, since {since:%Y-%m-%d %H:%M} UTC", now)
+        yield News(NewsKind.STALLED, key, f"{text} since {since:%Y-%m-%d %H:%M} UTC{cause}", now)

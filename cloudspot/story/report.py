@@ -191,7 +191,7 @@ def _reported_metrics(history: History) -> dict[str, float]:
 
 
 def _final(history: History) -> dict[str, Any] | None:
-    """Return the final report of the first rank, which alone knows the weights of all ranks."""
+    """Return the result of the first rank, which alone knows the weights of all ranks."""
     for member_exit in member_exits(history):
         if member_exit is not None and member_exit.outcome == "succeeded" and member_exit.final is not None:
             newest, step = history.head, member_exit.final.step
@@ -248,7 +248,6 @@ def _inputs(beat: Heartbeat | None) -> list[dict[str, Any]]:
 
 
 def _utilization(history: History) -> list[dict[str, Any]]:
-    """Return the latest measurements of the newest generation's nodes."""
     found = []
     for seat in history.generations[-1].seats if history.generations else ():
         beat = own_beat(history.launches[seat.launch - 1], seat.rank)
@@ -372,7 +371,6 @@ def _ledger_line(line: LedgerLine, paid: Mapping[str, Paid]) -> dict[str, Any]:
 
 
 def _values(one: Span | LedgerLine | Bottleneck) -> dict[str, Any]:
-    """Return the fields as JSON values."""
     found: dict[str, Any] = msgspec.to_builtins(one, builtin_types=(datetime,))
     return {name: _time(value) if isinstance(value, datetime) else value for name, value in found.items()}
 

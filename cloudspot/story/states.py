@@ -99,7 +99,7 @@ def _has_run(history: History, seat: Seat, number: int) -> bool:
 
 
 def is_over(history: History) -> bool:
-    """Return whether the job has ended, by the rule of ``job_state``."""
+    """Return whether the job has ended, by the rule of `job_state`."""
     return job_state(history) in TERMINAL_STATES
 
 

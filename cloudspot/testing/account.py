@@ -1,4 +1,4 @@
-"""What the kits ask of a plugin's author: an account, and how to make it refuse, lag and reclaim."""
+"""The accounts that a plugin's author implements for the kits, with control over faults and reclaims."""
 
 from __future__ import annotations
 
@@ -15,169 +15,170 @@ from cloudspot.testing import plaincalls
 
 
 class Call(str, enum.Enum):
-    """What a fault is for: a call of a provisioner, of a store, of a log sink."""
+    """The call that a fault affects: of a provisioner, a store or a log sink."""
 
     CREATE = "create"
     LIST = "list"
     PUT = "put"
-    """An object is put at once."""
+    """Putting an object in one request."""
     GET = "get"
-    """An object or a range of it is read, or its size is asked for."""
+    """Reading an object, a range of it, or its size."""
     LIST_OBJECTS = "list objects"
     DELETE = "delete"
     BEGIN = "begin"
-    """An upload in parts is begun."""
+    """Beginning an upload in parts."""
     PART = "part"
-    """A part of it is sent."""
+    """Sending a part."""
     COMPLETE = "complete"
-    """The parts become an object."""
+    """Making an object from the parts."""
     ABORT = "abort"
-    """The parts are dropped."""
+    """Deleting the parts."""
     WRITE_LINES = "write lines"
     READ_LINES = "read lines"
-    """Lines are read, or streams are listed."""
+    """Reading lines, or listing streams."""
 
 
 class Fault(str, enum.Enum):
-    """How the cloud's API misbehaves: LOST_ANSWER at the next call alone, each other until ``heal``."""
+    """A fault of the cloud's API, which lasts until ``heal``, except LOST_ANSWER, which affects one call."""
 
     LOST_ANSWER = "lost answer"
-    """The next call has its effect, and its answer is lost: a status of 500, or a connection that breaks. The
-    calls after it are answered as usual, also those of the SDK's own retries."""
+    """The next call has its effect, and its answer is lost: a status of 500, or a connection that breaks.
+    Later calls are answered as usual, including the SDK's own retries."""
     UNWELL = "unwell"
-    """It answers with an error of its own, or not at all."""
+    """The service answers with an error of its own, or not at all."""
     THROTTLED = "throttled"
-    """The account has asked too often."""
+    """The account has made too many requests."""
     DENIED = "denied"
-    """The caller lacks the right."""
+    """The caller lacks the permission."""
     QUOTA = "quota"
     """The account's limit is reached."""
     REFUSED = "refused"
-    """The request can never work, such as one for an image that does not exist."""
+    """The request can never work, for example because its image does not exist."""
     CUT = "cut"
     """The answer breaks off in the middle of its body."""
 
 
-class Service(ABC):  # noqa: B024 (its subclasses say how a test gets at it)
-    """What can misbehave for a test. What cannot be arranged raises NotImplementedError.
+class Service(ABC):  # noqa: B024 (its subclasses have the abstract methods)
+    """A service whose faults a test can control. A method that is not supported raises NotImplementedError.
 
     The tests that need it are then deviations.
     """
 
     def inject(self, call: Call, fault: Fault) -> None:
-        """Let the cloud misbehave at such calls until ``heal``; with LOST_ANSWER, at the next one alone."""
+        """Make such calls fail until ``heal``; with LOST_ANSWER, only the next call."""
         raise NotImplementedError
 
     def heal(self) -> None:
-        """Let the cloud behave again."""
+        """Remove the faults."""
         raise NotImplementedError
 
     def pass_time(self, seconds: float) -> None:
-        """Let so many seconds of the account's time pass; by default it is the real one."""
+        """Let ``seconds`` of the account's time pass, which is real time by default."""
         time.sleep(seconds)
 
 
 class Sold(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that the cloud sells: a type of machine in a zone on a market."""
+    """An item that the cloud sells: a type of machine in a zone on a market."""
 
     instance_type: str
     zone: str
     market: Market
     price_per_hour: float
-    """Of the machine alone, in the currency of the offers."""
+    """The price of the machine alone, in the currency of the offers."""
     cpus: int = 0
     memory_bytes: int = 0
     accelerator: str | None = None
-    """As ``Resources.accelerator`` names it."""
+    """The accelerator's name, as in ``Resources.accelerator``."""
     accelerator_count: int = 0
 
     @property
     def key(self) -> str:
-        """The key that its offer has."""
+        """The key of its offer."""
         return f"{self.market.value}/{self.zone}/{self.instance_type}"
 
 
 class Bought(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cloud has on its books for one machine, whatever the plugin reports of it."""
+    """The cloud's own record of one machine, independent of the plugin."""
 
     user_data: str
-    """What the machine runs when it boots, unpacked."""
+    """The machine's boot script, uncompressed."""
     instance_type: str
     zone: str
     market: Market
     disk_bytes: int | None = None
-    """Of its boot disk; None: it has none of its own."""
+    """The size of its boot disk, or None if it has no disk of its own."""
     labels: Mapping[str, str] = {}
-    """Its tags or labels, cloudspot's own among them."""
+    """Its tags or labels, including cloudspot's own."""
     max_seconds: float | None = None
-    """After how long the cloud ends it; None: it does not."""
+    """The time after which the cloud ends it, or None if the cloud does not."""
 
 
 class Account(Service):
-    """An empty account of a cloud, in which a test may do what it likes; made anew for each test.
+    """An empty account of a cloud for one test, which may change everything in it.
 
-    It is best an emulated one, behind the real SDK.
+    An emulated account behind the real SDK is best.
     """
 
     prefix: str = "kit-"
-    """How the ids of the jobs and the tokens of a test begin: it leaves alone what else the account has."""
+    """The prefix of a test's job ids and tokens; the test does not touch anything else in the account."""
     patience_seconds: float = 30.0
-    """How long the cloud may take for what it does in its own time, such as ending a machine."""
+    """How long the cloud may take for asynchronous actions, such as ending a machine."""
     unknown_ids: tuple[str, ...] = ("cloudspot-none",)
-    """Ids of machines that the account never had: well formed, malformed."""
+    """Ids of machines that the account never had, both well-formed and malformed."""
 
     @abstractmethod
     def provider(self) -> Provider:
-        """Return a provider of this account that has looked up nothing, as another process would have it."""
+        """Return a provider of this account without any cached lookups, as in another process."""
 
     def reserve(self, group: InstanceGroup) -> None:
         """Note that a test is about to launch these machines; an account that costs money counts them."""
         return None
 
     def limit(self, num_machines: int | None) -> None:
-        """Leave room for so many machines in all, in each zone and on each market; None: for any number."""
+        """Limit the machines in each zone and on each market to ``num_machines``; None removes the limit."""
         raise NotImplementedError
 
     def lag(self, seconds: float) -> None:
-        """Let new machines show in listings only after so many seconds of the account's time."""
+        """List new machines only after ``seconds`` of the account's time."""
         raise NotImplementedError
 
     def reclaim(self, instance_id: str) -> None:
-        """Take a spot machine back without notice; by default, by ``Provider.preempt``."""
+        """Reclaim a spot machine without notice; by default, with ``Provider.preempt``."""
         plaincalls.preempt(self.provider(), instance_id, notice_seconds=0)
 
     def sold(self) -> Sequence[Sold]:
-        """Return all that the cloud sells to the provider's options, whatever the resources.
+        """Return all items that the cloud sells under the provider's options, for any resources.
 
-        It is more than the cloud tells on one page of its answers: let its pages be short. There are at least
-        two types and two zones, and a type with an accelerator, or the tests that need them are deviations.
+        They must not fit on one page of the cloud's answers, so make its pages short. There should be at
+        least two types, two zones, and a type with an accelerator; without these, the tests that need them
+        are deviations.
         """
         raise NotImplementedError
 
     def bought(self, instance_id: str) -> Bought:
-        """Return what the cloud itself has on its books for a machine; do not ask the plugin."""
+        """Return the cloud's own record of a machine, without asking the plugin."""
         raise NotImplementedError
 
     def running(self) -> set[str]:
-        """Return the ids of all machines that may run and bill.
+        """Return the ids of all machines that may run and be billed.
 
-        The default asks the provisioner; an emulated cloud knows better what it has.
+        The default asks the provisioner; an emulated cloud should answer from its own data.
         """
         return {one.id for one in self.listed() if one.state is not InstanceState.ENDED}
 
     def listed(self) -> list[Instance]:
-        """Return the machines of this test that its provisioner lists, ended ones included."""
+        """Return the machines of this test in the provisioner's listing, including ended machines."""
         found = plaincalls.instances(self.provider().provisioner())
         return [one for one in found if one.job_id.startswith(self.prefix)]
 
 
 class StoreAccount(Service):
-    """An empty place in an object store that a test can disturb; made anew for each test."""
+    """An empty part of an object store for one test, which can inject faults."""
 
     few_parts_bytes: int = 21 << 20
-    """The size of a stream of at least two parts."""
+    """The size of a stream with at least two parts."""
     many_parts_bytes: int = 100 << 20
-    """That of one of at least twelve."""
+    """The size of a stream with at least twelve parts."""
 
     @abstractmethod
     def open(self) -> ObjectStore:
@@ -185,11 +186,11 @@ class StoreAccount(Service):
 
     @abstractmethod
     def pending(self) -> Sequence[str]:
-        """Return the keys of the uploads whose parts the service still has, and bills."""
+        """Return the keys of the uploads whose parts the service still stores and bills."""
 
 
 class LogAccount(Service):
-    """Logs of an account that a test can disturb; made anew for each test."""
+    """The logs of an account for one test, which can inject faults."""
 
     @abstractmethod
     def sink(self, job_id: str) -> LogSink:

@@ -1,8 +1,8 @@
-"""A pytest plugin for tests that boot isolated machines, each test in namespaces of its own.
+"""A pytest plugin for tests that boot isolated machines, each test in its own namespaces.
 
 Load it with ``-p cloudspot.testing.enclosing`` and mark tests ``@pytest.mark.enclosed``. The function of such
 a test runs in another process, and nothing that it starts outlives it; its fixtures stay outside. On a host
-without namespaces it is skipped with the reason.
+without namespaces, the test is skipped with the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _why_not = functools.cache(enclosure.why_not)
 def pytest_configure(config: pytest.Config) -> None:
     """Register the mark."""
     config.addinivalue_line(
-        "markers", "enclosed: run the test in namespaces of its own; skipped where there are none"
+        "markers", "enclosed: run the test in its own namespaces; skipped on hosts without namespaces"
     )
 
 
@@ -36,7 +36,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a marked test inside, and report its failure as text."""
+    """Run a marked test enclosed, and report its failure as text."""
     if pyfuncitem.get_closest_marker("enclosed") is None:
         return None
     reader, writer = os.pipe()
@@ -51,7 +51,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return 0
 
     with warnings.catch_warnings():
-        # Python 3.12 and later warn that a fork has no threads; this one needs none.
+        # Python 3.12 and later warn about forks with threads; this child needs no threads.
         warnings.simplefilter("ignore", DeprecationWarning)
         status = enclosure.run_enclosed(main)
     os.close(writer)
@@ -63,4 +63,4 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 _MAX_REPORT_BYTES = 60_000
-"""A pipe holds 64 KiB without a reader."""
+"""The most bytes of a report; a pipe without a reader holds 64 KiB."""

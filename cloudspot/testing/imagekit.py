@@ -9,8 +9,8 @@
         def account(self):
             return MyAccount()
 
-``account`` is the one of :mod:`cloudspot.testing.provisionerkit`. An image that is not removed is billed for
-good, and one of another setup is worse than none.
+``account`` is an Account, as in :mod:`cloudspot.testing.provisionerkit`. An image that is not removed is
+billed forever, and an image with another setup is worse than none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cloudspot.testing.kit import Kit
 
 KEY, OTHER_KEY = "0123456789abcdef0123456789abcdef01234567", "f" * 40
 COPY_SECONDS = 5.0
-"""How long an image is waited for between two looks."""
+"""The time between two looks for an image."""
 NUM_LOOKS = 120
 DECIDED_AT = datetime(2026, 11, 1, tzinfo=timezone.utc)
 
@@ -39,10 +39,10 @@ class ImageHostTests(Kit):
     """A test for each promise of ImageHost; the fixture ``account`` is an Account whose provider has one."""
 
     resources: ClassVar[Resources] = Resources()
-    """What the machines must have."""
+    """The resources of the machines."""
 
     def provider(self, account: Account, *, key: str | None) -> Provider:
-        """Return the account's provider with a ``setup_key``; override it where options do not say it all."""
+        """Return the account's provider with a ``setup_key``; override it if it needs more than options."""
         provider = account.provider()
         options = {**msgspec.to_builtins(provider.options), "setup_key": key}
         return type(provider)(convert(options, provider.options_type))

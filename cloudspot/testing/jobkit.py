@@ -9,8 +9,8 @@
         def cloud(self):
             return JobCloud(provider="mycloud", prefix=("cloudspot", "sandbox", "mycloud", "--"))
 
-All is real: the command line, the boot script on machines that boot, the agent, torchrun and the training. It
-needs torch where the machines run.
+Everything is real: the command line, the boot script on machines that boot, the agent, torchrun and the
+training. The machines need torch.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ CLOUDSPOT = (sys.executable, "-m", "cloudspot")
 
 @dataclass(frozen=True)
 class JobCloud:
-    """Where the kit's jobs run."""
+    """The cloud on which the kit's jobs run."""
 
     provider: str
     store: str | None = None
-    """The URL of an empty store; None: the provider's default, or that of the sandbox."""
+    """The URL of an empty store; None stands for the provider's default, or the sandbox's store."""
     settings: Sequence[str] = ()
-    """What ``cloudspot run --set`` gets, such as ``providers.mycloud.region="north"``."""
+    """The values for ``cloudspot run --set``, such as ``providers.mycloud.region="north"``."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Credentials and the like, beside this process's own environment."""
+    """Variables, such as credentials, in addition to this process's environment."""
     prefix: Sequence[str] = ()
-    """A command that runs the one behind it, such as ``cloudspot sandbox mycloud --``."""
+    """A command that runs the command after it, such as ``cloudspot sandbox mycloud --``."""
     notice: str | None = "20s"
-    """The notice of the reclaim; None: the provider's own."""
+    """The notice of the reclaim; None stands for the provider's own notice."""
     job_id: str = "kit"
     is_reclaimed_by_prefix: bool = False
-    """The prefix takes a machine, as ``cloudspot sandbox --reclaim`` does; else the kit does."""
+    """Whether the prefix reclaims a machine, like ``cloudspot sandbox --reclaim``; if not, the kit does."""
 
 
 class WholeJobTests(Kit):
@@ -66,14 +66,14 @@ class WholeJobTests(Kit):
         calm = _run(undisturbed, tmp_path / "calm", num_nodes, is_reclaimed=False)
         hit = _run(cloud, tmp_path / "hit", num_nodes, is_reclaimed=True)
         assert (calm["state"], hit["state"]) == ("succeeded", "succeeded")
-        assert len(hit["notices"]) == 1, "the notice was not heard"
+        assert len(hit["notices"]) == 1, "the node did not get the notice"
         assert hit["steps_lost"] == 0
         assert len(hit["nodes"]) == num_nodes + 1
         assert hit["final"]["weights_sha256"] == calm["final"]["weights_sha256"]
 
 
 def _run(cloud: JobCloud, directory: Path, num_nodes: int, *, is_reclaimed: bool) -> dict[str, Any]:
-    """Run the job from this module's own command line, behind the prefix; return what ``show`` tells."""
+    """Run the job by this module's own command line, after the prefix; return the output of ``show``."""
     directory.mkdir()
     orders = {
         "run": [
@@ -103,7 +103,7 @@ def _run(cloud: JobCloud, directory: Path, num_nodes: int, *, is_reclaimed: bool
 
 
 def main(orders: Mapping[str, Any]) -> None:
-    """Run a job, reclaim its first node once a checkpoint stands, and print what ``show`` tells at last."""
+    """Run a job, reclaim its first node once there is a checkpoint, and print the last output of ``show``."""
     training = subprocess.Popen([*CLOUDSPOT, *orders["run"]], stdout=sys.stderr)
     if orders["reclaim"]:
         while training.poll() is None and _show(orders["job_id"]).get("last_commit") is None:
@@ -116,7 +116,7 @@ def main(orders: Mapping[str, Any]) -> None:
 
 
 def _show(job_id: str) -> dict[str, Any]:
-    """Return what is known of the job; empty before there is one."""
+    """Return the output of ``show``, or an empty dict before the job exists."""
     done = subprocess.run([*CLOUDSPOT, "show", job_id, "--json"], capture_output=True, text=True, check=False)
     return json.loads(done.stdout) if done.returncode == 0 else {}
 

@@ -1,4 +1,4 @@
-"""What all kits of promises share: tests that nobody overrides unseen, and deviations that are declared."""
+"""The base of all kits: tests that cannot be overridden, and deviations that are declared."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ import pytest
 from cloudspot.errors import CloudspotError
 
 _BROKEN = (AssertionError, CloudspotError, NotImplementedError, pytest.fail.Exception)
-"""What a broken promise shows as. Anything else is a mistake in the tests, which no deviation may hide."""
+"""The errors of a broken promise. Any other error is a mistake in the tests, which no deviation may hide."""
 
 
 class Kit:
-    """The base of the kits. A subclass brings the fixtures, and inherits the tests.
+    """The base of the kits. A subclass provides the fixtures, and inherits the tests.
 
-    A test of a kit cannot be overridden. What a provider does not do is declared with its reason, and shows
-    as an expected failure; if the test passes after all, it fails. A test with cases is declared case by
-    case, or by its name alone where none of its cases holds::
+    A test of a kit cannot be overridden. A promise that a provider does not keep is declared with the reason,
+    and the test becomes an expected failure, which fails if it passes. A test with cases is declared case by
+    case, or by its name alone if no case passes::
 
         class TestMine(ProvisionerTests):
             deviations = {
-                "test_a_reclaimed_machine_says_so": "the cloud does not tell why a machine ended",
-                "test_a_listing_that_fails_tells_nothing[denied]": "whoever lacks rights is told nothing",
+                "test_a_reclaimed_machine_says_so": "the cloud does not report why a machine ended",
+                "test_a_listing_that_fails_tells_nothing[denied]": "the cloud returns an empty listing",
             }
     """
 
     deviations: ClassVar[Mapping[str, str]] = {}
-    """By the name of the test or of its case: why this provider breaks the promise."""
+    """By the name of the test or its case, why this provider does not keep the promise."""
     left_out: ClassVar[Mapping[str, str]] = {}
-    """By the same names: why it is not run here, such as that another class runs it; it is skipped."""
+    """By the same names, why the test is skipped here, for example because another class runs it."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Mark what deviates and what is left out.
+        """Mark the deviations and the tests that are left out.
 
         Raises:
-            TypeError: the subclass overrides a test of a kit, or names one that is not there.
+            TypeError: the subclass overrides a test of a kit, or names a test that does not exist.
         """
         super().__init_subclass__(**arguments)
         promises = {name: _cases_of(test) for base in cls.__mro__[1:] for name, test in _tests_of(base)}
@@ -58,7 +58,7 @@ class Kit:
                 test, _, case = name.removesuffix("]").partition("[")
                 if test not in promises or (case and case not in promises[test]) or not reason:
                     raise TypeError(
-                        f"{cls.__name__}.{attribute}: {name!r} is no test of this kit, or has no reason"
+                        f"{cls.__name__}.{attribute}: {name!r} is not a test of this kit, or has no reason"
                     )
                 marks.setdefault(test, {})[case] = mark(reason=reason)
         for test, by_case in marks.items():
@@ -66,7 +66,7 @@ class Kit:
 
 
 def cases(names: str, table: Mapping[str, object]) -> pytest.MarkDecorator:
-    """Return the mark of a kit's test that runs once for each case; by its name a case can deviate."""
+    """Return the mark of a kit's test that runs once for each case; a deviation may name a case."""
     wanted = [value if isinstance(value, tuple) else (value,) for value in table.values()]
     return pytest.mark.parametrize(
         names, [pytest.param(*values, id=name) for name, values in zip(table, wanted, strict=True)]
@@ -74,7 +74,7 @@ def cases(names: str, table: Mapping[str, object]) -> pytest.MarkDecorator:
 
 
 def promises_of(kit: type[Any]) -> list[str]:
-    """Return the names of the kit's own tests, ``test[case]`` for each case of one that has cases."""
+    """Return the names of the kit's own tests, with ``test[case]`` for each case of a test with cases."""
     return [
         f"{name}[{case}]" if case else name
         for name, test in _tests_of(kit)
@@ -83,7 +83,7 @@ def promises_of(kit: type[Any]) -> list[str]:
 
 
 def promise_of(item: pytest.Function) -> str:
-    """Return by which of those names a test goes, whatever else its fixtures are parametrized by."""
+    """Return the name of a test as in ``promises_of``, without other parameters of its fixtures."""
     for mark in item.iter_markers("parametrize"):
         names = [one.strip() for one in mark.args[0].split(",")]
         given = tuple(item.callspec.params.get(name) for name in names)
@@ -102,13 +102,13 @@ def _tests_of(cls: type[Any]) -> list[tuple[str, Callable[..., None]]]:
 
 
 def _cases_of(test: Callable[..., None]) -> list[str]:
-    """Return the names of the test's cases; none: it has no cases."""
+    """Return the names of the test's cases, if it has any."""
     marks = (mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize")
     return [str(case.id) for mark in marks for case in mark.args[1]]
 
 
 def _marked_copy(test: Callable[..., None], marks: Mapping[str, pytest.MarkDecorator]) -> Callable[..., None]:
-    """Return a function that bears these marks, by the case ("": all of it); the kit's own stays as it is."""
+    """Return a copy of the test with these marks, by case ("" for the whole test)."""
 
     @functools.wraps(test)
     def copy(*arguments: Any, **options: Any) -> None:
@@ -131,7 +131,7 @@ def _marked_copy(test: Callable[..., None], marks: Mapping[str, pytest.MarkDecor
 
 
 def wait_until(condition: Callable[[], object], what: str, *, seconds: float) -> None:
-    """Return when the condition holds; fail the test if it does not in time, nor when the time is over."""
+    """Return when the condition holds; fail the test if it does not in time, nor in one more try."""
     end, is_over = time.monotonic() + seconds, False
     while not condition():
         if is_over:
@@ -142,9 +142,9 @@ def wait_until(condition: Callable[[], object], what: str, *, seconds: float) ->
 
 @contextmanager
 def no_network() -> Iterator[None]:
-    """Fail the test if anything connects to anywhere meanwhile.
+    """Fail the test if any code opens a connection within the block.
 
-    Threads that were there before (an abandoned call of an earlier test, say) are not this test's.
+    Threads from before, such as an abandoned call of an earlier test, do not count.
     """
     others = {one.ident for one in threading.enumerate()} - {threading.get_ident()}
     attempts: list[object] = []
@@ -158,4 +158,4 @@ def no_network() -> Iterator[None]:
         patch.setattr(socket.socket, "connect", connect)
         patch.setattr(socket.socket, "connect_ex", connect)
         yield
-    assert attempts == [], "it asked somebody"
+    assert attempts == [], "it opened a connection"

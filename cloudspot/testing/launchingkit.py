@@ -1,4 +1,4 @@
-"""What the kits share that launch machines in an account."""
+"""The base of the kits that launch machines in an account."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class LaunchingKit(Kit):
     """The base of the kits whose fixture ``account`` is an Account."""
 
     resources: ClassVar[Resources] = Resources()
-    """What the machines must have."""
+    """The resources of the machines."""
     user_data: ClassVar[str] = "#!/usr/bin/env bash\nsleep 600\n"
     """The boot script."""
     stores: ClassVar[tuple[str, str]] = ("file:///kit/a", "file:///kit/b")
-    """Two stores, as their ``canonical_url`` has them."""
+    """The ``canonical_url`` of two stores."""
 
     def _group(
         self, account: Account, *, num_nodes: int = 1, market: Market = Market.SPOT, **fields: Any
@@ -50,7 +50,7 @@ class LaunchingKit(Kit):
         return group
 
     def _offers(self, account: Account) -> Sequence[Offer]:
-        """Return what is offered for the kit's resources, which is looked up once in each test."""
+        """Return the offers for the kit's resources, which are looked up once in each test."""
         if "_found" not in self.__dict__:
             found = plaincalls.offers(account.provider().provisioner(), self.resources)
             self._found = sorted(found, key=lambda one: one.key)
@@ -66,12 +66,12 @@ class LaunchingKit(Kit):
 
     @staticmethod
     def _create(account: Account, request: LaunchRequest, *, token: str = "1") -> Sequence[Instance]:
-        """Create by a provisioner that has seen nothing, as another process would."""
+        """Create with a new provisioner, as another process would."""
         return plaincalls.create(account.provider().provisioner(), request, token=account.prefix + token)
 
 
 def stored(value: msgspec.Struct, kind: type[T]) -> T:
-    """Return the value as it comes back from a record."""
+    """Return the value after it was stored in a record and read back."""
     again: T = decode(msgspec.json.encode(value), kind)
     return again
 
@@ -87,7 +87,7 @@ def alive(account: Account) -> list[Instance]:
 
 
 def are_untouched(account: Account, machines: set[str]) -> bool:
-    """Return whether these machines alone may run, and nothing has begun to end one of them."""
+    """Return whether only these machines may run, and none of them has begun to end."""
     up = {one.id for one in account.listed() if one.state.is_up}
     return up == account.running() == machines
 

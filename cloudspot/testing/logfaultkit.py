@@ -1,4 +1,4 @@
-"""What a log sink tells of failures and of other jobs, as tests, which a plugin's author subclasses.
+"""The promises of a log sink about failures and other jobs, as tests, which a plugin's author subclasses.
 
 ::
 
@@ -26,7 +26,7 @@ from cloudspot.testing.account import Call, Fault, LogAccount
 from cloudspot.testing.kit import Kit, cases
 
 JOBS = ("kit-1", "kit-10", "kit-1-0", "kit-2")
-"""The ids of jobs, of which some begin with another's."""
+"""Job ids, of which some begin with another."""
 _KINDS = {
     Fault.DENIED: AuthError,
     Fault.UNWELL: TransientError,

@@ -1,4 +1,4 @@
-"""What a machine must hear and know, as tests, which a plugin's author subclasses.
+"""The promises about notices and a machine's identity as tests, which a plugin's author subclasses.
 
 ::
 
@@ -27,14 +27,14 @@ from cloudspot.testing.kit import Kit, cases
 from cloudspot.testing.machine import Machine, OtherEvent, Trouble
 
 ANSWER_SECONDS = 10.0
-"""Within this time a metadata service answers, or counts as silent."""
+"""The time after which a metadata service without an answer counts as silent."""
 
 
 class PreemptionSourceTests(Kit):
     """A test for each promise of PreemptionSource; the fixture ``machine`` is a Machine."""
 
     states_deadline: ClassVar[bool] = True
-    """Whether a notice says when the machine is taken; else its deadline is None, and the whole
+    """Whether a notice states when the machine is taken; if not, its deadline is None, and the whole
     ``notice_seconds`` are left."""
 
     def test_without_notice_there_is_none(self, machine: Machine) -> None:
@@ -180,7 +180,7 @@ class NodeIdentityTests(Kit):
 
 
 def _in(seconds: float) -> datetime:
-    """Return a moment in whole seconds, as most clouds tell it."""
+    """Return a moment in whole seconds, as in most clouds' notices."""
     return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).replace(microsecond=0)
 
 

@@ -1,4 +1,4 @@
-"""The promises of what a provisioner offers as tests, which a plugin's author subclasses.
+"""The promises about a provisioner's offers as tests, which a plugin's author subclasses.
 
 ::
 
@@ -9,8 +9,8 @@
         def account(self):
             return MyAccount()
 
-``account`` is the one of :mod:`cloudspot.testing.account`. The offers decide which machine is
-bought and when a job has reached its limit of costs.
+``account`` is an Account of :mod:`cloudspot.testing.account`. The offers decide which machine is bought and
+when a job has reached its limit of cost.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from cloudspot.testing.kit import cases
 from cloudspot.testing.launchingkit import LaunchingKit, stored
 
 TOLERANCE = 0.001
-"""Prices are equal that differ by less than this part, as by rounding."""
+"""The relative difference below which prices count as equal, because of rounding."""
 
 
 def _most(sold: Sequence[Sold], size: Callable[[Sold], int]) -> int:
-    """Return the most that a type without an accelerator has, which not all of them have."""
+    """Return the greatest size of a type without an accelerator; there must be smaller types."""
     sizes = sorted({size(one) for one in sold if one.accelerator is None})
-    assert len(sizes) >= 2, f"the account sells one size alone ({sizes}): nothing can be left out"
+    assert len(sizes) >= 2, f"the account sells only one size ({sizes}), so that all types always fit"
     return sizes[-1]
 
 
@@ -42,7 +42,7 @@ def _accelerated(sold: Sequence[Sold]) -> Resources:
 
 
 def _has(sold: Sold, wish: Resources) -> bool:
-    """Return whether it has what is wished for, and no accelerator that nobody wants."""
+    """Return whether it has the wished resources, and no accelerator without a wish for one."""
     return (
         sold.cpus >= wish.cpus
         and sold.memory_bytes >= wish.memory_bytes
@@ -85,7 +85,7 @@ class OfferTests(LaunchingKit):
         resources = wish(sold)
         offered = {one.key for one in plaincalls.offers(account.provider().provisioner(), resources)}
         fit = {one.key for one in sold if _has(one, resources)}
-        assert offered - fit == set(), f"they lack what is wanted: {resources}"
+        assert offered - fit == set(), f"these offers lack the wanted resources: {resources}"
         assert fit - offered == set(), "the cloud sells these as well"
 
     def test_a_machine_is_offered_at_the_price_that_the_cloud_takes_for_an_hour(

@@ -1,4 +1,4 @@
-"""A provider's calls with plain arguments, as the kits and a plugin's own tests make them."""
+"""A provider's calls with plain arguments, for the kits and a plugin's own tests."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cloudspot.model import CheckResult, Instance, LaunchRequest, Offer, Resourc
 
 
 def create(provisioner: Provisioner, request: LaunchRequest, *, token: str) -> tuple[Instance, ...]:
-    """Return the machines that ``create`` makes."""
+    """Create machines, and return them."""
     return provisioner.create(CreateRequest(request=request, token=token)).instances
 
 
 def instances(
     provisioner: Provisioner, *, job_id: str | None = None, store_url: str = ""
 ) -> tuple[Instance, ...]:
-    """Return the machines that are listed."""
+    """Return the listed machines."""
     return provisioner.instances(InstancesRequest(job_id=job_id, store_url=store_url)).instances
 
 
@@ -35,7 +35,7 @@ def terminate(provisioner: Provisioner, instance_ids: Iterable[str]) -> None:
 
 
 def offers(provisioner: Provisioner, resources: Resources) -> tuple[Offer, ...]:
-    """Return what is offered."""
+    """Return the offers."""
     return provisioner.offers(OffersRequest(resources=resources)).offers
 
 

@@ -1,4 +1,4 @@
-"""A pytest plugin that runs the kits' tests alone, and writes which promises were kept.
+"""A pytest plugin that runs only the kits' tests, and reports which promises were kept.
 
 ``cloudspot plugin check`` loads it with ``-p cloudspot.testing.promises``.
 """
@@ -46,19 +46,19 @@ _ONLY_FOR = {
     "LogFaultTests": Capability.LOGS,
     "ImageHostTests": Capability.IMAGES,
 }
-"""The kits of what not every provider can do."""
+"""The kits that need a capability, which not every provider has."""
 ENDED_EARLY = "the run ended here: it was interrupted, or this test ended the process, as a time limit may"
 _PROPERTY = "cloudspot_promise"
 _LISTS = ("passed", "skipped", "deviations", "failures")
-"""The outcomes of a promise, the gravest last: it counts if several tests are of one promise."""
+"""The outcomes of a promise, the most serious last, which counts if a promise has several tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("cloudspot")
-    group.addoption("--promises-of", metavar="NAME", help="the plugin whose kits are run; no other test is")
-    group.addoption("--promises-to", metavar="FILE", help="where the report is written, as JSON")
-    group.addoption("--promises-kit", metavar="KIT", action="append", help="run this kit alone; repeatable")
+    group.addoption("--promises-of", metavar="NAME", help="the plugin whose kits are run, and no other tests")
+    group.addoption("--promises-to", metavar="FILE", help="the file for the report, as JSON")
+    group.addoption("--promises-kit", metavar="KIT", action="append", help="run only this kit; repeatable")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,21 +78,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Reporter:
-    """Collects what becomes of each promise, also where tests run in several processes.
+    """Collects the outcome of each promise, even if tests run in several processes.
 
-    It writes the report before each test: one that takes the process with it leaves what came before.
+    It writes the report before each test, so that a test that ends the process loses no earlier outcome.
     """
 
     def __init__(self, name: str, path: Path, *, kits: tuple[type[Any], ...], is_worker: bool) -> None:
         self._name, self._path, self._kits, self._is_worker = name, path, kits, is_worker
         self._running = ""
         self._found: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
-        """By class and kit, then by promise: the outcome and what is told of it."""
+        """By class and kit, then by promise: the outcome and its reason."""
         self._errors: dict[str, str] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leave out what is no kit's test, and mark the others for the reports that come of them."""
+        """Deselect tests that are not a kit's, and mark the others for their reports."""
         others = []
         for item in items:
             kit = _kit_of(item, self._name)
@@ -129,7 +129,7 @@ class _Reporter:
         known[promise] = max(known.get(promise, (outcome, reason)), (outcome, reason), key=_gravity)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        # What cannot be collected interrupts the run, too.
+        # An error in the collection interrupts the run, too.
         self._write(is_over=exitstatus != pytest.ExitCode.INTERRUPTED or bool(self._errors))
 
     def _write(self, *, is_over: bool) -> None:
@@ -156,7 +156,7 @@ class _Reporter:
 
 
 def _row(place: str, kit: str, outcomes: dict[str, tuple[str, str]]) -> dict[str, Any]:
-    """Return what is told of one kit in one class: each of its promises is in one of the lists."""
+    """Return the report of one kit in one class, in which each promise is in one of the lists."""
     (promises,) = (promises_of(one) for one in KITS if one.__name__ == kit)
     lists: dict[str, Any] = {
         name: {
@@ -169,7 +169,7 @@ def _row(place: str, kit: str, outcomes: dict[str, tuple[str, str]]) -> dict[str
 
 
 def _kit_of(item: pytest.Item, name: str) -> type[Any] | None:
-    """Return the kit that the test comes from, unchanged, if it is of the plugin of that name."""
+    """Return the kit of an unchanged test, if it tests the plugin of that name, else None."""
     class_ = getattr(item, "cls", None)
     if class_ is None:
         return None
@@ -183,7 +183,6 @@ def _kit_of(item: pytest.Item, name: str) -> type[Any] | None:
 
 
 def _marked(report: pytest.TestReport) -> list[str]:
-    """Return class, kit and promise of the test that the report is of."""
     (words,) = (value for name, value in report.user_properties if name == _PROPERTY)
     assert isinstance(words, list)
     return words

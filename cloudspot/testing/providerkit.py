@@ -8,7 +8,7 @@
         name = "mycloud"
         options = {"region": "north"}
 
-The plugin has to be installed: the kit finds it as ``cloudspot run --provider mycloud`` does.
+The plugin must be installed: the kit finds it like ``cloudspot run --provider mycloud``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from cloudspot.testing.kit import Kit, no_network
 
 NUM_IMPORTS = 5
 MOST_IMPORT_SECONDS = 0.05
-"""The processor's time, beyond what the standard library takes for HTTP, processes and logging."""
+"""The most processor time, not counting the standard library's modules for HTTP, processes and logging."""
 _IMPORT = """
 import concurrent.futures, json, logging, ssl, subprocess, sys, time, urllib.request, zipfile
 from cloudspot import registry
@@ -62,15 +62,15 @@ class ProviderTests(Kit):
     """A test for each promise of Provider that needs no machine."""
 
     name: ClassVar[str]
-    """As the entry point has it."""
+    """The name of the entry point."""
     options: ClassVar[Mapping[str, Any]] = {}
-    """The table ``[providers.NAME]`` of a job file that works with a fresh account."""
+    """The table ``[providers.NAME]`` of a job file that works with a new account."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Further top-level packages of the plugin itself."""
 
     @pytest.fixture
     def provider(self) -> Provider:
-        """Return a provider with those options; override it where an emulated account needs more."""
+        """Return a provider with ``options``; override it if an emulated account needs more."""
         return self._open()
 
     def test_it_is_found_by_its_name(self) -> None:
@@ -90,7 +90,7 @@ class ProviderTests(Kit):
             )
             assert done.returncode == 0, done.stderr
             seconds, others = json.loads(done.stdout)
-            assert others == [], "imported before anybody needs it"
+            assert others == [], "imported before it is needed"
             quickest = min(quickest, seconds)
             if quickest <= MOST_IMPORT_SECONDS:
                 break
@@ -116,7 +116,7 @@ class ProviderTests(Kit):
             imported = _imported_by(getattr(profile, name))
             assert imported <= sys.stdlib_module_names, f"{name} imports what an image may lack"
         if profile.fetch_code:
-            # The boot script has it in a file of its own, and calls the function with these three.
+            # The boot script has the code in its own file, and calls the function with three arguments.
             program = f"{profile.fetch_code}\n\nimport inspect\ninspect.signature(fetch).bind('', '', '')\n"
             done = subprocess.run(
                 [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False
@@ -156,15 +156,15 @@ class ProviderTests(Kit):
             methods[Capability.CONSOLE] = type(provisioner).console
         for capability, method in methods.items():
             if capability not in provider.capabilities:
-                # What is inherited from the interface, or from what plugins build on, is nobody's own.
+                # A method inherited from the interface or from ``cloudspot.plugin`` is not the plugin's own.
                 is_own = not method.__module__.startswith(("cloudspot.interfaces", "cloudspot.plugin."))
-                assert not is_own, f"{method.__qualname__} is there: declare {capability.value!r}"
+                assert not is_own, f"{method.__qualname__} exists: declare {capability.value!r}"
                 with pytest.raises(CloudspotError):
                     provider.require(capability)
             elif capability in kinds:
                 assert isinstance(method(provider), kinds[capability]), capability.value
             else:
-                assert method.__module__ != "cloudspot.interfaces", f"{capability.value!r} is declared alone"
+                assert method.__module__ != "cloudspot.interfaces", f"{capability.value!r} has no method"
 
     def test_its_inventories_have_titles(self, provider: Provider) -> None:
         inventories = provider.inventories(all_regions=False)
@@ -180,7 +180,6 @@ class ProviderTests(Kit):
 
 
 def _imported_by(code: str) -> set[str]:
-    """Return the top-level packages that the code imports anywhere."""
     found = set()
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):

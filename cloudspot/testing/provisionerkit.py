@@ -13,7 +13,7 @@
         def account(self):
             return MyAccount()
 
-Here money is lost: a machine too many, or one that nobody ends.
+A broken promise here costs money: a machine too many, or a machine that is never ended.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ProvisionerTests(LaunchingKit):
             assert one.instance_type in {None, group.offer.instance_type}
             assert one.market in {None, group.offer.market}
             assert one.ended_at is None
-        assert len({one.zone for one in alive(account)}) == 1, "they cannot reach each other quickly"
+        assert len({one.zone for one in alive(account)}) == 1, "the machines are in different zones"
 
     def test_the_same_token_and_request_give_the_same_machines(self, account: Account) -> None:
         request = self._request(account, num_nodes=2)
@@ -237,7 +237,7 @@ class ProvisionerTests(LaunchingKit):
         wait(account, lambda: are_untouched(account, {other}), "the first machine ends")
         again = self._create(account, request)
         assert are_untouched(account, {other})
-        assert other in ids(again), "a machine that runs is not told"
+        assert other in ids(again), "a running machine is missing in the result"
         assert set(ids(again)) <= {ended, other}
 
     # --- instances --------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class ProvisionerTests(LaunchingKit):
         def has_ended() -> bool:
             ended = {one.id for one in account.listed() if one.state is InstanceState.ENDED}
             running = account.running()
-            assert ended & running == set(), "said to have ended, and billed"
+            assert ended & running == set(), "reported as ended, but still billed"
             return first not in running
 
         wait(account, has_ended, "the first machine ends")

@@ -1,4 +1,4 @@
-"""Tests of what a provisioner has bought, by the cloud's own books, which a plugin's author subclasses.
+"""Tests of a provisioner's purchases, by the cloud's own records, which a plugin's author subclasses.
 
 ::
 
@@ -9,8 +9,8 @@
         def account(self):
             return MyAccount()
 
-``account`` is the one of :mod:`cloudspot.testing.account`, whose ``bought`` tells what stands in those books.
-A plugin can list what was asked for, and have bought something else.
+``account`` is an Account of :mod:`cloudspot.testing.account`, whose ``bought`` returns these records. A
+plugin might list the machines that were requested, and have bought others.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from cloudspot.testing.kit import cases
 from cloudspot.testing.launchingkit import LaunchingKit, ids
 
 MOST_IMAGE_BYTES = 100 << 30
-"""A disk may be larger by what its image takes."""
+"""The most by which a disk may be larger, for its image."""
 MOST_GRACE_SECONDS = 3600.0
-"""A limit may leave a machine this long to end itself."""
+"""The most by which the cloud's limit may be later, so that the machine can end itself."""
 LABELS = {"kit-team": "vision", "kit-cost-center": "c-42"}
 
 
 class PurchaseTests(LaunchingKit):
-    """A test for each thing that is bought with a machine; the fixture ``account`` is an Account."""
+    """A test for each property of a purchase; the fixture ``account`` is an Account."""
 
     disk_bytes: ClassVar[int] = 200 << 30
-    """A disk that is larger than that of any image."""
+    """The size of a disk that is larger than any image."""
     max_seconds: ClassVar[float] = 7200.0
 
     def test_each_machine_runs_the_boot_script(self, account: Account) -> None:
@@ -43,14 +43,14 @@ class PurchaseTests(LaunchingKit):
 
     def test_a_machine_is_of_the_type_that_was_asked_for(self, account: Account) -> None:
         prices = {one.instance_type: one.price_per_hour for one in self._offers(account)}
-        assert len(prices) >= 2, f"the account sells {[*prices]} alone: another type cannot be bought"
+        assert len(prices) >= 2, f"the account sells only {[*prices]}, so no other type can be bought"
         for name in (min(prices, key=prices.__getitem__), max(prices, key=prices.__getitem__)):
             offer = next(one for one in self._offers(account) if one.instance_type == name)
             assert self._buy(account, offer).instance_type == name
 
     def test_a_machine_is_in_the_zone_that_was_asked_for(self, account: Account) -> None:
         zones = sorted({one.zone for one in self._offers(account)})
-        assert len(zones) >= 2, f"the account sells in {zones} alone: no machine can be in another zone"
+        assert len(zones) >= 2, f"the account sells only in {zones}, so no machine can be in another zone"
         for zone in (zones[0], zones[-1]):
             offer = next(one for one in self._offers(account) if one.zone == zone)
             assert self._buy(account, offer).zone == zone
@@ -65,7 +65,7 @@ class PurchaseTests(LaunchingKit):
         offer = min(offers, key=lambda one: one.key)
         (made,) = self._create(account, self._request(account, resources=resources, offer=offer))
         found = account.bought(made.id).disk_bytes
-        assert found is not None, "it has no disk of its own"
+        assert found is not None, "the machine has no disk of its own"
         assert self.disk_bytes <= found <= self.disk_bytes + MOST_IMAGE_BYTES
 
     def test_a_machine_bears_the_labels_of_its_job(self, account: Account) -> None:
@@ -76,7 +76,7 @@ class PurchaseTests(LaunchingKit):
     def test_a_machine_ends_when_its_time_is_over_whoever_has_forgotten_it(self, account: Account) -> None:
         (made,) = self._create(account, self._request(account, max_seconds=self.max_seconds))
         found = account.bought(made.id).max_seconds
-        assert found is not None, "it runs for ever"
+        assert found is not None, "the machine has no time limit"
         longest = self.max_seconds + account.provider().provisioner().token_seconds + MOST_GRACE_SECONDS
         assert self.max_seconds <= found <= longest
 
@@ -85,7 +85,6 @@ class PurchaseTests(LaunchingKit):
         assert (len(set(ids(made))), len(account.running())) == (3, 3)
 
     def _buy(self, account: Account, offer: Offer) -> Bought:
-        """Buy a machine in a launch of its own."""
         launch = len(account.running()) + 1
         request = self._request(account, offer=offer, launch=launch)
         (made,) = self._create(account, request, token=str(launch))

@@ -1,4 +1,4 @@
-"""What an object store tells when its service fails, as tests, which a plugin's author subclasses.
+"""The promises of an object store whose service fails, as tests, which a plugin's author subclasses.
 
 ::
 
@@ -13,8 +13,8 @@
         def place(self):
             return MyPlace()
 
-A store that takes a missing right or an outage for an empty place lets a job begin anew, and lets its
-checkpoints be deleted.
+If a store treats a missing permission or an outage as an empty store, a job begins anew and its checkpoints
+may be deleted.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class StoreFaultTests(Kit):
     """A test for each promise of ObjectStore about a service that fails; ``place`` is a StoreAccount."""
 
     can_presign: ClassVar[bool] = True
-    """As in :class:`~cloudspot.testing.storekit.ObjectStoreTests`."""
+    """See :class:`~cloudspot.testing.storekit.ObjectStoreTests`."""
 
     # --- rights and outages -----------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class StoreFaultTests(Kit):
     def test_an_aborted_stream_leaves_no_parts(self, place: StoreAccount) -> None:
         with place.open().open_upload("k") as stream:
             stream.write(bytes(place.few_parts_bytes))
-            # A part may still be on its way.
+            # A part may not have arrived yet.
             wait_until(lambda: list(place.pending()) == ["k"], "the upload's parts are pending", seconds=10.0)
         wait_until(lambda: list(place.pending()) == [], "no part is pending after the abort", seconds=10.0)
 
@@ -221,7 +221,7 @@ class StoreFaultTests(Kit):
         url = store.presign_get("k", seconds=60)
         assert _ask(url) == b"hello"
         place.pass_time(61.0)
-        assert _ask(url) is None, "the link is still good"
+        assert _ask(url) is None, "the link still works"
 
     def test_a_link_reads_its_object_and_does_nothing_else(self, place: StoreAccount) -> None:
         store = place.open()
@@ -243,7 +243,7 @@ def _keys(place: StoreAccount) -> list[str]:
 
 
 def _left(place: StoreAccount) -> list[str]:
-    """Abort the uploads that the store tells of, as ``cloudspot reap`` does; return what is left."""
+    """Abort the uploads that the store lists, as ``cloudspot reap`` does; return those that are left."""
     store = place.open()
     for one in list(store.unfinished_uploads()):
         store.abort_upload(one)
@@ -251,7 +251,7 @@ def _left(place: StoreAccount) -> list[str]:
 
 
 def _ask(url: str, method: str = "GET") -> bytes | None:
-    """Return what a link answers; None: it is refused."""
+    """Return the answer of a link, or None if it is refused."""
     request = urllib.request.Request(url, method=method, data=None if method == "GET" else b"evil")  # noqa: S310
     try:
         with urllib.request.urlopen(request) as answer:  # noqa: S310

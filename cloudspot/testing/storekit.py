@@ -9,7 +9,7 @@
         def store(self):
             return MyStore("my://an-empty-place")
 
-Each test gets an empty store of its own. A store that breaks a promise fails the tests named after it.
+Each test gets its own empty store. A store that breaks a promise fails the tests named after it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NUM_WRITERS = 32
 NUM_PROCESSES = 4
 NUM_ROUNDS = 3
 SECONDS_TO_START = 120.0
-"""How long the processes of a race may take in all."""
+"""The most time for all processes of a race."""
 
 GOOD_KEYS = (
     "plain",
@@ -62,12 +62,12 @@ class ObjectStoreTests(Kit):
     can_presign: ClassVar[bool] = True
     """Whether ``presign_get`` returns a URL that ``urllib`` can read; if not, it raises CloudspotError."""
     stream_bytes: ClassVar[int] = 21 << 20
-    """More than two parts of a streamed upload."""
+    """The size of a stream with more than two parts."""
     num_listed: ClassVar[int] = 1203
-    """More objects than a page of the store's own protocol holds."""
+    """More objects than fit on a page of the store's own protocol."""
 
     def fill(self, store: ObjectStore, keys: Sequence[str]) -> None:
-        """Put many empty objects; override it where they get into an emulated store faster."""
+        """Put many empty objects; override it if an emulated store has a faster way."""
         _put_all(store, keys)
 
     # --- put, get, head ---------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class ObjectStoreTests(Kit):
             assert store.get("k") == b"good"
         with memoryview(mapped) as view, raising(ObjectExists, "k"):
             store.put("k", view, if_absent=True)
-        mapped.close()  # raises BufferError while anybody holds a view
+        mapped.close()  # raises BufferError while a view exists
 
     def test_an_object_may_be_large(self, store: ObjectStore) -> None:
         data = _noise(self.stream_bytes)
@@ -137,7 +137,7 @@ class ObjectStoreTests(Kit):
         with memoryview(buffer) as view, view[2:5] as middle:
             assert store.get_range_into("k", 7, middle) == 3
         assert buffer == b"12789678"
-        buffer.append(0)  # raises BufferError while anybody holds a view
+        buffer.append(0)  # raises BufferError while a view exists
         large = _noise(self.stream_bytes)
         store.put("large", large)
         target = bytearray(len(large) - 3)
@@ -174,7 +174,7 @@ class ObjectStoreTests(Kit):
         assert abs(listed.modified_at - meta.modified_at) < timedelta(seconds=2)
 
     def test_an_etag_is_the_same_in_a_listing_and_another_for_other_bytes(self, store: ObjectStore) -> None:
-        """A store may have none at all. Whoever reads an object in ranges tells by it that it has changed."""
+        """A store may have no etags. A reader of ranges recognizes a changed object by its etag."""
         etags = []
         for data in (b"one", b"two"):
             store.put("a/b", data)
@@ -333,7 +333,7 @@ class ObjectStoreTests(Kit):
                 store.delete(key)
             return listed
 
-        # Two steps: a thread lists while the objects of all others exist, however fast it is.
+        # There are two steps, so that each thread lists while the objects of all others exist.
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(write, range(8)))
             listed = list(pool.map(list_and_delete, range(8)))
@@ -351,7 +351,7 @@ class ObjectStoreTests(Kit):
         assert _keys(store, "nothing/here") == []
 
     def test_a_listing_holds_nothing_but_what_begins_with_its_prefix(self, store: ObjectStore) -> None:
-        """Whatever is listed under a job's prefix is deleted with that job."""
+        """All objects listed under a job's prefix are deleted with that job."""
         _put_all(store, ["jobs/a/spec", "jobs/ab/spec", "jobs/b/spec", "others/data", "jobs-old"])
         assert [meta.key for meta in store.list_page("jobs/a/").objects] == ["jobs/a/spec"]
         assert _keys(store, "jobs/a/", after="jobs") == ["jobs/a/spec"]
@@ -386,7 +386,7 @@ class ObjectStoreTests(Kit):
 
     def test_pages_of_a_random_tree_are_its_sorted_keys(self, store: ObjectStore) -> None:
         rng = random.Random(0)
-        # Segments of one length, so that no key lies below another.
+        # All segments have the same length, so that no key is below another.
         keys = {"/".join(rng.choice(("a ", "a-", "a.", "a0", "a~")) for _ in range(3)) for _ in range(60)}
         _put_all(store, sorted(keys))
         for _ in range(40):
@@ -470,7 +470,7 @@ class ObjectStoreTests(Kit):
                 length = rng.choice((1, 1000, 1 << 20, 7 << 20))
                 buffer = bytearray(data[position : position + length])
                 upload.write(buffer)
-                buffer[:] = bytes(len(buffer))  # It is the caller's again.
+                buffer[:] = bytes(len(buffer))  # The caller may change the buffer after the write.
                 position += length
             assert _keys(store, "") == []
             upload.commit()
@@ -565,13 +565,13 @@ class ObjectStoreTests(Kit):
 
 @contextmanager
 def raising(kind: type[Exception], *mentions: str) -> Iterator[None]:
-    """Fail unless the body raises ``kind`` with a message that holds each of ``mentions``."""
+    """Fail unless the body raises ``kind`` with a message that contains each of ``mentions``."""
     try:
         yield
     except kind as error:
         missing = [mention for mention in mentions if mention not in str(error)]
         if missing:
-            raise AssertionError(f"the message {str(error)!r} does not hold {missing}") from error
+            raise AssertionError(f"the message {str(error)!r} does not contain {missing}") from error
     else:
         raise AssertionError(f"no {kind.__name__} was raised")
 
@@ -601,7 +601,7 @@ def _noise(num_bytes: int) -> bytes:
 
 
 def _create_together(store: ObjectStore, key: str, writers: range, barrier: threading.Barrier) -> list[int]:
-    """Let each writer, in a thread of its own, create the key at the same moment; return those that won."""
+    """Make all writers create the key at the same moment, each in a thread; return those that succeeded."""
 
     def create(writer: int) -> bool:
         barrier.wait(SECONDS_TO_START)
@@ -618,7 +618,7 @@ def _create_together(store: ObjectStore, key: str, writers: range, barrier: thre
 def _create_in_process(
     url: str, number: int, barrier: threading.Barrier, answers: multiprocessing.Queue[list[list[int]] | str]
 ) -> None:
-    """Run some of the writers in each race; answer who won, or what went wrong."""
+    """Run some of the writers in each race; put the winners, or the error, into ``answers``."""
     per_process = NUM_WRITERS // NUM_PROCESSES
     writers = range(number * per_process, (number + 1) * per_process)
     try:

@@ -103,7 +103,7 @@ def names(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         for page in sorted({page for page in sorted_in if sorted_in.count(page) > 1})
     ]
     own = {page: Path(page).name.removesuffix(".md").lower() for page in sorted_in}
-    own |= {"plugins/README.md": "plugins", "SECURITY.md": "report-a-hole", FRONT: "index"}
+    own |= {"plugins/README.md": "plugins", "SECURITY.md": "report-a-vulnerability", FRONT: "index"}
     if faults or len(set(own.values())) != len(own):
         raise SiteError("\n".join(faults) or "two pages have the same name")
     return own

@@ -229,6 +229,6 @@ def test_a_submission_that_was_replaced_after_the_launch_was_requested_is_not_ru
     assert (record.outcome, record.permanent) == ("failed", True)
     assert re.fullmatch(
         f"the node cannot run the job: neither jobs/{JOB}/spec nor jobs/{JOB}/submissions/[0-9a-f]{{64}} is the"
-        " submission that is wanted",
+        " requested submission",
         record.detail,
     )

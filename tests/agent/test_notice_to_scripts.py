@@ -99,7 +99,7 @@ def test_where_it_saves_nothing_the_newest_complete_one_stands_whatever_its_stat
     reclaim(life, 30.0)
     end(thread)
     assert (bench.exit_record().outcome, bench.commits()) == ("drained", (bench.id(1, 100),))
-    assert "the script has completed no checkpoint since it was told to save" in caplog.messages
+    assert "the script has completed no checkpoint since it was asked to save" in caplog.messages
 
 
 def test_what_it_was_in_the_middle_of_saving_is_no_answer_and_not_committed(bench, start):
@@ -136,7 +136,9 @@ time.sleep(3600)
     reclaim(life, 6.0)
     end(thread)
     assert (bench.exit_record().outcome, bench.commits()) == ("drained", (bench.id(1, 107),))
-    assert "the script was not told to save: no process of it was seen to handle SIGTERM" in caplog.messages
+    assert (
+        "the script was not asked to save: none of its processes was seen handling SIGTERM" in caplog.messages
+    )
 
 
 def test_the_file_is_gone_when_the_script_starts_again(bench, start, monkeypatch):
@@ -261,7 +263,7 @@ sys.exit(0)
     assert (len(first.members), len(second.members)) == (2, 1)
     assert second.restore_from == bench.id(1, 107)
     assert bench.exit_record(rank=1).outcome == "drained"
-    assert "the script was not told to save" not in caplog.text
+    assert "the script was not asked to save" not in caplog.text
 
 
 @pytest.mark.parametrize("is_told", [True, False])

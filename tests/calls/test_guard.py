@@ -323,7 +323,9 @@ def test_a_plugin_with_many_calls_that_hang_is_not_called_until_one_returns(hang
     for _ in range(MAX_HANGING):
         with pytest.raises(OverdueError, match="has not ended"):
             found.console(None)
-    with pytest.raises(OverdueError, match=r"hangs: Provisioner.release\(\) was not tried, as 4 calls hang"):
+    with pytest.raises(
+        OverdueError, match=r"hangs: Provisioner.release\(\) was not tried, because 4 calls hang"
+    ):
         found.release("job")
     assert provisioner(release=answer(None)).release("job") is None  # another plugin's
     hang.release()
@@ -414,11 +416,11 @@ def test_a_caller_that_waits_for_less_long_than_the_plugin_may_take_is_left_in_t
     found = provisioner(instances=late, create=created)
     try:
         with pytest.raises(
-            OverdueError, match=r"instances\(\) has not ended in \S+ s, when its caller left it$"
+            OverdueError, match=r"instances\(\) had not ended after \S+ s, when its caller stopped waiting$"
         ):
             found.instances(InstancesRequest(deadline=time.monotonic() + 0.2))
         soon = msgspec.structs.replace(CREATE, deadline=time.monotonic() + 0.2)
-        with pytest.raises(OverdueError, match=r"when its caller left it; its outcome is unknown$"):
+        with pytest.raises(OverdueError, match=r"when its caller stopped waiting; its outcome is unknown$"):
             found.create(soon)
     finally:
         released.set()

@@ -133,7 +133,7 @@ def site(tmp_path):
 # --- what is not even a plugin --------------------------------------------------------------------
 
 UNUSABLE = {
-    "absent": (None, "its entry point names the module cloudspot_absent, which is not there"),
+    "absent": (None, "its entry point names the missing module cloudspot_absent"),
     "raises": ("raise RuntimeError('two\\nlines')", "its module raised RuntimeError: two lines"),
     "exits": ("import sys; sys.exit(3)", "its module raised SystemExit: 3"),
     "needs": ("import no_such_sdk", "its module raised ModuleNotFoundError: No module named 'no_such_sdk'"),
@@ -147,7 +147,7 @@ UNUSABLE = {
     ),
     "other": (
         changed("provider(name)", "provider(region)"),
-        "its hooks take other arguments: Argument(s) {'region'}",
+        "its hooks have wrong arguments: Argument(s) {'region'}",
     ),
     "hook": (changed("return Sky", "return 1 / 0"), "its hook cloudspot_provider raised ZeroDivisionError"),
     "nothing": (
@@ -165,7 +165,7 @@ UNUSABLE = {
     ),
     "named": (
         changed('name = "{name}"', 'name = "sky"'),
-        "Sky.name is 'sky', not \"named\", as its entry point has it",
+        "Sky.name is 'sky', not \"named\" as in its entry point",
     ),
     "options": (
         changed('name = "{name}"', 'name = "{name}"\n    options_type = dict'),
@@ -174,7 +174,7 @@ UNUSABLE = {
     "old": (
         f"cloudspot_api_version = 1\n{PROVIDER}",
         (
-            f"is written for version 1 of cloudspot's interfaces, and cloudspot {cloudspot.__version__} has version 2; "
+            f"is written for version 1 of cloudspot's interfaces, but cloudspot {cloudspot.__version__} has version 2; "
             "upgrade cloudspot-old"
         ),
     ),

@@ -177,7 +177,7 @@ CASES = [
     Case(
         "entrypoint is ignored",
         "run",
-        "run.entrypoint: 'train.py' in {here} is left out by .gitignore or .cloudspotignore, or is not a file inside it",
+        "run.entrypoint: 'train.py' in {here} is ignored by .gitignore or .cloudspotignore, or is not a file inside it",
         files={".gitignore": "*.py\n"},
     ),
     Case(
@@ -189,7 +189,7 @@ CASES = [
     Case(
         "a bundle too large",
         "run",
-        "the code has 104.0 MiB, more than 100.0 MiB; name what is not code in .cloudspotignore; largest: data.bin (90.0 MiB), weights.pt (14.0 MiB)",
+        "the code has 104.0 MiB, more than 100.0 MiB; list files that are not code in .cloudspotignore; largest: data.bin (90.0 MiB), weights.pt (14.0 MiB)",
         files={"data.bin": 90 * MIB, "weights.pt": 14 * MIB},
     ),
     Case(
@@ -238,7 +238,7 @@ CASES = [
     Case(
         "unknown provider",
         "run --provider moon",
-        'no provider "moon" is installed; there are local, aliyun, aws, bare, broken, gcp, kubernetes',
+        'no provider "moon" is installed; the known ones are local, aliyun, aws, bare, broken, gcp, kubernetes',
         3,
     ),
     Case(
@@ -267,7 +267,7 @@ CASES = [
     Case(
         "a store in nobody's hands",
         "run --store moon://bucket/x",
-        "no installed plugin opens moon:// URLs (there are {schemes}); install the plugin of that store",
+        "no installed plugin opens moon:// URLs, only {schemes}; install the plugin of that store",
         3,
     ),
     Case(

@@ -16,9 +16,7 @@ from cloudspot.jobstore.jobs.submission import submit
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.local.provisioner import LocalProvisioner
 
-REFUSED = (
-    "job 'old' was submitted by an older cloudspot (format 1): this one cannot drive it; finish or remove it"
-)
+REFUSED = "job 'old' was submitted by an older cloudspot (format 1), and this one cannot drive it; finish or remove it"
 
 
 @pytest.fixture
@@ -62,7 +60,7 @@ def test_whoever_would_act_on_it_hears_which_cloudspot_can(store, command):
 def test_it_is_removed_with_force(store):
     status, output = run(store, "rm", "--yes", "old")
     assert status == 8
-    assert f"{REFUSED} with cloudspot 0.9.1; to delete it all the same, add --force" in output
+    assert f"{REFUSED} with cloudspot 0.9.1; to delete it anyway, add --force" in output
     assert set(list_jobs(store)) == {"old", "new"}
     status, output = run(store, "rm", "--yes", "--force", "old")
     assert status == 0, output
@@ -99,7 +97,7 @@ def test_a_job_of_the_format_before_is_refused_before_anything_is_bought_or_dele
         status, output = run(store, *command.split(), "new")
     assert status == 8
     assert (
-        output.count("job 'new' was submitted by an older cloudspot (format 4): this one cannot drive it")
+        output.count("job 'new' was submitted by an older cloudspot (format 4), and this one cannot drive it")
         == 1
     )
     assert "finish or remove it with cloudspot 0.19.0" in output

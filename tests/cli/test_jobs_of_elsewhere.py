@@ -50,7 +50,7 @@ def test_what_drives_refuses_and_changes_nothing(jobs, strange):
 def test_a_stop_is_left_to_whoever_drives_it(jobs, strange):
     result = jobs.run("stop", strange)
     assert f"asked job {strange} to save a checkpoint and stop" in result.stdout
-    assert "warning: this is left to the computer that drives it: job " in result.stderr
+    assert "warning: the job can only be stopped by the computer that drives it: job " in result.stderr
     assert HistoryReader(jobs.store, strange).read().stop is not None
     jobs.run("stop", strange, "--wait", status=1)
 

@@ -57,7 +57,7 @@ class OddStore:
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         assert "Traceback" not in result.output
-        assert "a bug of cloudspot" not in result.output, result.output
+        assert "a bug in cloudspot" not in result.output, result.output
         return result
 
     def check_commands(self):

@@ -180,7 +180,7 @@ def test_a_job_that_comes_to_life_before_its_thing_is_ended_keeps_it(store):
     done = found.end(judged)
     assert listed.ended == [OVER]
     assert [str(one.error or "") for one in done] == [
-        "", f"job {REMOVED} has come to life meanwhile: it keeps what it has",
+        "", f"job {REMOVED} has become live meanwhile, so its assets are kept",
     ]  # fmt: skip
 
 
@@ -193,7 +193,7 @@ def test_a_job_that_comes_to_life_in_any_of_the_stores_keeps_its_thing(store, tm
     assert judged[0].fate is Fate.ORPHAN
     mark_live(second, OVER, "writer")
     (done,) = found.end(judged)
-    assert "has come to life meanwhile" in str(done.error)
+    assert "has become live meanwhile" in str(done.error)
     assert listed.ended == []
     assert found.find()[0][0].fate is Fate.KEPT
 

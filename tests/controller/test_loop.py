@@ -273,7 +273,7 @@ def test_the_end_is_told_before_the_secrets_of_its_urls_go_and_no_notifier_delay
     titles = {f"{JOB}: {kind}" for kind in ("reclaimed", "relaunched", "finished")}
     assert sorted(sent) == [(title, urls) for title in sorted(titles)]
     assert {line for _, line in outbox.take_failures()} == {
-        f"notify: urls[0] (json://) answered 500; not told: {title}" for title in titles
+        f"notify: urls[0] (json://) answered 500; not delivered: {title}" for title in titles
     }
 
 

@@ -175,7 +175,9 @@ def test_a_mark_whose_answer_was_lost_is_recognised_as_ones_own(records):
     desk = Desk(records, LostAnswers())
     sender, history = desk.sender(), busy(records)
     (warned,), none = [desk.tell(sender, history) for _ in range(2)]
-    assert warned.startswith("notify: memory://test: whether jobs/digits-1/told/reclaimed-1-0 was created")
+    assert warned.startswith(
+        "notify: memory://test: it is unknown whether jobs/digits-1/told/reclaimed-1-0 was created"
+    )
     assert none == []
     desk.store.is_down = False
     assert desk.tell(sender, history) == []

@@ -52,8 +52,10 @@ def test_what_is_not_accepted_is_told_once_without_the_url():
     box.put("apprise", message("a: failed"), URLS, own=OWN)
     box.put("apprise", message("b: failed", "b"), URLS, own=OWN)
     box.wait(30)
-    assert box.take_failures("a") == (("a", "notify: urls[0] (json://) answered 500; not told: a: failed"),)
-    assert box.take_failures() == (("b", "notify: urls[0] (json://) answered 500; not told: b: failed"),)
+    assert box.take_failures("a") == (
+        ("a", "notify: urls[0] (json://) answered 500; not delivered: a: failed"),
+    )
+    assert box.take_failures() == (("b", "notify: urls[0] (json://) answered 500; not delivered: b: failed"),)
     assert box.take_failures() == ()
 
 

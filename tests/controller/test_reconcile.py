@@ -642,7 +642,7 @@ def test_any_exception_in_one_job_is_told_and_holds_up_no_other(town, monkeypatc
     monkeypatch.setattr(HistoryReader, "read", read)
     done = {one.job_id: one for one in town.reconciler().run_pass()}
     assert (
-        str(done["b-1"].error) == "a bug of cloudspot: ZeroDivisionError: launch 0 of 0; --debug shows where"
+        str(done["b-1"].error) == "a bug in cloudspot: ZeroDivisionError: launch 0 of 0; --debug shows where"
     )
     assert isinstance(done["b-1"].error.__cause__, ZeroDivisionError)
     assert [done[job_id].error for job_id in ("a-1", "c-1")] == [None, None]

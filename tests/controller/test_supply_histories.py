@@ -282,7 +282,7 @@ def test_appending_after_a_lost_race_breaks_the_journal(monkeypatch):
         return True
 
     monkeypatch.setattr(Journal, "append", append)
-    with pytest.raises(CorruptData, match="does not follow from the records before it"):
+    with pytest.raises(CorruptData, match="contradicts the records before it"):
         first_violation()
 
 

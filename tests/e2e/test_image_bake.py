@@ -102,7 +102,7 @@ def check(seen):
     (image,) = seen["images"]
     assert (image["job_name"], image["is_ready"], image["failure"]) == ("baked", True, "")
     assert f"machines start from {image['id']}, with the setup done\n" in seen["plan"]
-    assert seen["again"] == f"image {image['id']} holds this setup; jobs start from it\n"
+    assert seen["again"] == f"image {image['id']} exists with this setup; jobs start from it\n"
     assert "the image holds the setup: it is not run" in " ".join(seen["log"])
     assert "training finds 1 ['ran'] True" in seen["log"]
     assert seen["left"] == []

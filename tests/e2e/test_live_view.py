@@ -35,7 +35,7 @@ def panel(screen, *, may_be_twice=False):
     lines = screen.text().splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith("── tiny-")]
     assert len(starts) <= 1 or may_be_twice, screen.text()
-    if len(starts) != 1 or not lines[-1].endswith("the job goes on"):
+    if len(starts) != 1 or not lines[-1].endswith("the job continues"):
         return {}
     return {line[:9].strip(): line[9:].strip() for line in lines[starts[0] + 1 :]}
 
@@ -61,7 +61,7 @@ def test_a_job_is_watched_left_and_seen_to_its_end(user, terminal):
     assert re.fullmatch(r"0\.\d{4} USD \(on demand 0\.\d{4} USD: 70% saved\)", shown["cost"])
     assert re.fullmatch(r"step \d+, \S+ ago; an upload takes \S+, a notice leaves 6s", shown["saved"])
     assert any("⠀" <= character <= "⣿" for character in shown["loss"])
-    assert shown[""] == "Ctrl-C detaches; the job goes on"
+    assert shown[""] == "Ctrl-C detaches; the job continues"
     assert re.search(r"\d\d:\d\d:\d\d train     step \d+ loss \d", screen.text())
     before = step(screen)
     screen.wait_for(lambda: step(screen) > before)

@@ -118,7 +118,10 @@ def test_a_job_moves_to_another_zone_though_a_new_machine_is_reclaimed(user, und
         assert {zones[int(node.partition(".")[0])] for node in nodes} == {seen["target"]}
         assert seen["status"] == 0
     else:
-        ends = (f"job {NAME} has not moved, and trains on: ", f"job {NAME} succeeded before it had moved\n")
+        ends = (
+            f"job {NAME} has not moved, but keeps training:  ",
+            f"job {NAME} succeeded before it had moved\n",
+        )
         assert any(f"error: {end}" in seen["said"] for end in ends)
         assert (scenario, seen["status"]) in {("before", 1), ("during", 1)}
 

@@ -46,7 +46,7 @@ def test_a_result_in_the_working_directory_is_kept_and_returns_after_a_reclaim(
     told = user.output(run)
     assert "found ['notes.txt']" in told
     assert "kept as artifacts: out/notes.txt (20 B)" in told
-    assert "1 outputs are not kept, as their names are those of secrets: .env (10 B)" in told
+    assert "1 outputs are not kept because their names are those of secrets: .env (10 B)" in told
     assert "kept as artifacts: out/unet/model.safetensors (9.0 MiB)" in told
     assert "out/unet/model.safetensors, 9.0 MiB\n" in told.rpartition("job stranger")[2]
     names = [
@@ -62,6 +62,6 @@ def test_a_success_that_leaves_nothing_says_so_at_the_end(user: User, tmp_path: 
     job = job_file(tmp_path / "job", "print('done')")
     done = user.cloudspot("run", job, "--name", "stranger", timeout=300)
     assert done.stdout.rstrip().endswith(
-        "nothing of this job was kept: it has no checkpoint, and the training wrote no file below its working "
-        "directory that is kept"
+        "this job has kept nothing: it has no checkpoint, and the training wrote no file to keep "
+        "below its working directory"
     )

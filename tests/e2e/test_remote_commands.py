@@ -165,7 +165,7 @@ def test_a_job_that_forbids_it_runs_nothing(user: User) -> None:
     running(user, "run.exec=false")
     for words in (["exec", "long", "--", "true"], ["stacks", "long"]):
         refused = user.cloudspot(*words, status=1)
-        assert "job long runs no commands: its job file says run.exec = false" in refused.stderr
+        assert "job long runs no commands: its job file has run.exec = false" in refused.stderr
     user.cloudspot("stop", "long", "--wait", status=None)
 
 

@@ -116,7 +116,9 @@ def check_older_stores(seen) -> None:
         assert (show["state"], show["detail"]) == ("stopped", f"moved to {STORES[target]}")
     # Its first store knows only the second, which knows the third.
     again = f"cloudspot resume {NAME} --store {STORES['aliyun']}"
-    assert f"was moved to {STORES['aliyun']}, and goes on there only: {again}" in seen["refusals"]["aws"]
+    assert (
+        f"was moved to {STORES['aliyun']}, and can only be resumed there: {again}" in seen["refusals"]["aws"]
+    )
     fork = f"cloudspot fork {NAME} --store {STORES['aliyun']}"
     assert "has succeeded" in seen["refusals"]["gcp"]
     assert fork in seen["refusals"]["gcp"]

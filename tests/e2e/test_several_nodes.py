@@ -156,7 +156,7 @@ def test_a_command_on_two_nodes_is_told_of_the_notice_to_one(user: User, launche
     for node in {0, rank}:  # node 1 may have left with rank 0 before it hears of that one's notice
         words = ("--node", f"1.{node}", "--source", "agent")
         agent = user.cloudspot("logs", "hit", *words).stdout
-        assert agent.count("told the script to save, by SIGTERM to 1 process(es)") == 1
+        assert agent.count("asked the script to save, by SIGTERM to 1 process(es)") == 1
     outcomes = {number: word.outcome for number, word in user.history("hit").launches[0].exits.items()}
     assert outcomes == {rank: "drained", 1 - rank: "succeeded"}
 

@@ -92,14 +92,14 @@ def test_the_dying_nodes_alone_bring_a_job_through_two_reclaims(user: User, clou
     check_done(seen)
     assert [one["why"] for one in seen["show"]["launches"]] == ["first", "notice", "notice"]
     assert seen["show"]["driven"]["by"] == "node 3.0"
-    assert "only its nodes relaunch the job, at their end" in seen["submitted"]
+    assert "only its own nodes relaunch the job, when they end" in seen["submitted"]
 
 
 def test_without_the_rights_the_node_says_so_once_and_the_job_waits(user: User) -> None:
     seen = look_on(user, "asleep", preparation="nothing", drive=True, reclaims=RECLAIMS[:1], timeout=90)
     assert seen["show"]["state"] not in ENDED
     assert seen["machines"] == 1
-    assert seen["log"].count("this node lacks the rights of a driver, and tries no more") == 1
+    assert seen["log"].count("this node lacks the rights of a driver and stops driving") == 1
 
 
 @pytest.mark.parametrize("cloud", RUNNING_CLOUDS)

@@ -191,7 +191,7 @@ def test_names_in_the_bucket_have_the_prefix_and_no_upload_is_left(bucket, store
         (
             "denied",
             AuthError,
-            "dict://bucket/some/prefix: cannot read k: the dictionary says: denied; it takes dict:Get",
+            "dict://bucket/some/prefix: cannot read k: the dictionary says: denied; this needs dict:Get",
         ),
         (
             "lacking",
@@ -411,7 +411,7 @@ def test_where_the_cloud_takes_many_a_thousand_are_deleted_with_each_request():
     assert store.bucket.deleted == [1000, 203]
     assert list(store.bucket.held) == ["some/prefix/stays"]
     store.bucket.refusals = ["denied"]
-    with pytest.raises(AuthError, match=r"cannot delete 2 objects: .*; it takes dict:Delete$"):
+    with pytest.raises(AuthError, match=r"cannot delete 2 objects: .*; this needs dict:Delete$"):
         store.delete_many(["a", "b"])
     with pytest.raises(ValueError, match="key"):
         store.delete_many(["a", "../b"])

@@ -127,5 +127,6 @@ def test_another_account_than_the_jobs_is_refused():
     with pytest.raises(AuthError) as error:
         provisioner.require_account("1", "2")
     assert str(error.value) == (
-        "providers.cirrus.account: the job's machines are in account 1, and these credentials are of 2; use others"
+        "providers.cirrus.account: the job's machines are in account 1, but the credentials are of account 2; "
+        "use credentials of 1"
     )

@@ -38,7 +38,7 @@ def test_what_a_policy_has_within_another_is_no_excess(narrower):
         ),
         (
             {"Effect": "Allow", "NotAction": "iam:*", "Resource": "*"},
-            "it allows all but what NotAction names",
+            "it allows everything except what NotAction names",
         ),
         (
             {**READ, "Action": "s3:GetObject", "Principal": "*"},

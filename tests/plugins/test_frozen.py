@@ -64,7 +64,7 @@ def test_the_plugin_of_version_1_is_refused_with_one_line_that_says_what_to_upgr
     assert result.exit_code == PluginError.exit_code
     assert result.stdout == ""
     assert result.stderr == (
-        'error: plugin "frozen" of cloudspot-frozen 1.0 is written for version 1 of cloudspot\'s interfaces, and '
+        'error: plugin "frozen" of cloudspot-frozen 1.0 is written for version 1 of cloudspot\'s interfaces, but '
         f"cloudspot {cloudspot.__version__} has version 2; upgrade cloudspot-frozen\n"
     )
 

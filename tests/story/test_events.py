@@ -126,7 +126,7 @@ def test_a_restart_says_from_where_and_what_was_passed_over(records):
         ),
     )
     assert texts(diff(before, after)) == [
-        "checkpoint 1-50 did not verify and was passed over: chunk 3 differs",
+        "checkpoint 1-50 did not verify and was skipped: chunk 3 differs",
         "training resumes at step 40 (generation 2, first) on node 2.0",
     ]
 

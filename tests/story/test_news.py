@@ -85,7 +85,7 @@ def test_a_job_that_is_suspended_or_was_stuck_has_stalled(records):
 def test_a_job_in_which_nothing_trains_for_long_has_stalled_once(records):
     waiting = records.history(records.capacity(1, at=10.0))
     assert told(records, waiting, STALLED_SECONDS - 1) == {}
-    text = "nothing trains, for want of machines, since 2026-01-01 00:00 UTC"
+    text = "nothing has trained since 2026-01-01 00:00 UTC, because machines are missing"
     assert told(records, waiting, STALLED_SECONDS) == {"stalled-after-0-0": ("stalled", text)}
     more = records.history(records.capacity(1, at=10.0), records.capacity(2, at=1900.0))
     assert told(records, more, 2 * STALLED_SECONDS) == told(records, waiting, STALLED_SECONDS)
@@ -97,7 +97,7 @@ def test_a_job_in_which_nothing_trains_for_long_has_stalled_once(records):
     )
     assert told(records, silent, 700 + STALLED_SECONDS - 1) == {}
     assert told(records, silent, 700 + STALLED_SECONDS) == {
-        "stalled-after-0-1": ("stalled", "nothing is heard of node 1.0, since 2026-01-01 00:11 UTC")
+        "stalled-after-0-1": ("stalled", "no heartbeat has come from node 1.0 since 2026-01-01 00:11 UTC")
     }
 
 

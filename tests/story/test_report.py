@@ -376,7 +376,7 @@ def test_warnings_name_skipped_checkpoints_and_what_nodes_say_each_once(records)
         generations=(records.generation(1, skipped=skipped),),
     )
     assert show_json(history, records.at(100.0))["warnings"] == [
-        "checkpoint 1-50 did not verify and was passed over: chunk 3 differs",
+        "checkpoint 1-50 did not verify and was skipped: chunk 3 differs",
         "uploads are slow",
     ]
 

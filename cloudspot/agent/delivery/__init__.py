@@ -1,1 +1,1 @@
-"""What a node brings to the bucket while it trains, and back onto its disk."""
+"""Upload a node's files to the bucket while it trains, and restore them to its disk."""

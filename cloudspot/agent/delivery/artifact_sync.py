@@ -1,4 +1,4 @@
-"""Keeps the artifacts directory, and the outputs, in sync with their copies in the bucket."""
+"""Keep the artifacts directory and the outputs in sync with their copies in the bucket."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ _log = logging.getLogger(__name__)
 
 SYNC_SECONDS = 30.0
 LEAVING_SECONDS = 1.0
-"""The time between two passes once the machine has to go: the training may run on to the very end."""
+"""The time between two passes once the machine must leave: the training may run to the very end."""
 SYNC_SHARE = 0.05
-"""The share of a core that passes may take before that; after it, four times as much."""
+"""The share of a core that passes may take before the machine must leave; afterwards, four times as much."""
 MAX_FAILURES = 3
-"""In one pass. One bad object must not hold up the others, but a store that is down is not asked for each."""
+"""A pass ends after this many failures: one bad object must not stop it, but a failed store must."""
 MAX_SEGMENT_LENGTH = 255
 NUM_THREADS = 8
-"""How many files are moved at once; larger ones than a block are uploaded one after the other."""
+"""The number of files transferred at once; files larger than a block are uploaded one after the other."""
 _BLOCK = 8 << 20
 _OTHER_NODE = re.compile(r"node-[0-9]+\.[0-9]+/")
 
 
 class ArtifactSync(Worker):
-    """Uploads files that changed; brings them back on the next machine.
+    """Uploads changed files, and restores them on the next machine.
 
-    A file is uploaded whole when its size or time changed since the last upload; one that changes
-    while it is read is uploaded again by the next pass. A deleted file stays in the bucket.
+    A file is uploaded whole when its size or time has changed since the last upload; a file that changes
+    while it is read is uploaded again in the next pass. A deleted file stays in the bucket.
 
-    One node's names must not overwrite another's: the first node of the training owns the root, and the
-    others' names begin with ``node-<launch>.<rank>/``. Once first, a node stays first until it ends.
+    Nodes must not overwrite each other's files: the first node of the training owns the root, and the names
+    of all others begin with ``node-<launch>.<rank>/``. A node that becomes first stays first until it ends.
 
-    Outputs of the training are other artifacts, with another directory and keys of their own.
+    The outputs of the training are synced too, from another directory and under keys of their own.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class ArtifactSync(Worker):
         is_leaving: Callable[[], bool] = lambda: False,
         gives_way: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``prepare`` is called before each pass, to update files that are made from others.
+        """Create the sync; ``prepare`` is called before each pass, to update files that are made from others.
 
-        It gets a function that says whether it should end, and the next pass is to go on. ``outputs`` is None
-        if none are kept. Once ``is_leaving``, the background sync hurries, but not while ``gives_way``: a
-        checkpoint goes first.
+        Its argument is a function that returns whether it should end and leave the rest to the next pass.
+        ``outputs`` is None if no outputs are kept. Once ``is_leaving`` returns True, the background sync
+        hurries, except while ``gives_way`` returns True: a checkpoint goes first.
         """
         super().__init__("artifacts")
         self._store = store
         self._job_id = job_id
         self._place = f"node-{seat}/"
-        """How the names of its files begin in the store."""
+        """The prefix of this node's names in the store."""
         self._directory = directory
         self._prepare = prepare
         self._outputs = outputs
@@ -86,10 +86,10 @@ class ArtifactSync(Worker):
         self._lock = threading.Lock()
 
     def take_root(self) -> None:
-        """Own the root from now on: what changes here later is uploaded there.
+        """Own the root from now on: files that change here later are uploaded there.
 
-        First fetches what the first node before this one has left; files that are here already stay. Safe to
-        repeat. What was uploaded under this node's own names stays there too.
+        First fetch the files that the previous first node has left; files that are already here stay. The
+        call can be repeated. Files that were uploaded under this node's own prefix stay there too.
 
         Raises:
             TransientError: the store failed; call again.
@@ -111,12 +111,12 @@ class ArtifactSync(Worker):
                 self._place = ""
 
     def _listed(self, prefix: keys.Key[[str]], key: keys.Key[[str, str]]) -> dict[str, ObjectMeta]:
-        """Return what the bucket has of such files, of all nodes, by their names."""
+        """Return the files of all nodes that the bucket has under these keys, by name."""
         found = ((key.match(meta.key), meta) for meta in self._store.list_objects(prefix(self._job_id)))
         return {match[1]: meta for match, meta in found if match is not None}
 
     def _restore(self, directory: Path, files: Mapping[str, ObjectMeta]) -> None:
-        """Fetch the root's files, but for those without a safe name and those that a symlink would take."""
+        """Fetch the root's files, except those with an unsafe name or a symlink in their path."""
 
         def fetch(name: str) -> None:
             try:
@@ -126,7 +126,7 @@ class ArtifactSync(Worker):
                 self._fetch(files[name], path, directory)
             except ObjectMissing:
                 return
-            except (OSError, ValueError) as error:  # such as a directory of that name
+            except (OSError, ValueError) as error:  # for example, there is a directory of that name
                 _log.warning("artifact %r is not restored: %s", name, error)
                 return
             self._uploaded[path] = stamp_of(path.stat())
@@ -134,25 +134,25 @@ class ArtifactSync(Worker):
         map_parallel(fetch, [name for name in files if not _OTHER_NODE.match(name)], num_threads=NUM_THREADS)
 
     def _fetch(self, meta: ObjectMeta, path: Path, directory: Path) -> None:
-        # Outside the directory until it is whole: an agent killed here must not sync half a file.
+        # The file is outside the directory until it is whole: a killed agent must not sync half a file.
         with whole_file(path, beside=directory) as file:
             for start in range(0, meta.size, _BLOCK):
                 write_at(file.fileno(), self._store.get_range(meta.key, start, _BLOCK), start)
-            written_at = meta.modified_at.timestamp()  # the newest outputs are kept where room is short
+            written_at = meta.modified_at.timestamp()  # where room is short, the newest outputs are kept
             os.utime(file.fileno(), (written_at, written_at))
 
     def begin_training(self) -> None:
-        """Note that the training starts, or runs already."""
+        """Note that the training starts or is already running."""
         if self._outputs is not None:
             self._outputs.begin_training()
 
     def end_training(self, *, exited_0: bool) -> None:
-        """Note that no process of the training writes any more: all files are as they stay."""
+        """Note that no process of the training writes any more: all files are final."""
         if self._outputs is not None:
             self._outputs.end_training(exited_0=exited_0)
 
     def stop(self) -> None:
-        """End the background sync, once no training runs; the caller makes the last ``sync``."""
+        """End the background sync once no training runs; the caller then calls ``sync`` a last time."""
         super().stop()
         self.end_training(exited_0=False)
 
@@ -162,14 +162,14 @@ class ArtifactSync(Worker):
         until: Callable[[], float] = lambda: math.inf,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Upload what changed; ``until`` returns when to end (monotonic), which may become earlier.
+        """Upload the changed files until ``until()``, a moment (monotonic) that may become earlier.
 
-        Once ``is_stopped``, ``prepare`` should end: another pass waits for this one.
+        ``prepare`` should end once ``is_stopped`` returns True: another pass is waiting for this one.
 
-        A file that cannot be read, or whose name makes no key, is left out.
+        A file that cannot be read, or whose name cannot be part of a key, is left out.
 
         Raises:
-            TransientError: the store failed, or the time was up; the next pass uploads the rest.
+            TransientError: the store failed, or time ran out; the next pass uploads the rest.
         """
         if not self._lock.acquire(timeout=min(max(0.0, until() - time.monotonic()), threading.TIMEOUT_MAX)):
             raise TransientError("not all artifacts were uploaded in time")
@@ -218,10 +218,9 @@ class ArtifactSync(Worker):
             self._uploaded.pop(outputs.directory / name, None)
             del outputs.stored[name]
         if going:
-            _log.warning("deleted from the store, as newer outputs take their place: %s", listed(going))
+            _log.warning("deleted from the store to make room for newer outputs: %s", listed(going))
 
     def _room(self) -> float:
-        """Return how many bytes this node's outputs may have in the bucket."""
         assert self._outputs is not None
         if not self._place:
             return MAX_BYTES * (1 - OTHERS_SHARE if self._outputs.has_other_nodes else 1)
@@ -239,7 +238,7 @@ class ArtifactSync(Worker):
         until: Callable[[], float],
         failures: list[CloudspotError],
     ) -> dict[str, int]:
-        """Upload those that were not; return the sizes of what was, by name, and add what failed."""
+        """Upload the files not yet uploaded; return the sizes of the uploaded by name, and add failures."""
         sent: dict[str, int] = {}
 
         def send(found: Found) -> None:
@@ -248,7 +247,7 @@ class ArtifactSync(Worker):
             try:
                 self._upload(key(self._job_id, self._place + found.name), found, until)
                 sent[found.name] = found.stamp.size
-            except FileNotFoundError:  # or not the same any more
+            except FileNotFoundError:  # or replaced
                 return
             except (OSError, ValueError) as error:
                 _log.warning("artifact %r is left out: %s", found.name, error)
@@ -271,7 +270,7 @@ class ArtifactSync(Worker):
             block = file.read(_BLOCK)
             if len(block) < _BLOCK:
                 found.check(file)
-                # At once: the next pass may come late, on a machine that is paid for only to make it.
+                # Retry at once: the next pass may come late, and the machine may be paid for only to make it.
                 waits = retrying.until(until(), retrying.SHORT_WAITS)
                 retrying.retry(lambda: self._store.put(key, block), sleep=time.sleep, waits=waits)
                 return
@@ -304,5 +303,5 @@ class ArtifactSync(Worker):
             ended_at, used = time.monotonic(), time.thread_time() - began
 
     def _must_wait(self) -> bool:
-        """Return whether a checkpoint needs all of the time that is left."""
+        """Return whether a checkpoint needs all of the remaining time."""
         return self._is_leaving() and self._gives_way()

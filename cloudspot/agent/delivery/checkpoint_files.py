@@ -1,4 +1,4 @@
-"""Looks at the checkpoint files that a script writes by itself, and at the processes that write to them."""
+"""Find the checkpoint files that a script writes by itself, and the processes that write to them."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from cloudspot.host.bounded_reads import read_at_most
 from cloudspot.host.names import is_safe_name
 
 MAX_POINTER_BYTES = 4096
-"""A file that only names a checkpoint is shorter."""
+"""The greatest size of a file that only names a checkpoint."""
 SKIPPED = ("__pycache__", ".git", ".venv", "*.pyc", ".cloudspot-*.partial")
 """Names that are never part of a checkpoint."""
 _PROC = Path("/proc")
 _STEP = re.compile(r"(\d+)(?:_steps)?$")
-"""Stable-baselines3 writes ``ppo_1000_steps.zip``."""
+"""The suffix ``_steps`` is Stable-baselines3's, in ``ppo_1000_steps.zip``."""
 _DATED = re.compile(
     r"\d{4}([-_.])[01]\d\1[0-3]\d(?:[-_.T ]+[0-2]\d(?:[-_.:h]?[0-5]\d){1,2})?$"
     r"|\d{8}[-_.T][0-2]\d(?:[-_.:]?[0-5]\d){1,2}$"
 )
-"""A name such as 2026-11-20_15-30-53, whose last number counts seconds and no steps."""
+"""A name such as 2026-11-20_15-30-53, whose last number is of seconds, not of steps."""
 _LINK_NAME = re.compile("latest|last|newest|current|best|checkpoint|ckpt", re.IGNORECASE)
-"""A link of another name might be taken for a module of the code."""
+"""The names of links that count as pointers; a link of another name may be a module of the code."""
 _EDGE_BYTES = 256
-"""How much of a file's old end is compared, to tell a file that grew from one that was written anew."""
+"""The bytes of a file's old end that are compared to distinguish a file that grew from a rewritten one."""
 
 
 class CheckpointFiles:
-    """Finds what the job's patterns match below the working directory."""
+    """Finds the checkpoints that the job's patterns match below the working directory."""
 
     def __init__(
         self, work: Path, patterns: Sequence[str], exclude: Sequence[str], beside: Sequence[str]
     ) -> None:
-        """``beside``: names of files that belong to a checkpoint that is a file, where they lie beside it."""
+        """Create it; ``beside`` names files that belong to a checkpoint file in the same directory."""
         self._work = work
         self._patterns = patterns
         skipped = [pattern.rstrip("/") for pattern in (*exclude, *SKIPPED)]
@@ -52,15 +52,15 @@ class CheckpointFiles:
         self._skipped_path = any_of(pattern for pattern in skipped if "/" in pattern)
         self._beside = beside
         self.ignored: Mapping[str, Stamp] = {}
-        """What came with the code: where all of the directory is watched, no checkpoint until it changes."""
+        """The code's files: if the whole directory is watched, they are no checkpoint until they change."""
         self._edges: dict[str, tuple[Stamp, bytes]] = {}
         self._finished: dict[str, tuple[Version, Finished | None]] = {}
 
     def looks(self, is_settled: Callable[[Look], bool] = lambda _: False) -> list[Look] | None:
-        """Return what is there; None: a directory disappeared meanwhile, and the next look sees the rest.
+        """Return the checkpoints found, or None if a directory disappeared meanwhile; then look again.
 
-        Processes that write are not searched for in looks that ``is_settled`` accepts: the search takes long
-        where processes have much open.
+        Writing processes are not searched for in looks that ``is_settled`` accepts: the search is slow if
+        processes have many files open.
         """
         try:
             return self._scan(is_settled)
@@ -85,7 +85,7 @@ class CheckpointFiles:
         return judged
 
     def writers(self, inodes: Iterable[int], *, with_maps: bool = True) -> frozenset[int]:
-        """Return those of the files, by their inodes, that a process can write to; see ``writers`` below."""
+        """Return the inodes of the files that some process can write to; see the function ``writers``."""
         return writers(frozenset(inodes), self._work.stat().st_dev, with_maps=with_maps)
 
     def _is_directory(self, name: str) -> bool:
@@ -93,7 +93,7 @@ class CheckpointFiles:
         return path.is_dir() and (name == "." or not path.is_symlink())
 
     def _is_foreign(self, name: str, matched: Collection[str]) -> bool:
-        """Return whether it is a link to anything but another file that is matched."""
+        """Return whether the path is a link to anything but another matched file."""
         path = self._work / name
         if not path.is_symlink():
             return False
@@ -121,7 +121,7 @@ class CheckpointFiles:
                     yield above + one, stamp
 
     def _file_groups(self, names: Sequence[str]) -> list[Look]:
-        """Return the matched files: those of one step belong together, those without one to each step."""
+        """Return the matched files grouped by step; files without a step belong to every group."""
         steps: dict[int | None, dict[str, Stamp]] = {}
         for name in names:
             stamp = _stamp(str(self._work / name), self._work)
@@ -161,7 +161,7 @@ class CheckpointFiles:
         return replace(look, files={**look.files, **found}, pointers=frozenset(found))
 
     def _pointer(self, entry: os.DirEntry[str]) -> tuple[Stamp, str] | None:
-        """Return the stamp, and the text of a small file or a link's target; None: it is neither."""
+        """Return the stamp and the text of a small file or the target of a link; None for any other entry."""
         status = entry.stat(follow_symlinks=False)
         stamp = Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
         if entry.is_symlink():
@@ -171,7 +171,7 @@ class CheckpointFiles:
         return stamp, _content(entry.path, stamp)
 
     def _judged(self, look: Look, written_to: Collection[int]) -> Look:
-        """Add what the content of the files says, and who writes to them."""
+        """Add whether the files' content shows that they are complete, and which files are written to."""
         known, appended = self._finished.get(look.name), set[str]()
         if known is None or known[0] != look.version:
             appended = {path for path, stamp in look.files.items() if self._has_grown(path, stamp)}
@@ -180,7 +180,6 @@ class CheckpointFiles:
         return replace(look, appended=frozenset(appended), written_to=busy, finished=known[1])
 
     def _has_grown(self, path: str, stamp: Stamp) -> bool:
-        """Return whether a file was added to since the last look, and begins with what it held then."""
         known = self._edges.get(path)
         if known is not None and known[0] == stamp:
             return False
@@ -207,17 +206,17 @@ class CheckpointFiles:
         return finish_of(self._work / look.name, files)
 
     def is_excluded(self, path: str) -> bool:
-        """Return whether a path belongs to no checkpoint, even where all of the directory is one."""
+        """Return whether a path belongs to no checkpoint, even if the whole directory is a checkpoint."""
         parts = path.split("/")
         return any(self._fits(one, "/".join(parts[:end])) for end, one in enumerate(parts, 1))
 
     def _fits(self, name: str, path: str) -> bool:
-        """Return whether a pattern of what is excluded fits the name or, if it has a slash, the path."""
+        """Return whether an exclusion pattern fits the name or, if the pattern has a slash, the path."""
         return bool(self._skipped_name.match(name) or self._skipped_path.match(path))
 
 
 def any_of(patterns: Iterable[str]) -> re.Pattern[str]:
-    """Return an expression that matches what any of the patterns does."""
+    """Return an expression that matches whatever any of the patterns matches."""
     return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
 
 
@@ -230,7 +229,7 @@ def _selectors(root: str) -> frozenset[str]:
 
 
 def expand(work: Path, pattern: str) -> list[Path]:
-    """Return what a pattern matches below the working directory.
+    """Return the paths that a pattern matches below the working directory.
 
     Raises:
         OSError: a directory disappeared meanwhile.
@@ -240,7 +239,7 @@ def expand(work: Path, pattern: str) -> list[Path]:
 
 
 def root_of(path: str, patterns: Sequence[str]) -> str | None:
-    """Return the part of a safe path that a pattern finds, the directory or the file; None: none does."""
+    """Return the leading part of a safe path that a pattern matches, or None if no pattern does."""
     parts = path.split("/")
     prefixes = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
     return next((one for one in [".", *prefixes] if any(_is_match(one, each) for each in patterns)), None)
@@ -255,7 +254,7 @@ def _is_match(name: str, pattern: str) -> bool:
 
 
 def is_pointer(root: Path, path: str, roots: Collection[str]) -> bool:
-    """Return whether a file below ``root`` does nothing but name one of the checkpoints beside it."""
+    """Return whether a file below ``root`` only names one of the checkpoints beside it."""
     found = _text_of(root / path)
     wanted = {
         text for one in roots if posixpath.dirname(one) == posixpath.dirname(path) for text in _selectors(one)
@@ -266,7 +265,7 @@ def is_pointer(root: Path, path: str, roots: Collection[str]) -> bool:
 
 
 def may_replace(work: Path, path: str, patterns: Sequence[str]) -> bool:
-    """Return whether a pointer may be put there: nothing is there, or what is there is itself a pointer."""
+    """Return whether a pointer may be written to the path: nothing or another pointer is there."""
     if not os.path.lexists(work / path):
         return True
     text = _text_of(work / path)
@@ -277,7 +276,7 @@ def may_replace(work: Path, path: str, patterns: Sequence[str]) -> bool:
 
 
 def _text_of(path: Path) -> str | None:
-    """Return what a small file holds, or where a link leads; None: it is neither."""
+    """Return the text of a small file or the target of a link; None for anything else."""
     try:
         if path.is_symlink():
             return str(path.readlink())
@@ -288,21 +287,21 @@ def _text_of(path: Path) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _content(path: str, _stamp: Stamp) -> str:
-    """Return what a small file holds, read once for each stamp."""
+    """Return the text of a small file, which is read once for each stamp."""
     return _text_of(Path(path)) or ""
 
 
 def step_of(name: str) -> int | None:
-    """Return the number that a directory's name ends with, or with ``_steps`` behind it.
+    """Return the number that ends a directory's name, apart from a suffix ``_steps``.
 
-    None if there is none, if a date ends the name, or if it is more than a step can be, such as nanoseconds.
+    Return None if the name ends with no number, with a date, or with a number too large for a step.
     """
     match = None if _DATED.search(name) else _STEP.search(name)
     return None if match is None or len(match[1]) > len(str(MAX_TALLY)) - 1 else int(match[1])
 
 
 def file_step_of(path: str) -> int | None:
-    """Return the number that a file's name ends with, before its suffixes, as ``step_of`` does."""
+    """Return the number that ends a file's name before its suffixes, by the rules of ``step_of``."""
     name = path.rpartition("/")[2]
     while (stem := name.rpartition(".")[0]) and not name.rpartition(".")[2].isdigit():
         name = stem
@@ -310,10 +309,10 @@ def file_step_of(path: str) -> int | None:
 
 
 def writers(inodes: Collection[int], device: int, *, with_maps: bool = True) -> frozenset[int]:
-    """Return those of the files of a device, by their inodes, that some process can write to.
+    """Return the inodes of the files of a device that some process can write to.
 
-    A file counts that is open for writing, or ``with_maps``, which takes longer, mapped for it. Processes of
-    other users are not seen, and none is where there is no ``/proc``, as on macOS.
+    Such a process has the file open for writing or, only ``with_maps`` (slower), mapped for writing.
+    Processes of other users are not seen, and none are where there is no ``/proc``, as on macOS.
     """
     own, found = str(os.getpid()), set()
     for process in _PROC.iterdir() if inodes and _PROC.joinpath("self/fd").is_dir() else []:
@@ -332,7 +331,7 @@ def writers(inodes: Collection[int], device: int, *, with_maps: bool = True) -> 
 
 
 def _mapped(maps: Path, inodes: Collection[int], device: int) -> frozenset[int]:
-    """Return which of the files a process has mapped, shared and for writing."""
+    """Return which of the files a process has mapped as shared and writable."""
     found = set()
     for line in maps.read_bytes().splitlines():
         _, access, _, place, inode, *_ = line.split(None, 5)
@@ -350,9 +349,9 @@ def _writes(fdinfo: Path) -> bool:
 
 
 def _stamp(path: str, root: Path) -> Stamp | None:
-    """Return the stamp of a regular file, or of the one of the same directory that a link leads to."""
+    """Return the stamp of a regular file, or of the file in the same directory that a link leads to."""
     try:
-        status = os.lstat(path)  # a Path takes far longer, and there may be ten thousand
+        status = os.lstat(path)  # a Path is far slower, and there may be ten thousand files
         if stat.S_ISLNK(status.st_mode):
             if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
                 return None
@@ -367,7 +366,7 @@ def _stamp(path: str, root: Path) -> Stamp | None:
 def files_below(root: Path) -> list[Path]:
     """Return the regular files below the directory, sorted.
 
-    The script may be writing and deleting there; rglob would raise when a directory disappears.
+    The script may be writing and deleting there, and rglob would raise if a directory disappeared.
     """
     found = [Path(parent) / name for parent, _, names in os.walk(root) for name in names]
     return sorted(path for path in found if path.is_file() and not path.is_symlink())

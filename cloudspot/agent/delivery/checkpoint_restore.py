@@ -1,4 +1,4 @@
-"""Restores the newest checkpoint of the lineage that verifies to this node's disk."""
+"""Restore the newest checkpoint of the lineage that verifies to this node's disk."""
 
 from __future__ import annotations
 
@@ -31,33 +31,34 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Restored:
-    """What was restored."""
+    """The restored checkpoint and its files."""
 
     checkpoint: CheckpointId | None
-    """None: there is no checkpoint, and the job starts at step 0."""
+    """None if there is no checkpoint, and the job starts at step 0."""
     directory: Path | None = None
-    """For a session's checkpoint: what CLOUDSPOT_RESTORE names."""
+    """For a session's checkpoint: the directory that CLOUDSPOT_RESTORE names."""
     directory_name: str | None = None
     """For a script's own checkpoint: its directory, or its first file, relative to the working directory."""
     files: frozenset[str] = frozenset()
     """The paths of its files, relative to the working directory."""
     skipped: tuple[Skipped, ...] = ()
     contents: frozenset[ChunkContent] = frozenset()
-    """What its chunks hold."""
+    """The contents of its chunks."""
     on_demand: Manifest | None = None
-    """Set if this node's share comes later: of a session's, only the files were made, and ``OnDemandFetch``
-    brings what the ranks ask for; what scripts saved on several nodes, ``restore_own`` brings."""
+    """The manifest, if this node's share is fetched later: for a session's checkpoint, only the files were
+    created, and ``OnDemandFetch`` fetches the ranges that the ranks ask for; for one that scripts saved on
+    several nodes, ``restore_own`` fetches it."""
 
 
 def restore_newest(context: NodeContext, *, check: Callable[[], None] | None = None) -> Restored:
-    """Fetch the best candidate of the lineage; skip those that do not verify, and log them.
+    """Fetch the best candidate of the lineage; skip and log candidates that do not verify.
 
     A candidate that is deleted meanwhile was superseded by a newer one, which is tried instead. ``check`` is
-    called all the while, and raises what ends it; None: what an order to leave raises.
+    called again and again, and raises to end the restore; by default, it raises on an order to leave.
 
     Raises:
-        LeavingError: there were checkpoints, and none is left that verifies: starting from step 0 would throw
-            the work away without asking.
+        LeavingError: there were checkpoints, but none of them verifies: starting from step 0 would throw the
+            work away without asking.
     """
     node, check = context.node, check or context.obey
     for late in context.retry_until(lambda: manifests.complete(context.store, context.journal, node.job_id)):
@@ -106,7 +107,7 @@ def _damaged(context: NodeContext, checkpoint: CheckpointId) -> Skipped:
 def newest_candidate(
     context: NodeContext, journal: Sequence[JournalRecord], skipped: Sequence[Skipped]
 ) -> CheckpointId | None:
-    """Return what ``restore_newest`` would try first, apart from those that are known not to verify."""
+    """Return the checkpoint that ``restore_newest`` would try first, apart from the skipped ones."""
     found = context.retry_until(
         lambda: retention.standing_checkpoints(context.store, context.node.job_id, journal)
     )
@@ -117,12 +118,12 @@ def newest_candidate(
 def restore_this(
     context: NodeContext, checkpoint: CheckpointId | None, restored: Restored | None
 ) -> Restored | None:
-    """Fetch the checkpoint that another node has chosen, unless it was restored here already.
+    """Fetch the checkpoint that another node has chosen, unless it is already restored here.
 
-    None: it has been deleted, so the generation that was to resume from it cannot start here.
+    Return None if it has been deleted: the generation that was to resume from it cannot start here.
 
     Raises:
-        LeavingError: it does not verify here.
+        LeavingError: the checkpoint does not verify here.
     """
     if restored is not None and restored.checkpoint == checkpoint:
         return restored
@@ -154,7 +155,7 @@ def _fetch(
     if manifest.kind == "directory":
         paths, _, roots = _paths_of(context, manifest)
         restored = replace(restored, directory_name=min(roots), files=frozenset(paths))
-        if len(manifest.parts) > 1:  # which of them are this node's is known once its place is
+        if len(manifest.parts) > 1:  # this node's parts are not known before its place is
             chunks = stored_chunks(node.job_id, manifest)
             context.retry_until(lambda: check_sizes(context.store, node.job_id, manifest, chunks))
             return replace(restored, on_demand=manifest)
@@ -182,12 +183,13 @@ def _fetch(
 
 
 def restore_own(context: NodeContext, restored: Restored, *, place: int, num_nodes: int) -> Restored:
-    """Fetch what scripts have saved on several nodes: of as many nodes the one in this place, else all.
+    """Fetch this node's share of a checkpoint that scripts have saved on several nodes.
 
-    Call it once the generation is known; anything else was restored before.
+    If as many nodes saved it, the share is the part of the node in the same place, otherwise all parts. Call
+    it once the generation is known; any other checkpoint was restored before.
 
     Raises:
-        CorruptData: a chunk does not verify, and all nodes know of it by now; or the checkpoint was deleted.
+        CorruptData: a chunk does not verify, which was reported to all nodes, or the checkpoint was deleted.
     """
     manifest = restored.on_demand
     if manifest is None or manifest.kind != "directory":
@@ -199,8 +201,8 @@ def restore_own(context: NodeContext, restored: Restored, *, place: int, num_nod
     nodes = own if num_parts == num_nodes else [*own, *(rank for rank in range(num_parts) if rank != place)]
     if num_parts != num_nodes:
         _log.info(
-            "checkpoint %s is of %d nodes, and %d train: this one gets all files, and of equal paths those "
-            "of node %d", manifest.id, num_parts, num_nodes, nodes[0],
+            "checkpoint %s was saved by %d nodes, but %d train: this node gets all files, for equal paths "
+            "those of node %d", manifest.id, num_parts, num_nodes, nodes[0],
         )  # fmt: skip
     try:
         _bring_files(context, manifest, context.obey, nodes=nodes)
@@ -217,7 +219,7 @@ def restore_own(context: NodeContext, restored: Restored, *, place: int, num_nod
 def _bring_files(
     context: NodeContext, manifest: Manifest, check: Callable[[], None], *, nodes: Sequence[int]
 ) -> None:
-    """Fetch what scripts have saved on these nodes, in place of what lies there under its name."""
+    """Fetch the files that scripts have saved on these nodes, replacing any of the same name."""
     work, patterns = context.node.work, context.job.spec.checkpoint.patterns
     _, pointers, roots = _paths_of(context, manifest)
     for root in sorted({*roots} - {"."}):
@@ -235,14 +237,14 @@ def _bring_files(
 
 
 def _is_of_this_node(context: NodeContext, manifest: Manifest) -> bool:
-    """Return whether what lies under a script's checkpoint's name is that checkpoint, or a newer one.
+    """Return whether the files under the name of a script's checkpoint are that checkpoint or a newer one.
 
-    It is where this node's last generation has written it on rank 0, or has resumed from it: whatever that
-    has written and not completed is set aside by now.
+    They are if this node's last generation has written it on rank 0 or has resumed from it: anything that
+    generation has left incomplete has been set aside.
     """
     memory = context.memory
     if memory.generation == 0:
-        return False  # nothing has run here, and a fork's checkpoint is of generation 0 as well
+        return False  # nothing has run here, and a fork's checkpoint has generation 0 too
     if memory.generation == manifest.generation:
         return memory.first_rank == 0
     generations = generations_of(context.journal.known)
@@ -250,9 +252,9 @@ def _is_of_this_node(context: NodeContext, manifest: Manifest) -> bool:
 
 
 def _is_read_in_part(context: NodeContext, manifest: Manifest) -> bool:
-    """Return whether a node of several reads less than all of it, as it is sharded over more than one node.
+    """Return whether each of several nodes reads only a part, because it is sharded over several nodes.
 
-    Which part only its ranks can say, once their model is made: each asks for what it reads.
+    Only the ranks know which part, once they have built the model: each rank asks for the ranges it reads.
     """
     if context.job.spec.nodes.max == 1:
         return False
@@ -268,14 +270,14 @@ def _is_read_in_part(context: NodeContext, manifest: Manifest) -> bool:
 
 
 def _place_for(context: NodeContext, manifest: Manifest) -> tuple[Path, frozenset[int]]:
-    """Return where a session's checkpoint goes, and the ranks whose parts may be there already.
+    """Return where to restore a session's checkpoint, and the ranks whose parts may already be there.
 
-    Those are what this machine has restored before, and slots of the arena from which it was uploaded. No
-    process of the training lives any more: what is verified there stays as it is.
+    These parts were restored before, or are slots of the arena from which they were uploaded. No process of
+    the training lives any more, so a part that has been verified does not change.
     """
     node = context.node
     places = node.restore_in_memory, node.restore
-    # A training that ended before its loop may have been short of memory.
+    # A training that ended before its loop began may have been short of memory.
     may_use_memory = context.memory.generation == 0 or context.memory.training_began_at > 0.0
     allowed = places if may_use_memory else places[1:]
     kept = next((place for place in allowed if fetching.is_restored(place, manifest)), None)
@@ -310,10 +312,10 @@ def _place_for(context: NodeContext, manifest: Manifest) -> tuple[Path, frozense
 
 
 def _has_memory(context: NodeContext, size: int, missing: int) -> bool:
-    """Return whether memory has room for what is missing there.
+    """Return whether memory has room for the missing bytes.
 
-    The training needs room besides: for the state in each process, for two slots, and for as much again of
-    which nothing is known here. If nothing is missing, it had all that with one slot more.
+    The training also needs room for the state in each process, for two slots, and, as an estimate, for as
+    much again. If nothing is missing, all of this fitted before, beside one more slot.
     """
     if missing == 0:
         return True
@@ -326,13 +328,13 @@ def _has_memory(context: NodeContext, size: int, missing: int) -> bool:
 
 
 def on_demand_here(context: NodeContext, checkpoint: CheckpointId) -> Restored | None:
-    """Return the checkpoint whose files an earlier agent of this machine has made for its ranks to ask for.
+    """Return the checkpoint if an earlier agent of this machine has created its files for fetches on demand.
 
-    None: it is not here, or was fetched whole.
+    Return None if it is not here or was fetched whole.
 
     Raises:
-        CorruptData: its manifest is malformed.
-        ObjectMissing: it was deleted.
+        CorruptData: the manifest is malformed.
+        ObjectMissing: the checkpoint was deleted.
     """
     manifest = manifests.read_manifest(context.store, context.node.job_id, checkpoint)
     for place in (context.node.restore_in_memory, context.node.restore):
@@ -343,9 +345,9 @@ def on_demand_here(context: NodeContext, checkpoint: CheckpointId) -> Restored |
 
 
 def _paths_of(context: NodeContext, manifest: Manifest) -> tuple[list[str], list[str], list[str]]:
-    """Return the paths of a script's checkpoint, the oldest first, of files that only name it, and its roots.
+    """Return the paths of a script's checkpoint (oldest first), of its pointers, and of its roots.
 
-    Refuses a checkpoint that would replace anything else in the working directory, such as the code.
+    Refuse a checkpoint that would replace anything else in the working directory, such as the code.
     """
     patterns = context.job.spec.checkpoint.patterns
     found = [
@@ -360,7 +362,9 @@ def _paths_of(context: NodeContext, manifest: Manifest) -> tuple[list[str], list
         is_whole = directory in {".", roots[path]}
         if not is_whole or (roots[path] is None and not is_pointer):
             name = path if directory == "." else directory
-            raise CorruptData(f"checkpoint {manifest.id} is of {name!r}, which is no checkpoint.directory")
+            raise CorruptData(
+                f"checkpoint {manifest.id} is of {name!r}, which checkpoint.directory does not match"
+            )
     paths = [path for _, path, _ in found]
     pointers = [path for path in paths if roots[path] is None]
     return paths, pointers, [root for path in paths if (root := roots[path])]
@@ -398,7 +402,7 @@ def _bring(
 
 
 class _InsistentStore(WrappedStore):
-    """Repeats each request by itself, so that a fetch goes on where an outage has stopped it."""
+    """Retries each request by itself, so that a fetch continues after an outage where it stopped."""
 
     def __init__(self, context: NodeContext, check: Callable[[], None]) -> None:
         super().__init__(context.store)

@@ -1,4 +1,4 @@
-"""Keeps what is set aside of a checkpoint: the newest complete state, and one that may be complete."""
+"""Keep the states that are set aside: the newest complete one, and one that may be complete."""
 
 from __future__ import annotations
 
@@ -9,43 +9,46 @@ from cloudspot.agent.delivery.checkpoint_states import Memory, Sent, State, Vers
 
 
 class Kept(Protocol):
-    """The files of a state, set aside."""
+    """A state whose files are set aside."""
 
     state: State
 
     def drop(self) -> None:
-        """Free its room."""
+        """Delete the files."""
 
 
 K = TypeVar("K", bound=Kept)
 
 
 class CheckpointShelf(Generic[K]):
-    """Says which states are set aside, and which is uploaded next; whoever uses it holds a lock."""
+    """Chooses which states are set aside and which is uploaded next; the caller holds a lock."""
 
     def __init__(self, take: Callable[[State], K | None], holds: Callable[[K], bool], memory: Memory) -> None:
-        """``take`` sets a state aside if it can; ``holds`` returns whether that is still what it was."""
+        """Create an empty shelf.
+
+        ``take`` sets a state aside if it can; ``holds`` returns whether its files are still unchanged.
+        """
         self._take = take
         self._memory = memory
         self._holds = holds
         self.ready: K | None = None
         """The newest complete state that is not in the store."""
         self._maybe: K | None = None
-        """The newest state that may turn out complete when the next save begins."""
+        """The newest state that may prove complete when the next save begins."""
         self._uploading: K | None = None
         self._known: set[State] = set()
-        """What is in the store or was given up."""
+        """The states that are in the store or were given up."""
         self._doubted: State | None = None
-        """What was noted last as doubtful."""
+        """The state that was last noted as doubtful."""
 
     def begin(self, known: Iterable[State]) -> None:
-        """Note that a script is about to start, and what of its files the store has."""
+        """Note that a script is about to start, and which of its states the store has."""
         self._known.update(known)
         self._memory.last_sent = None
 
-    def look(self, told: Iterable[State], complete: Sequence[State], candidate: State | None) -> None:
-        """Set aside what is new in a look; the arguments are the answers of ``CheckpointWatch``."""
-        for state in told:
+    def look(self, proved: Iterable[State], complete: Sequence[State], candidate: State | None) -> None:
+        """Set aside the new states of a look; the arguments are results of ``CheckpointWatch``."""
+        for state in proved:
             self._confirm(state)
             self._promote(state)
         if complete and self._is_wanted(complete[-1]):
@@ -59,9 +62,9 @@ class CheckpointShelf(Generic[K]):
             self._maybe = self._take(candidate)
 
     def begin_upload(self, state: State | None = None) -> K | None:
-        """Return what is uploaded next, by default what waits for it; call ``end_upload`` after it.
+        """Return the files to upload next, by default of the waiting state; call ``end_upload`` afterwards.
 
-        ``state`` is complete. None: there is nothing, or the state is gone.
+        ``state`` must be complete. Return None if nothing waits or the state is gone.
         """
         if state is None or (self.ready is not None and self.ready.state == state):
             self._uploading, self.ready = self.ready, None
@@ -70,12 +73,12 @@ class CheckpointShelf(Generic[K]):
         kept = self._uploading
         if kept is not None and kept.state.evidence == "quiet" and kept.state != self._doubted:
             self._doubted = kept.state
-            # Before the commit, of which a later agent may have to know.
+            # Note it before the commit, because a later agent may have to know of that commit.
             self._memory.doubtful.append(_sent(kept.state))
         return kept
 
     def end_upload(self, *, is_to_repeat: bool) -> None:
-        """Drop what was uploaded, or let it wait once more if nothing newer does."""
+        """Drop the uploaded state, or let it wait again if it must be repeated and no newer one waits."""
         kept, self._uploading = self._uploading, None
         if kept is not None and is_to_repeat and self.ready is None:
             self.ready = kept
@@ -83,35 +86,35 @@ class CheckpointShelf(Generic[K]):
             kept.drop()
 
     def note_commit(self, state: State) -> None:
-        """Note that a state is in the store, or was given up."""
+        """Note that a state is in the store or was given up."""
         self._known.add(state)
         self._memory.last_sent = _sent(state)
         if state.evidence != "quiet":
             self._memory.doubtful = []
 
     def num_doubtful(self, was_confirmed: Callable[[str, Version], bool]) -> int:
-        """Return how many of the newest commits may be torn: so many older ones are kept besides."""
+        """Return how many of the newest commits may be torn; for each, one more older commit is kept."""
         doubtful = self._memory.doubtful
         confirmed = [number for number, one in enumerate(doubtful, 1) if was_confirmed(one.name, one.version)]
         del doubtful[: max(confirmed, default=0)]
         return len(doubtful)
 
     def _is_wanted(self, state: State) -> bool:
-        """Return whether it is new, and no older than what waits for its upload or was committed last."""
+        """Return whether a state is new and no older than the waiting states and the last commit."""
         waiting = [one.state for one in (self.ready, self._uploading) if one is not None]
         if (sent := self._memory.last_sent) is not None:  # nothing older is committed after it
             waiting.append(State(sent.name, sent.step, sent.version))
         return state not in (*waiting, *self._known) and all(one.order <= state.order for one in waiting)
 
     def _confirm(self, state: State) -> None:
-        """Note that more than quiet shows it complete: soon the watch knows only its successor."""
+        """Note now that a state has more evidence than quiet; the watch soon knows only its successor."""
         self.num_doubtful(lambda name, version: (name, version) == (state.name, state.version))
         for kept in (self.ready, self._uploading):
             if kept is not None and kept.state == state:
                 kept.state = state
 
     def _promote(self, state: State) -> None:
-        """Let what was set aside in case it was complete wait for its upload."""
+        """Let a state that was set aside as perhaps complete wait for its upload."""
         kept = self._maybe
         if kept is None or kept.state != state:
             return

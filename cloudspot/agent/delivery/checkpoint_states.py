@@ -1,4 +1,4 @@
-"""What is seen of a script's own checkpoint files, and remembered of them."""
+"""The observed and the remembered states of a script's own checkpoint files."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from typing import Literal, NamedTuple
 import msgspec
 
 LOGS = ("*.log", "*.csv", "*.tsv", "*.jsonl", "events.out.tfevents.*")
-"""Names of files that go on growing from save to save: they go along and prove nothing."""
+"""Names of files that grow from save to save: they are part of a checkpoint but no evidence."""
 _LOG = re.compile("|".join(map(fnmatch.translate, LOGS)))
 
 Evidence = Literal["marker", "index", "next", "quiet", "exit"]
-"""``marker``: the declared file; ``index``: what a framework writes last, or its table of files; ``next``:
-the next save has begun; ``quiet``: nobody has written for longer than in any pause; ``exit``: status 0."""
+"""Why a state counts as complete. ``marker``: the declared file is there; ``index``: a framework's last file
+or table of files is there; ``next``: the next save has begun; ``quiet``: no process has written for longer
+than in any pause; ``exit``: the script ended with status 0."""
 
 
 Finished = Literal["all", "own"]
-"""``all``: the checkpoint is whole; ``own``: these files are, and others of it may follow."""
+"""``all``: the checkpoint is complete; ``own``: these files are, but others may follow."""
 
 
 class Stamp(NamedTuple):
-    """What tells one content of a file from another, as long as nobody sets its times back."""
+    """A file's status that changes with its content, unless its times are set back."""
 
     size: int
     written_at: int
@@ -44,36 +45,36 @@ class Look:
     name: str
     """The directory, or the first of the files, relative to the working directory."""
     step: int | None
-    """The number that its name ends with, or None."""
+    """The number at the end of its name, or None."""
     files: Mapping[str, Stamp]
-    """By their paths, relative to the working directory."""
+    """Its files by their paths relative to the working directory."""
     roots: tuple[str, ...]
     """The directory, or the files."""
     is_directory: bool = True
     pointers: frozenset[str] = frozenset()
-    """Those of ``files`` that lie beside it and name it."""
+    """The files beside it that name it; they are in ``files`` too."""
     appended: frozenset[str] = frozenset()
-    """Those that have grown since the look before and still begin with what they held then."""
+    """The files that were only appended to since the previous look."""
     written_to: frozenset[str] = frozenset()
-    """Those that a process has open for writing."""
+    """The files that a process has open for writing."""
     finished: Finished | None = None
-    """What its content says."""
+    """How much of it is complete, judged by its content; None if that does not show."""
 
     @cached_property
     def version(self) -> Version:
-        """Return its files with their stamps, sorted."""
+        """Its files with their stamps, sorted."""
         return tuple(sorted(self.files.items()))
 
     @cached_property
     def places(self) -> frozenset[str]:
-        """Return where its marker would lie: what the path begins with, up to the last slash."""
+        """The directories in which its marker may lie, as prefixes of paths."""
         bases = {self.name} if self.is_directory else {root.rpartition("/")[0] for root in self.roots}
         return frozenset("" if base in {"", "."} else f"{base}/" for base in bases)
 
 
 @dataclass(frozen=True)
 class State:
-    """What a checkpoint held when it was complete, or may have been."""
+    """The files of a checkpoint when it was, or may have been, complete."""
 
     name: str
     step: int | None
@@ -82,12 +83,12 @@ class State:
 
     @property
     def written_at(self) -> int:
-        """When one of its files was last written (ns)."""
+        """The time of the last write to one of its files (ns)."""
         return max((stamp.written_at for _, stamp in self.version), default=0)
 
     @property
     def order(self) -> tuple[int, int]:
-        """Order states by age."""
+        """The key by which states are sorted by age."""
         return self.step or 0, self.written_at
 
 
@@ -99,14 +100,14 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A checkpoint when the script was asked to save."""
+    """A checkpoint at the moment when the script was asked to save."""
 
     version: Version
     was_complete: bool
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """A state that was committed, or is to be."""
+    """A state that was or will be committed."""
 
     name: str
     step: int | None
@@ -114,34 +115,34 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 class Memory(msgspec.Struct, kw_only=True):
-    """What a later agent of the machine has to know."""
+    """The observations that a later agent of the machine needs."""
 
     came_with_code: tuple[str, ...] = ()
     """The roots that were there before the machine's first script."""
     code: dict[str, Stamp] = {}
-    """All other files that were there then, where the whole working directory is watched."""
+    """If the whole working directory is watched: all other files that were there then."""
     before: dict[str, Version] | None = None
-    """What there was before the newest script started; None: none was started here."""
+    """The checkpoints from before the newest script's start; None if none was started here."""
     settled: dict[str, Settled] = {}
     repeated: set[str] = set()
-    """The checkpoints that the newest script has completed and then written anew."""
+    """The checkpoints that the newest script has completed and then rewritten."""
     asked: dict[str, Asked] | None = None
     pause: float = 0.0
-    """The longest pause seen within a save."""
+    """The longest observed pause within a save (s)."""
     num_saves: int = 0
-    """How many saves were seen from the beginning of one to that of the next."""
+    """The number of saves observed from their beginning to that of the next save."""
     rewrites: bool = False
-    """Whether the script writes to files that a checkpoint had, in place."""
+    """Whether the script rewrites files of a checkpoint in place."""
     seen: dict[str, Version] = {}
-    """What the newest look at the newest script has found."""
+    """The checkpoints that the newest look has found."""
     written: set[str] = set()
-    """The paths of those files that were begun in the save under way, or the last one."""
+    """The paths of the files that were begun in the current or else the last save."""
     last_sent: Sent | None = None
-    """What the newest script has had committed last."""
+    """The newest script's last committed state."""
     doubtful: list[Sent] = []
-    """What quiet alone has shown complete since the last state that has more evidence."""
+    """The states with no evidence but quiet, since the last state with more evidence."""
 
 
 def is_log(path: str) -> bool:
-    """Return whether a file is a log by its name."""
+    """Return whether a file's name is that of a log."""
     return _LOG.match(path.rpartition("/")[2]) is not None

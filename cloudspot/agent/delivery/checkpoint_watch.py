@@ -1,4 +1,4 @@
-"""Decides, by evidence, which states of a script's own checkpoint files are complete; it reads no disk."""
+"""Decide which states of a script's own checkpoint files are complete, from looks and without any I/O."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from cloudspot.agent.delivery.checkpoint_states import (
 )
 
 SETTLED_SECONDS = 10.0
-"""Files that nobody has written to for this long are complete, until three saves have been seen."""
+"""Until three saves have been seen, files that no process has written to for this long are complete."""
 KNOWN_SECONDS = 2.0
-"""How long files must be quiet if their content says that they are complete: other ranks may still write.
-Also the least that ``quiet_seconds`` may be."""
+"""How long files must be quiet if their content shows that they are complete: other ranks may still write.
+Also the lower bound of ``quiet_seconds``."""
 MAX_GONE = 20
-"""How many deleted checkpoints are remembered."""
+"""The number of deleted checkpoints that are remembered."""
 RESTLESS_SECONDS = 300.0
-"""The user is told of a checkpoint that has not been complete for this long."""
+"""The user is warned of a checkpoint that has been incomplete for this long."""
 ENOUGH_SAVES = 3
-"""After so many, the longest pause within a save says how long files have to be quiet."""
+"""After this many saves, the longest pause within a save determines how long files must be quiet."""
 INCOMPLETE_FILE = "checkpoint-is-incomplete.txt"
-"""Hugging Face's Trainer has it in the directory while it saves because of SIGTERM."""
+"""The file that Hugging Face's Trainer keeps in the directory while it saves because of SIGTERM."""
 
 
 @dataclass
@@ -40,27 +40,27 @@ class _Seen:
     active_at: float
     """When it last changed or was open for writing (monotonic)."""
     stable: Version | None = None
-    """What it held at two looks, when nobody wrote; kept until the next change."""
+    """Its version if two looks found the same one, and no process writing; reset by the next change."""
     rest: Look | None = None
-    """The last look of which that was true, kept during the changes after it."""
+    """The last look that found such a version; kept during later changes."""
 
 
 @dataclass
 class _Save:
-    """The save under way, or the last one."""
+    """The current save, or else the last one."""
 
     active_at: float
     pause: float = 0.0
-    """The longest in it, up to the newest change."""
+    """The longest pause in it up to the newest change (s)."""
     pause_at_rest: float = 0.0
-    """The longest in it, up to the change before the last rest."""
+    """The longest pause in it up to the change before the last rest (s)."""
 
 
 class CheckpointWatch:
-    """Follows the checkpoints of one script by looks at them.
+    """Follows the checkpoints of one script through successive looks.
 
-    Only what happens while the script lives proves that a checkpoint is complete: after its end a
-    half-written one is quiet, too. Moments are monotonic.
+    Only events while the script lives prove that a checkpoint is complete: after its end, a half-written
+    checkpoint is quiet too. Moments are monotonic.
     """
 
     def __init__(self, complete_file: str | None, incomplete_file: str | None, memory: Memory) -> None:
@@ -68,25 +68,25 @@ class CheckpointWatch:
         self._incomplete_file = incomplete_file
         self.memory = memory
         self.has_news = False
-        """Whether the memory has changed since whoever keeps it has set this to False."""
+        """Whether the memory has changed; the owner resets this after storing the memory."""
         self._seen: dict[str, _Seen] = {}
         self._logs: set[str] = set()
         self._born: dict[str, int] = {}
-        """The number of the save in which each file was last begun; 0: before the script."""
+        """The number of the save in which each file was last begun; 0 before the script's first save."""
         self._follows_another = memory.before is not None
-        """Whether an earlier agent has looked at the script, and this one has not."""
+        """Whether an earlier agent has looked at the script, but this agent not yet."""
         self._save: _Save | None = None
         self._number = 0
         self._rewritten: set[str] = set()
-        """The checkpoints that were begun anew since the script was asked to save."""
+        """The checkpoints whose rewriting has begun since the script was asked to save."""
         self._incomplete_since: dict[str, float] = {}
         self.save_seconds: float | None = None
-        """How long the script took to write the newest checkpoint that it was seen to write."""
+        """How long the script took to write the newest checkpoint whose writing was observed."""
 
-    # --- what happens -----------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def begin(self, looks: Sequence[Look]) -> None:
-        """Note that a script is about to start: what exists now is not its work."""
+        """Note that a script is about to start: existing checkpoints are not its work."""
         memory = self.memory
         if memory.before is None:
             memory.came_with_code = tuple(root for look in looks for root in look.roots)
@@ -106,19 +106,19 @@ class CheckpointWatch:
         self._follows_another = False
 
     def look(self, looks: Sequence[Look], now: float) -> tuple[State, ...]:
-        """Take in what there is while the script lives.
+        """Take in a look while the script lives.
 
-        Returns the states of which only the beginning of the next save has told that they were complete: what
-        they held may be overwritten already.
+        Return the states that only the beginning of the next save has proved complete: their files may be
+        overwritten already.
         """
-        looks = [look for look in looks if look.files]  # an empty directory is no save that has begun
+        looks = [look for look in looks if look.files]  # an empty directory is not the beginning of a save
         self._note_logs(looks)
         if not self._seen and self.memory.before is None:
             self._seen = {look.name: _Seen(look, now) for look in looks}
         if self._follows_another:
             looks = self._follow(looks, now)
         begun = self._changes(looks)
-        told = self._note_saves(looks, begun, now)
+        proved = self._note_saves(looks, begun, now)
         self._note_look(looks)
         names = {look.name for look in looks}
         self._seen = {name: seen for name, seen in self._seen.items() if name in names}
@@ -133,15 +133,15 @@ class CheckpointWatch:
             if self.is_new(look) and not self.is_complete(look) and not self._is_remains(look)
         }
         self._forget(names)
-        return told
+        return proved
 
     def _follow(self, looks: Sequence[Look], now: float) -> list[Look]:
-        """Go on where an earlier agent was, and return what is there as it would have seen it."""
+        """Continue where an earlier agent stopped; return the looks as that agent would have seen them."""
         memory, self._follows_another = self.memory, False
         found = []
         for look in looks:
             known = dict(memory.seen.get(look.name, ()))
-            # Nobody has compared the contents; a file that is written anew is rarely larger than it was.
+            # The contents were not compared, but a rewritten file is rarely larger than before.
             grown = {
                 path
                 for path, old in known.items()
@@ -159,7 +159,7 @@ class CheckpointWatch:
         return found
 
     def _note_look(self, looks: Iterable[Look]) -> None:
-        """Remember what is there for an agent that may have to go on from here."""
+        """Remember a look for an agent that may have to continue from here."""
         seen = {look.name: look.version for look in looks}
         if seen != self.memory.seen:
             self.memory.seen = seen
@@ -167,7 +167,7 @@ class CheckpointWatch:
             self.has_news = True
 
     def _forget(self, names: Collection[str]) -> None:
-        """Forget all but the last of the checkpoints that the script has deleted."""
+        """Forget all but the last few checkpoints that the script has deleted."""
         gone = [name for name in self.memory.settled if name not in names]
         for name in gone[:-MAX_GONE]:
             del self.memory.settled[name]
@@ -178,10 +178,10 @@ class CheckpointWatch:
     def end(self, looks: Sequence[Look], *, exited_0: bool, is_leaving: bool) -> None:
         """Note that the script has ended.
 
-        Status 0 proves all that it has written complete, or, if it was asked to save, what it has begun since
-        then; unless that lacks a file of the checkpoint before, as when the process ends under a thread that
-        saves. It proves nothing if the node ``is_leaving`` and the script was not asked: it may be that of a
-        handler of SIGTERM, in the middle of a save.
+        Status 0 proves that all checkpoints it has written are complete or, if it was asked to save, all that
+        it has begun since then. Exception: a checkpoint that lacks a file of the previous one, because the
+        process may have ended while a thread was saving. Status 0 proves nothing if the node ``is_leaving``
+        and the script was not asked: a handler of SIGTERM may have ended it in the middle of a save.
         """
         self._note_logs(looks)
         for look in looks:
@@ -198,22 +198,22 @@ class CheckpointWatch:
             if not self.is_new(look) or not expected <= self._kinds(look):
                 continue
             says_so = self._says_finished(look, expected)
-            # With status 0, it was being written when the script was asked, perhaps once more afterwards.
+            # With status 0: it was being written when the script was asked, and perhaps again afterwards.
             if says_so and (exited_0 or self.is_answer(look)):
                 self._settle(look, "index")
             elif exited_0 and self.is_answer(look):
                 self._settle(look, "exit")
 
     def ask(self, looks: Sequence[Look]) -> None:
-        """Note that the script is asked to save now: what it begins from now on is its answer."""
+        """Note that the script is asked to save now: a checkpoint begun from now on is its answer."""
         if self.memory.asked is not None:
             return
         expected = self._kinds_before(looks)
         self.memory.asked = {
             look.name: Asked(
                 look.version,
-                # What the script has not touched was restored, or came with the code; what its content says
-                # is complete may be too new to be sure of, but is not what the script writes now.
+                # A checkpoint that the script has not touched was restored or came with the code. One that
+                # is complete by its content may be too new to be trusted, but is not being written now.
                 self.is_complete(look) or self._says_finished(look, expected) or not self.is_new(look),
             )
             for look in looks
@@ -222,7 +222,7 @@ class CheckpointWatch:
         self._rewritten.clear()
         self.has_news = True
 
-    # --- what is known ------------------------------------------------------------------------------
+    # --- results ------------------------------------------------------------------------------------
 
     @property
     def was_asked(self) -> bool:
@@ -235,7 +235,7 @@ class CheckpointWatch:
         return before is None or not self._is_same(before, look.version)
 
     def is_answer(self, look: Look | State) -> bool:
-        """Return whether the script has begun to write this after it was asked to save."""
+        """Return whether the script has begun to write the checkpoint after it was asked to save."""
         asked = self.memory.asked
         if asked is None or not self.is_new(look):
             return False
@@ -246,15 +246,15 @@ class CheckpointWatch:
         return has_changed and (then.was_complete or look.name in self._rewritten)
 
     def is_complete(self, look: Look) -> bool:
-        """Return whether what is there was seen to be complete."""
+        """Return whether the checkpoint is in a state that was seen complete."""
         settled = self.memory.settled.get(look.name)
         if settled is None or not self._is_same(settled.version, look.version):
             return False
         return self._may_be_complete(look)
 
     def complete(self, looks: Iterable[Look]) -> tuple[State, ...]:
-        """Return what is complete and was written here, the newest last."""
-        # What no script here has written was restored, or came with the code.
+        """Return the complete states that were written here, the newest last."""
+        # A checkpoint that no script here has written was restored or came with the code.
         found = [
             State(look.name, look.step, self.own_version(look), self.memory.settled[look.name].evidence)
             for look in looks
@@ -263,7 +263,7 @@ class CheckpointWatch:
         return tuple(sorted(found, key=lambda state: state.order))
 
     def candidate(self) -> State | None:
-        """Return the newest state that may turn out complete when the next save begins."""
+        """Return the newest state that may prove complete when the next save begins."""
         found = [
             State(name, seen.look.step, seen.stable)
             for name, seen in self._seen.items()
@@ -274,7 +274,7 @@ class CheckpointWatch:
         return max(found, key=lambda state: state.order, default=None)
 
     def was_confirmed(self, name: str, version: Version) -> bool:
-        """Return whether more than quiet has shown that a state was complete."""
+        """Return whether more evidence than quiet has shown a state complete."""
         settled = self.memory.settled.get(name)
         return settled is not None and settled.evidence != "quiet" and self._is_same(settled.version, version)
 
@@ -283,18 +283,18 @@ class CheckpointWatch:
         return self._strip(look.version)
 
     def logs_of(self, look: Look) -> Mapping[str, Stamp]:
-        """Return the files of a checkpoint that grow from save to save: they go along, as far as they are."""
+        """Return the files of a checkpoint that grow from save to save; they are uploaded at their length."""
         return {path: stamp for path, stamp in look.files.items() if path in self._logs}
 
     def torn(self, looks: Sequence[Look], *, only_incomplete: bool = True) -> tuple[Look, ...]:
-        """Return what the script, which has ended, has written to; by default only what is not complete."""
+        """Return the checkpoints that the ended script has written to, by default only incomplete ones."""
         if self.memory.before is None:
             return ()
         self.end(looks, exited_0=False, is_leaving=True)
         new = tuple(filter(self.is_new, looks))
         if not only_incomplete:
             return new
-        # The script may have thinned out an older one, from which it does not resume.
+        # The script may have deleted files of an older checkpoint, from which it does not resume.
         newest = max((each.step or 0 for each in looks if self.is_complete(each)), default=0)
         return tuple(
             each
@@ -303,17 +303,17 @@ class CheckpointWatch:
         )
 
     def restless(self, now: float) -> tuple[str, ...]:
-        """Return the names of the checkpoints that the script writes to and has not completed for long."""
+        """Return the names of the checkpoints that the script writes but has not completed for long."""
         since = self._incomplete_since.items()
         return tuple(name for name, moment in since if now - moment >= RESTLESS_SECONDS)
 
     @property
     def quiet_seconds(self) -> float:
-        """For how long nobody may have written to a checkpoint, so that it counts as complete."""
+        """How long a checkpoint must not be written to until it counts as complete."""
         least = KNOWN_SECONDS if self.memory.num_saves >= ENOUGH_SAVES else SETTLED_SECONDS
         return max(least, self.memory.pause)
 
-    # --- how ----------------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------------
 
     def _note_logs(self, looks: Sequence[Look]) -> None:
         for look in looks:
@@ -324,9 +324,9 @@ class CheckpointWatch:
                     self._logs.add(path)
 
     def _changes(self, looks: Sequence[Look]) -> frozenset[str]:
-        """Note what has changed, and return which checkpoints tell that a save has begun.
+        """Note the changes, and return the checkpoints that show that a save has begun.
 
-        A save writes each file once: one that is written anew, or deleted, belongs to the next.
+        A save writes each file once, so a rewritten or deleted file belongs to the next save.
         """
         there = {path for look in looks for path in look.files}
         inodes = {stamp.inode for look in looks for stamp in look.files.values()}  # of renamed files, too
@@ -341,7 +341,7 @@ class CheckpointWatch:
             old = {} if seen is None else seen.look.files
             for path in look.appended - self._logs:
                 if self._born.get(path, self._number) < self._number:
-                    self._logs.add(path)  # no save goes on with a file of the one before
+                    self._logs.add(path)  # no save appends to a file of the save before
             for path, stamp in look.files.items():
                 if old.get(path) == stamp or (path in look.appended and path in old):
                     continue
@@ -361,13 +361,13 @@ class CheckpointWatch:
         return frozenset(begun)
 
     def _has_begun(self, look: Look) -> bool:
-        """Return whether files of this step were seen already: their first name is that of the checkpoint."""
+        """Return whether files of this step were seen before, when the checkpoint had another first file."""
         seen = (known.look for known in self._seen.values() if not known.look.is_directory)
         return not look.is_directory and any(known.step == look.step for known in seen)
 
     def _note_saves(self, looks: Sequence[Look], begun: Collection[str], now: float) -> tuple[State, ...]:
-        """Follow the saves and the pauses in them; return what the beginning of one has shown to be whole."""
-        told: list[State] = []
+        """Follow the saves and their pauses; return the states that a new save proves complete."""
+        proved: list[State] = []
         changed = [look for look in looks if self._has_changed(look)]
         active = [look for look in looks if look.written_to - self._logs]
         if begun and self._save is not None:
@@ -378,7 +378,7 @@ class CheckpointWatch:
                     continue
                 began_before |= rest is not seen.look
                 version = seen.stable or self.own_version(rest)
-                told.append(State(name, rest.step, version, "next"))
+                proved.append(State(name, rest.step, version, "next"))
                 self._settle(rest, "next", version)
             pause = self._save.pause_at_rest if began_before else self._save.pause
             self.memory.pause = max(self.memory.pause, pause)
@@ -406,12 +406,12 @@ class CheckpointWatch:
                     known.active_at = now
                 elif known.stable is None and look.files:
                     known.stable = self.own_version(look)
-        return tuple(told)
+        return tuple(proved)
 
     def _rest_before(self, seen: _Seen, looks: Sequence[Look]) -> Look | None:
-        """Return a checkpoint as it was before the next save began with a file of a new name.
+        """Return a checkpoint's look from before the next save, which began with a file of a new name.
 
-        Until it has written anew what was there, the new file might belong to the save before.
+        Until that save has rewritten an old file, the new file might still belong to the save before.
         """
         now = next((look for look in looks if look.name == seen.look.name), None)
         if seen.rest is None or now is None or not self._kinds_before(looks) <= self._kinds(seen.rest):
@@ -433,7 +433,6 @@ class CheckpointWatch:
         return seen is None or not self._is_same(seen.look.version, look.version)
 
     def _evidence(self, look: Look, now: float, expected: frozenset[str]) -> Evidence | None:
-        """Return why what is there is complete, or None."""
         has_expected = expected <= self._kinds(look)
         seen = self._seen[look.name]
         if not self._may_be_complete(look) or look.written_to - self._logs:
@@ -446,7 +445,6 @@ class CheckpointWatch:
         return "quiet" if quiet >= self.quiet_seconds and quiet > self.memory.pause else None
 
     def _may_be_complete(self, look: Look) -> bool:
-        """Return whether nothing says that what is there is not complete."""
         if not self.own_version(look) or self._lies_incomplete(look) or self._is_remains(look):
             return False
         return self._complete_file is None or self._has(look, self._complete_file)
@@ -454,8 +452,8 @@ class CheckpointWatch:
     def _is_marked(self, look: Look) -> bool:
         """Return whether its complete file is at least as new as every other file.
 
-        An older one is an earlier save's, where files are rewritten, or other ranks came later. A checkpoint
-        that has no other file has no marker.
+        An older complete file belongs to an earlier save that is being overwritten, or other ranks have
+        written later. A checkpoint without any other file has no marker.
         """
         own = {path: stamp for path, stamp in look.files.items() if path not in look.pointers | self._logs}
         markers = [path for path in own if self._is_marker(look, path)]
@@ -470,9 +468,9 @@ class CheckpointWatch:
         return max(own[path].written_at for path in markers) >= newest
 
     def _says_finished(self, look: Look, expected: frozenset[str]) -> bool:
-        """Return whether a checkpoint says by its content, or by what is gone, that it is complete.
+        """Return whether a checkpoint's content, or a file that has disappeared, shows that it is complete.
 
-        ``expected``: the kinds of files that a complete one has, besides this one.
+        ``expected`` has the kinds of files that another, complete checkpoint has.
         """
         if self._complete_file is not None:
             return False
@@ -480,8 +478,8 @@ class CheckpointWatch:
             return bool(look.files) and not self._has(look, self._incomplete_file)
         if look.finished != "own":
             return look.finished is not None
-        # Only a checkpoint before it tells that no other file follows; where files are written anew, those of
-        # the save before are still there.
+        # Only a previous checkpoint shows that no other file follows; if files are rewritten, those of the
+        # previous save are still there.
         if not look.is_directory:
             return bool(self.memory.settled)
         return bool(expected) and look.name not in {*self.memory.settled, *(self.memory.before or ())}
@@ -498,14 +496,14 @@ class CheckpointWatch:
         return name is not None and any(path == place + name for place in look.places)
 
     def _is_remains(self, look: Look) -> bool:
-        """Return whether it is what is left of a complete one that a script has begun to delete."""
+        """Return whether a checkpoint is the rest of a complete one that a script has begun to delete."""
         settled, before = self.memory.settled.get(look.name), (self.memory.before or {}).get(look.name)
         own = set(self.own_version(look))
         known = [self._strip(version) for version in (settled and settled.version, before) if version]
         return any(own < set(version) for version in known)
 
     def _kinds_before(self, looks: Sequence[Look]) -> frozenset[str]:
-        """Return what files the newest of these has that is complete, for the next one to have, too."""
+        """Return the kinds of files of the newest complete checkpoint; the next one should have them too."""
         complete = [
             look for look in looks if look.files and (self.is_complete(look) or not self.is_new(look))
         ]
@@ -513,12 +511,12 @@ class CheckpointWatch:
         return frozenset() if newest is None else self._kinds(newest)
 
     def _kinds(self, look: Look) -> frozenset[str]:
-        """Return the names of the files without the numbers in them, which may be steps."""
+        """Return the names of the files without their numbers, which may be steps."""
         own = look.files.keys() - self._logs
         return frozenset(_without_numbers(path.removeprefix(look.name + "/")) for path in own)
 
     def _settle(self, look: Look, evidence: Evidence, version: Version | None = None) -> None:
-        """Remember that a state is complete, as far as the script wrote it."""
+        """Remember a state, without its logs, as complete."""
         version = self.own_version(look) if version is None else version
         known = self.memory.settled.get(look.name)
         if known is not None and self._is_same(known.version, version):
@@ -535,7 +533,7 @@ class CheckpointWatch:
         self.has_news = True
 
     def _seconds_to_write(self, name: str, version: Version) -> float:
-        """Return the time from the first to the last change of what is new in a checkpoint."""
+        """Return the time from the first to the last change of the new files in a checkpoint (s)."""
         settled, before = self.memory.settled.get(name), (self.memory.before or {}).get(name)
         known = {*(settled.version if settled else ()), *(before or ())}
         times = [entry[1].written_at for entry in self._strip(version) if entry not in known]

@@ -1,7 +1,7 @@
-"""Uploads sealed arena slots and complete checkpoint directories, and commits them.
+"""Upload sealed arena slots and complete checkpoint directories, and commit them.
 
-The trainer never waits for it: a slot is read while the training goes on with the other one. A seal
-that a killed agent had taken is still there under its other name, and is taken again.
+The trainer never waits for an upload: it goes on with the other slot meanwhile. A seal that a killed agent
+had taken is still there under another name, and is taken again.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
 MAX_SEAL_BYTES = 256 << 20
-"""A seal holds the table of the part, and the state that is no tensor."""
+"""A seal holds the table of the part and all state that is not in tensors."""
 MAX_BACKOFF_SECONDS = 5.0
 HURRIED_BACKOFF_SECONDS = 0.5
-"""The same with a notice: the agent must not sleep through the end of an outage."""
+"""The longest backoff after a notice: the agent must not sleep through the end of an outage."""
 YIELD_SECONDS = 0.5
-"""How long the other nodes leave it to that of rank 0 to commit a save."""
+"""How long the other nodes leave the commit of a save to the node of rank 0."""
 SETTLE_DIRECTORIES_SECONDS = 600.0
-"""A directory that cannot be read must not hold up the next generation for ever."""
+"""An unreadable directory holds up the next generation no longer than this."""
 WARN_SHARE = 0.7
 """The share of the notice that an upload may take before the user is warned."""
 LAST_UPLOAD_FACTOR = 1.2
-"""How much longer than the one before, which held itself back, the upload of a last save may take."""
+"""How much longer the upload of a last save may take than the previous one, which was throttled."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _SealFile:
 
 
 class Courier(Worker):
-    """A thread that uploads what the trainer has sealed, a drain first, and commits it."""
+    """A thread that uploads and commits the seals of the trainer, a drain's first."""
 
     def __init__(self, context: NodeContext) -> None:
         super().__init__("courier")
@@ -73,28 +73,29 @@ class Courier(Worker):
         self._status = context.status
         self._orders = context.orders
         self._seals: dict[tuple[int, ...], Seal] = {}
-        """Those that were read and whose upload is not over, by their numbers."""
+        """The seals that were read and whose upload has not ended, by their numbers."""
         self._begun: dict[tuple[int, ...], parts.Upload] = {}
-        """What this agent has begun to upload and is not whole yet, by the seals' numbers."""
+        """The unfinished uploads of this agent, by the seals' numbers."""
         self._served: frozenset[str] = frozenset()
-        """The hand-offs of ended generations in which there is no seal: some nodes run hundreds."""
+        """The hand-offs of ended generations without a seal; they are skipped, because there may be
+        hundreds."""
         self._wake = threading.Event()
         self._busy = threading.Lock()
-        """Held while anything is being uploaded."""
+        """Held during an upload."""
         self._sent = SentChunks(context)
         self._compression = Compression() if spec.checkpoint.compression == "zstd" else None
         self._directories: DirectoryUploads | None = None
         if spec.checkpoint.directory is not None:
             self._directories = DirectoryUploads(context, self._sent, self._compression)
         self._may_seal = context.memory.trainer_pid != 0
-        """Whether a trainer may run that can still seal something."""
+        """Whether a running trainer may still seal a slot."""
         self._has_committed = False
-        """Whether there may be something to collect."""
+        """Whether there may be old checkpoints to delete."""
         self._collecting: threading.Thread | None = None
         self._orphans_at = 0.0
-        """When to look next for what has no manifest (monotonic)."""
+        """When to look next for objects without a manifest (monotonic)."""
         self._num_nodes = spec.nodes.max
-        """How many train."""
+        """The number of nodes that train."""
 
     def start(self) -> None:
         """Begin to upload."""
@@ -103,7 +104,7 @@ class Courier(Worker):
             self._directories.start()
 
     def begin(self, generation: Generation, restored: Restored) -> None:
-        """Serve a new generation: write its tuning, and note what need not be uploaded again."""
+        """Serve a new generation: write its tuning, and note the restored chunks, which need no upload."""
         handoff = self._node.handoff(generation.number)
         with self._busy:
             left = {seal.path.parent.parent.name for seal in self._pending()}
@@ -120,35 +121,35 @@ class Courier(Worker):
         self._write_tuning(handoff)
 
     def adopt(self) -> None:
-        """Serve a generation that an earlier agent has begun and whose trainer still runs."""
+        """Serve a generation that an earlier agent has begun and whose trainer is still running."""
         if self._directories is not None:
             self._directories.adopt()
 
     def ask_script(self) -> None:
-        """Note that a script without a session is asked to save now and to leave."""
+        """Note that a script without a session is asked now to save and leave."""
         if self._directories is not None:
             self._directories.ask()
 
     @property
     def answered_at(self) -> float | None:
-        """When the checkpoint was committed that the script has made because it was asked to (monotonic)."""
+        """When the checkpoint that the script saved on request was committed (monotonic), or None."""
         return None if self._directories is None else self._directories.answered_at
 
     def has_answer(self) -> bool:
-        """Return whether that checkpoint is complete, on this node's disk at least."""
+        """Return whether the script has completed a checkpoint on request, at least on this node's disk."""
         return self._directories is not None and self._directories.has_answer()
 
     def end_of_trainer(self, *, exited_0: bool, is_leaving: bool) -> None:
-        """Note that the trainer of this generation has ended; call it before anything that takes long."""
+        """Note that the trainer of this generation has ended; call this before anything slow."""
         self._may_seal = False
         if self._directories is not None:
             self._directories.end_of_script(exited_0=exited_0, is_leaving=is_leaving)
 
     def settle(self) -> None:
-        """Return when everything that an ended generation has made is in the bucket, or an order came.
+        """Wait until all saves of an ended generation are in the bucket, or an order comes.
 
-        Its trainer is dead, so no further seal will come. Slots are then freed, but for those whose content
-        is in the bucket: the next generation may resume from it.
+        Its trainer is dead, so no further seal will come. Then free the slots, except those whose content is
+        in the bucket: the next generation may resume from them.
         """
         until = time.monotonic() + SETTLE_DIRECTORIES_SECONDS
         while not self._orders.pending and self._work_left(with_directories=time.monotonic() < until):
@@ -158,15 +159,15 @@ class Courier(Worker):
             self._drop_slots(but=self._context.uploaded_slots)
 
     def set_aside_torn(self) -> None:
-        """Move away the checkpoint directories that the script had not completed when it ended."""
+        """Move away the checkpoint directories that the script left incomplete when it ended."""
         if self._directories is not None:
             with self._busy:
                 self._directories.set_aside_torn()
 
     def finish(self, *, until: Callable[[], float]) -> bool:
-        """Upload and commit what is left; return whether everything got out.
+        """Upload and commit the rest; return whether everything is in the bucket.
 
-        ``until`` returns when to end (monotonic), which may become earlier.
+        ``until`` returns when to end (monotonic); that moment may become earlier.
         """
         self._may_seal = False
         left = self._thread.is_alive() and self._work_left()
@@ -209,7 +210,7 @@ class Courier(Worker):
             self._wake.clear()
 
     def _work_left(self, *, with_directories: bool = True) -> bool:
-        # Waiting, so that a thread which looks again and again lets this one in.
+        # Wait for the lock, so that a thread that takes it again and again lets this one in.
         if self._busy.acquire(timeout=POLL_SECONDS):
             try:
                 if self._pending():
@@ -220,10 +221,10 @@ class Courier(Worker):
         return True
 
     def _pending(self) -> list[_SealFile]:
-        """Return the seals on this node in the order of their uploads.
+        """Return the seals on this node in the order in which to upload them.
 
-        The last save of a generation goes first: its machine may be about to go, and what was sealed before
-        is worth less. Then come those that were taken already, then the others by step.
+        The last save of a generation goes first: the machine may be about to go, and earlier seals are worth
+        less. Seals that were already taken follow, then all others by step.
         """
         found = []
         handoffs = self._node.directory / "generations"
@@ -238,17 +239,17 @@ class Courier(Worker):
         )
 
     def _is_last(self, path: Path, name: files.SealName) -> bool:
-        """Return whether a seal is its rank's last of the generation: at a drain or the end of the loop."""
+        """Return whether a seal is its rank's last of the generation, of a drain or the end of the loop."""
         try:
             return self._seal(path, name).kind != "interval"
-        except CorruptData:  # or withdrawn meanwhile
+        except CorruptData:  # malformed, or withdrawn meanwhile
             return False
 
     def _seal(self, path: Path, name: files.SealName) -> Seal:
-        """Return a seal, which is read once.
+        """Return a seal, which is read only once.
 
         Raises:
-            CorruptData: it is gone, malformed, or another one than its name says.
+            CorruptData: the file is gone or malformed, or its seal does not belong to its name.
         """
         seal = self._seals.get(name.number)
         if seal is None:
@@ -262,20 +263,20 @@ class Courier(Worker):
         return seal
 
     def _carry_seals(self) -> None:
-        # List them again after each upload: a drain that was sealed meanwhile comes next.
+        # List the seals again after each upload: a drain that was sealed meanwhile comes next.
         while not self._stopped.is_set() and (pending := self._pending()):
             seal = pending[0]
             may_wait = not seal.name.taken or seal.name.number in self._begun
             if not seal.is_last and may_wait and self._expects_drain():
-                return  # its upload could hold up the drain's
+                return  # the upload could hold up that of the drain
             taken = seal.path.with_name(seal.name.taken_name)
             if not seal.name.taken:
                 try:
                     seal.path.rename(taken)
                 except FileNotFoundError:  # the trainer withdrew it for a drain
                     continue
-            # The node of rank 0 goes first where nothing is urgent: all who see at once that a save is whole
-            # would ask for everything that a commit takes.
+            # Unless it is urgent, the node of rank 0 goes first: if all nodes saw a whole save at once, each
+            # would make all requests of a commit.
             more = any(one.name.number[:3] == seal.name.number[:3] for one in pending[1:])
             waits = not (seal.is_last or more or 0 in self._status.ranks)
             try:
@@ -283,14 +284,14 @@ class Courier(Worker):
             except parts.GaveWay as error:
                 _log.info("%s to a generation's last save", error)
             except (CorruptData, manifests.Superseded):
-                # Another try would not help, and would keep the slot from the trainer.
+                # Another try would not help, and the trainer needs the slot.
                 _log.exception("%s is given up", seal.name.file_name)
                 self._forget(taken, seal.name)
 
     def _expects_drain(self) -> bool:
         """Return whether a rank here was asked to leave by a deadline and may still seal its last state.
 
-        That ends with the trainer, which the drain's guard ends at the latest.
+        This is False once the trainer has ended; at the latest, the drain's guard ends it.
         """
         status = self._status
         if not self._may_seal or self._orders.reclaim is None or not status.has_session:
@@ -302,10 +303,10 @@ class Courier(Worker):
         return not all(any(mark(handoff, rank).exists() for mark in marks) for rank in status.ranks)
 
     def _gives_way(self, name: files.SealName) -> bool:
-        """Return whether to break off this interval save for a last save that is sealed; it goes on later.
+        """Return whether to interrupt the upload of this interval save for a sealed last save.
 
-        It is finished first if this part is all that is left of it here and the deadline is too near for the
-        last save: what is under way is then likelier to be whole in time.
+        Finish it first if this is its last part here and the deadline is too near for the last save: the
+        interval save is then likelier to be whole in time.
         """
         others = [seal for seal in self._pending() if seal.name.number != name.number]
         if not any(seal.is_last for seal in others):
@@ -335,7 +336,7 @@ class Courier(Worker):
                 compression=self._compression,
                 is_new=not name.taken,
             )
-        # The commit comes before the end of the mapping: to unmap a gigabyte takes the kernel some 30 ms.
+        # Commit before the mapping ends: the kernel takes some 30 ms to unmap a gigabyte.
         with _mapped_slot(seal, taken.name) as data:
             with self._status.transferring("uploading", len(data)) as progress:
                 part = upload.run(
@@ -353,31 +354,30 @@ class Courier(Worker):
                 began = time.monotonic()
                 self._orders.wait(YIELD_SECONDS)
                 waited = time.monotonic() - began
-            # One that gave way, met an outage or was sealed before this boot does not tell how long the next
-            # upload takes.
+            # Upload times after an interruption, an outage or a reboot do not predict the next upload's.
             is_measured = not is_continued and _age_seconds(seal) is not None
             self._commit(save, seal.sealed_monotonic + waited if is_measured else None)
         self._forget(taken, name)
 
     def _forget(self, taken: Path, name: files.SealName) -> None:
-        """Note that a seal's upload is over."""
         taken.unlink(missing_ok=True)
         self._seals.pop(name.number, None)
         self._begun.pop(name.number, None)
 
     def _commit(self, save: SaveId, began: float | None) -> Commit | None:
-        """Commit the save if it is whole; ``began`` is when its upload did (monotonic), if that is known."""
+        """Commit the save if it is whole; ``began`` is the start of its upload (monotonic), if known."""
         context, known = self._context, self._context.known_parts
         writer = new_nonce()
         commit = manifests.try_commit(
             self._store, context.journal, context.job_id, save, known=known, writer=writer
         )
-        # Even if another node uploads the last part: a drain of this one must know how long its upload takes.
+        # Even if another node uploads the last part: a drain here must know how long this node's upload
+        # takes.
         if began is not None:
             self._uploaded(time.monotonic() - began)
         if commit is not None:
             self._committed(commit)
-            # One of the nodes is enough to collect: whoever has appended the commit.
+            # Only the node that has appended the commit deletes old checkpoints.
             self._has_committed = self._has_committed or commit.writer == writer
         return commit
 
@@ -395,13 +395,13 @@ class Courier(Worker):
         newest = status.committed
         if newest is None or commit.id > newest:
             status.committed = commit.id
-        # Nobody needs the parts of this checkpoint or of older ones any more.
+        # The parts of this checkpoint and of older ones are not needed any more.
         known = self._context.known_parts
         for key, part in list(known.items()):
             if part.save.checkpoint <= commit.id:
                 known.pop(key, None)
         seconds = status.upload_seconds or 0.0
-        # The story of the job tells each commit; the log need not tell it again from every node.
+        # The story of the job has each commit, so not every node's log needs it too.
         _log.debug("committed checkpoint %s (%d bytes, %.2f s)", commit.id, commit.size, seconds)
 
     def _start_collecting(self) -> None:
@@ -418,7 +418,7 @@ class Courier(Worker):
     def _collect(self) -> None:
         try:
             with_orphans = time.monotonic() >= self._orphans_at
-            # What may be torn takes no good one's place.
+            # A commit that may be torn must not take the place of a good one.
             doubtful = 0 if self._directories is None else self._directories.num_doubtful()
             retention.collect(
                 self._store,
@@ -429,7 +429,7 @@ class Courier(Worker):
             )
             if with_orphans:
                 self._orphans_at = time.monotonic() + retention.ORPHAN_GRACE_SECONDS
-            self._context.journal.copy()  # beside the uploads, too
+            self._context.journal.copy()  # in this thread, beside the uploads
         except CloudspotError as error:
             _log.warning("old checkpoints stay until the next commit: %s", error)
 
@@ -448,7 +448,7 @@ def _mapped_slot(seal: Seal, what: str) -> Iterator[memoryview]:
     """Lend the bytes of a seal's slot.
 
     Raises:
-        CorruptData: they are not there; the message names ``what``.
+        CorruptData: the bytes cannot be read; the message names ``what``.
     """
     try:
         with Path(seal.slot).open("rb") as slot:
@@ -465,13 +465,13 @@ def _mapped_slot(seal: Seal, what: str) -> Iterator[memoryview]:
 
 
 def _age_seconds(seal: Seal) -> float | None:
-    """Return how long ago it was sealed; None: unknown, as the machine was booted since."""
+    """Return how long ago a slot was sealed, or None if the machine has been rebooted since."""
     age = time.monotonic() - seal.sealed_monotonic
     return age if seal.boot == this_boot() and age >= 0 else None
 
 
 def _read_seal(path: Path) -> bytes:
-    """Return a seal's bytes; CorruptData if they are more than any seal's."""
+    """Return the bytes of a seal; raise CorruptData if there are too many."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size > MAX_SEAL_BYTES:
             raise CorruptData(f"{path.name} is longer than {MAX_SEAL_BYTES} bytes")

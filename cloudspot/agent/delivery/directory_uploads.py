@@ -1,4 +1,4 @@
-"""Uploads the checkpoints that a script writes by itself."""
+"""Upload the checkpoints that a script writes by itself."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ from cloudspot.jobstore.layout.records import CheckpointId, Commit, SaveId
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25
-"""The time between two looks, at least."""
+"""The least time between two looks."""
 LOOK_SHARE = 0.05
 """The share of a core that looking may take."""
 NUM_TRIES = 100
-"""How often to look for what has just changed under a look."""
+"""The greatest number of looks in a row if directories change during each."""
 COMMIT_SECONDS = 5.0
-"""The time between two commits, at least, while the script trains."""
+"""The least time between two commits while the script trains."""
 COMPARE_SECONDS = 5.0
-"""The time between two looks of a node that brings no part for a commit to compare its files with."""
+"""How often a node without a part in the checkpoints looks for a commit to compare its files with."""
 BEGUN_SECONDS = 1.0
-"""The time between two looks for what the first node uploads, while this one has something of its own."""
+"""How often to look for the first node's upload while this node has a state to upload."""
 _HOW = {
     "marker": "proven complete by {marker}",
     "index": "proven complete by what its framework writes last",
@@ -68,16 +68,15 @@ class _ChangedError(TransientError):
 
 
 class DirectoryUploads(Worker):
-    """Sets aside each newest state of the checkpoints that is complete, and uploads it.
+    """Sets aside each new complete state of the checkpoints, and uploads it.
 
-    Its thread looks at the checkpoints all the time, also while one is uploaded.
+    A thread keeps looking at the checkpoints, even during an upload.
 
-    A checkpoint's step is the number that its name ends with. A version for which that one is taken or not
-    beyond the newest commit, or a checkpoint without a number, gets the next free one: such a step only tells
-    the order.
+    A checkpoint's step is the number at the end of its name. If it has no number, or the number is taken or
+    not beyond the newest commit, it gets the next free step, which then only gives the order.
 
-    Where each node brings a part (``checkpoint.nodes``), the number names the state that all have to bring.
-    While the script runs, the first node chooses and notes it, and the others follow.
+    If each node uploads a part (``checkpoint.nodes``), the number identifies the state whose parts belong
+    together. While the script runs, the first node chooses and notes it, and the others follow.
     """
 
     def __init__(self, context: NodeContext, sent: SentChunks, compression: Compression | None) -> None:
@@ -97,16 +96,16 @@ class DirectoryUploads(Worker):
         self._memory_path = node.directory / "checkpoint-watch.json"
         memory = Memory()
         with suppress(FileNotFoundError):
-            # Names that are not UTF-8 are in it: Python's json escapes what they have, and reads it back.
+            # Names may not be UTF-8: Python's json can escape such names and read them back.
             memory = convert(json.loads(self._memory_path.read_bytes()), Memory)
         self._watch = CheckpointWatch(spec.complete_file, spec.incomplete_file, memory)
         self._files.ignored = memory.code
         self._steps: dict[int, State | None] = {}
-        """The steps taken in this generation, and by which state; None: by one of an earlier agent."""
+        """The steps taken in this generation with their states; None for a state of an earlier agent."""
         self._looking = threading.RLock()
-        """Held while the watch, or what is set aside, changes."""
+        """Held while the watch or the shelf changes."""
         self._hurries = threading.Event()
-        """A copy that holds the lock is given up for now: somebody waits for it who has no time."""
+        """Set to interrupt a copy that holds the lock, because the caller that waits for it has no time."""
         self._looked_at, self._look_seconds = float("-inf"), 0.0
         self._looks: tuple[Look, ...] = ()
         self._shelf = CheckpointShelf(
@@ -116,24 +115,24 @@ class DirectoryUploads(Worker):
         self._num_linked = Counter[int]()
         self._committed_at = float("-inf")
         self._brought_step = 0
-        """The newest step of which this node has brought a part, or given it up, in this generation."""
+        """The newest step whose part this node has uploaded or given up in this generation."""
         self._lacking: tuple[int, float] | None = None
-        """The oldest step, and when its part was brought (monotonic), since which nothing is committed."""
+        """The oldest uncommitted step, and when this node's part of it was uploaded (monotonic)."""
         self._begun: tuple[int, ...] = ()
         self._begun_at = float("-inf")
         self._has_compared = False
         self._compare_at = float("-inf")
-        """When to look next whether the newest commit has this node's files, too (monotonic)."""
+        """When to check next whether the newest commit has this node's files (monotonic)."""
         self._alive = False
         self.answered_at: float | None = None
-        """When what the script saved because it was asked to was committed (monotonic)."""
+        """When the checkpoint that the script saved on request was committed (monotonic)."""
         for left in node.staging.glob("checkpoint-*"):
             shutil.rmtree(left, ignore_errors=True)
 
-    # --- what happens -------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------
 
     def begin(self, restored: Restored) -> None:
-        """Watch the script of a new generation; what it was restored from is not uploaded again."""
+        """Watch the script of a new generation; the restored checkpoint is not uploaded again."""
         if self._watch.memory.before is not None:
             self.end_of_script()
         self._put_back_code()
@@ -166,11 +165,11 @@ class DirectoryUploads(Worker):
             self.adopt()
 
     def adopt(self) -> None:
-        """Watch a script that runs already."""
+        """Watch a script that is already running."""
         self._alive = True
 
     def ask(self) -> None:
-        """Note that the script is asked to save now and to leave."""
+        """Note that the script is asked now to save and leave."""
         self._hurries.set()
         with self._looking:
             try:
@@ -181,13 +180,13 @@ class DirectoryUploads(Worker):
                 self._hurries.clear()
 
     def has_answer(self) -> bool:
-        """Return whether there is a complete checkpoint that the script has made because it was asked to."""
+        """Return whether the script has completed a checkpoint on request."""
         with self._looking:
             found = [*self.unsent(), *self._watch.complete(self._looks)]
             return self.answered_at is not None or any(map(self._watch.is_answer, found))
 
     def end_of_script(self, *, exited_0: bool = False, is_leaving: bool = True) -> None:
-        """Note that no script writes any more: what is not complete by now never will be."""
+        """Note that no script writes any more: an incomplete checkpoint stays incomplete."""
         with self._looking:
             self._alive = False
             self._watch.end(self._look_again(), exited_0=exited_0, is_leaving=is_leaving)
@@ -195,21 +194,21 @@ class DirectoryUploads(Worker):
             self._looked_at = float("-inf")
 
     def set_aside_torn(self) -> None:
-        """Move away what the script had not completed when it ended.
+        """Move away the checkpoints that the script left incomplete when it ended.
 
-        A script that resumes from its newest checkpoint would otherwise resume from a torn one. It is kept on
-        the node: what cannot be proven complete may be complete all the same.
+        A script that resumes from its newest checkpoint would otherwise resume from a torn one. They are kept
+        on the node: a checkpoint may be complete without any proof.
         """
         if self._status.has_session:
             return
         with self._looking:
-            # A node that brings no part has only files of other ranks: nothing makes a checkpoint of them.
+            # A node without a part in the checkpoints has only files that no checkpoint has.
             looks = self._look_again()
             torn = self._watch.torn(looks, only_incomplete=self._brings_part)
             self._set_aside(looks, torn, "was not complete when the script ended")
 
     def _set_aside_newer(self, restored: Restored) -> None:
-        """Move away states that became no checkpoint, as another node lacks them: they are beyond it."""
+        """Move away states newer than the restored one: other nodes lack them, so they were not committed."""
         step = -1 if restored.checkpoint is None else restored.checkpoint.step
         looks = self._look_again()
         newer = [
@@ -222,11 +221,11 @@ class DirectoryUploads(Worker):
         self._set_aside(looks, newer, "is not what the job resumes from")
 
     def _set_aside(self, looks: Sequence[Look], gone: Sequence[Look], why: str) -> None:
-        # A file without a step belongs to the others, too.
+        # A file without a step belongs to the kept checkpoints too.
         kept = {path for look in looks if look not in gone for path in look.files}
         for path in sorted({path for look in gone for path in (*look.roots, *_written_with(look))} - kept):
             if not os.path.lexists(self._node.work / path):
-                continue  # it went with the directory above it
+                continue  # it was moved with the directory above it
             target = self._move_away(path)
             _log.warning("%s %s; it is set aside as %s", printable(path), why, printable(str(target)))
 
@@ -249,7 +248,7 @@ class DirectoryUploads(Worker):
                     _log.warning("the checkpoints cannot be looked at now: %s", error)
 
     def _look_again(self) -> tuple[Look, ...]:
-        """Return what is there, once no directory disappears during the look."""
+        """Return the looks, repeating them if a directory disappears meanwhile."""
         for _ in range(NUM_TRIES):
             if (looks := self._files.looks(lambda _: True)) is not None:
                 self._looks = tuple(looks)
@@ -258,14 +257,14 @@ class DirectoryUploads(Worker):
         return self._looks
 
     def _look(self, *, now: bool = False) -> bool:
-        """Look at the checkpoints, if it is time, and set aside what is complete; return whether that may be.
+        """Look at the checkpoints, if it is time, and set aside complete states; return whether that applies.
 
-        Nothing is looked at while the script has a session, or where what it writes is no checkpoint.
+        It does not while the script has a session, or if this node has no part in the checkpoints.
         """
         if self._status.has_session or not self._brings_part:
             return False
         if self._status.generation != self._context.memory.generation:
-            return False  # its script has not started here: what there is was restored, or came with the code
+            return False  # no script has started here: all files were restored or came with the code
         began, used = time.monotonic(), time.thread_time()
         if (
             not now
@@ -273,17 +272,17 @@ class DirectoryUploads(Worker):
             and began < self._looked_at + max(LOOK_SECONDS, self._look_seconds / LOOK_SHARE)
         ):
             return True
-        # Where no script runs, processes that write are not searched for: the search takes long.
+        # If no script runs, do not search for writing processes: the search is slow.
         looks = self._files.looks(self._watch.is_complete if self._alive else lambda _: True)
         if looks is None:
             return True
         self._looks = tuple(looks)
-        told = self._watch.look(looks, began) if self._alive else ()
+        proved = self._watch.look(looks, began) if self._alive else ()
         if not self._alive:
             self._watch.end(looks, exited_0=False, is_leaving=True)
         self._remember()
         complete = self._watch.complete(looks)
-        self._shelf.look(told, complete, self._watch.candidate() if self._alive else None)
+        self._shelf.look(proved, complete, self._watch.candidate() if self._alive else None)
         if self._watch.save_seconds is not None:
             self._status.stall_seconds = self._watch.save_seconds
         self._status.warn("directories", self._restlessness())
@@ -315,9 +314,7 @@ class DirectoryUploads(Worker):
         )
         is_direct = found is not None and "direct" in found.ways
         name = printable(state.name)
-        text = (
-            f"there is no room to set {name} aside: it counts only if it is not changed until it is uploaded"
-        )
+        text = f"there is no room to set {name} aside: it is discarded if it changes before it is uploaded"
         self._status.warn("room", text if is_direct else None)
         self._status.warn("links", _links_warning(name, links_left_out(self._node.work, look)))
         return found
@@ -325,10 +322,10 @@ class DirectoryUploads(Worker):
     # --- uploading ----------------------------------------------------------------------------------
 
     def carry(self, commit: Callable[[SaveId, float], Commit | None]) -> None:
-        """Upload what is complete and new; call ``commit`` with its id and when it was taken (monotonic).
+        """Upload new complete states; call ``commit`` with the id and the time of taking (monotonic) of each.
 
         Raises:
-            TransientError: the store failed; the next call goes on.
+            TransientError: the store failed; the next call continues.
         """
         hurries = not self._alive or self._watch.was_asked or self._context.orders.pending
         while (state := self._choose()) is not None:
@@ -352,10 +349,10 @@ class DirectoryUploads(Worker):
                     self._shelf.end_upload(is_to_repeat=has_failed)
 
     def _expects_answer(self) -> bool:
-        """Return whether the script has begun to save because it was asked to, and this is not that yet.
+        """Return whether the script has begun to save on request while an older state waits for its upload.
 
-        What was complete before could take the time that its upload needs. It is uploaded if the script ends
-        without.
+        The upload of the older state could take the time that the newer one needs. The older state is
+        uploaded if the script ends without completing the newer one.
         """
         ready = self._shelf.ready
         if not self._alive or not self._watch.was_asked or ready is None:
@@ -363,7 +360,7 @@ class DirectoryUploads(Worker):
         return not self._watch.is_answer(ready.state) and any(map(self._watch.is_answer, self._looks))
 
     def unsent(self) -> list[State]:
-        """Return the newest complete state that is not in the bucket, if there is one."""
+        """Return the newest complete state that is not in the bucket, in a list, which may be empty."""
         with self._looking:
             may_have = self._look()
             ready = self._shelf.ready
@@ -371,7 +368,7 @@ class DirectoryUploads(Worker):
             return found if self._num_parts == 1 else [one for one in found if self._may_bring(one)]
 
     def num_doubtful(self) -> int:
-        """Return how many of the newest commits may be torn: so many older ones are kept besides."""
+        """Return how many of the newest commits may be torn; for each, one more older commit is kept."""
         with self._looking:
             return self._shelf.num_doubtful(self._watch.was_confirmed)
 
@@ -379,11 +376,11 @@ class DirectoryUploads(Worker):
         state = taken.state
         try:
             while not self._carry(taken, save := self._choose_id(state), commit):
-                pass  # another state has taken that id
+                pass  # another state has this id
         except _ChangedError as error:
             with self._looking:
                 self._watch.memory.rewrites = True  # a link did not protect it
-            _log.info("%s; what is complete next is tried", error)
+            _log.info("%s; the next complete state will be uploaded", error)
             return
         with self._looking:
             self._shelf.note_commit(taken.state)  # the next save may have confirmed it meanwhile
@@ -394,7 +391,7 @@ class DirectoryUploads(Worker):
                 self.answered_at = time.monotonic()
 
     def _carry(self, taken: SetAside, save: SaveId, commit: Callable[[SaveId, float], Commit | None]) -> bool:
-        """Upload and commit a state, or give it up; return False if the id is taken."""
+        """Upload and commit a state, or give it up; return False if the id is already taken."""
         state, num_parts = taken.state, self._num_parts
         self._steps[save.step] = state
         began = time.monotonic()
@@ -429,11 +426,11 @@ class DirectoryUploads(Worker):
             if num_parts > 1:
                 if committed is None and self._lacking is None:
                     self._lacking = save.step, time.monotonic()
-                return True  # whoever brings the last part commits
+                return True  # the node that uploads the last part commits
             if committed is None:
-                raise TransientError(f"{printable(state.name)} was uploaded, and the store does not list it")
+                raise TransientError(f"{printable(state.name)} was uploaded, but the store does not list it")
             if committed.id != save.checkpoint:
-                return False  # a later one was committed meanwhile
+                return False  # a later checkpoint was committed meanwhile
         except CorruptData:
             if num_parts == 1 and self._stands(save):
                 self._steps[save.step] = None
@@ -466,7 +463,7 @@ class DirectoryUploads(Worker):
 
     @property
     def _num_parts(self) -> int:
-        """How many nodes bring a part of each checkpoint."""
+        """The number of nodes that upload a part of each checkpoint."""
         number, known = self._status.generation, self._context.journal.known
         if self._spec.nodes == "first" or number == 0:
             return 1
@@ -474,21 +471,21 @@ class DirectoryUploads(Worker):
 
     @property
     def _place(self) -> int:
-        """Which of the nodes that bring a part this is."""
+        """The index of this node among those that upload a part."""
         return self._status.ranks[0] // self._context.job.spec.procs_per_node
 
     @property
     def _brings_part(self) -> bool:
-        """Whether what the script writes here is, or is part of, the checkpoint."""
+        """Whether the files that the script writes here are a part of the checkpoint."""
         return 0 in self._status.ranks or self._num_parts > 1
 
     @property
     def _leads(self) -> bool:
-        """Whether this node may choose what is uploaded: where no script runs any more, each may."""
+        """Whether this node may choose the state to upload: it is first, or its script has ended."""
         return 0 in self._status.ranks or not self._alive
 
     def _choose(self) -> State | None:
-        """Return what is uploaded next: the newest here that another node has begun, or an own choice."""
+        """Return the state to upload next: the newest that another node has begun, or this node's choice."""
         ready = self.unsent()
         own = ready[0] if ready and self._leads else None
         if self._num_parts == 1 or (self._alive and self._leads):
@@ -502,11 +499,10 @@ class DirectoryUploads(Worker):
         return next((there[step] for step in reversed(self._begun) if step in there), own)
 
     def _may_bring(self, state: State) -> bool:
-        """Return whether a part of the checkpoint can be made of a state."""
         return self._unmatched(state) is None and (state.step or 0) > self._brought_step
 
     def _unmatched(self, state: State) -> str | None:
-        """Return why the others' parts of a state cannot be told; None: its number tells them."""
+        """Return why a state's number does not identify the other nodes' parts, or None if it does."""
         known_step = self._status.restored_step
         if state.step is None:
             why = "its name does not end with its step"
@@ -517,10 +513,10 @@ class DirectoryUploads(Worker):
         else:
             return None
         name = printable(state.name)
-        return f"{name} is not uploaded: {why}, so nothing says which files of the other nodes belong to it"
+        return f"{name} is not uploaded: {why}, so it is unknown which files of other nodes belong to it"
 
     def _lacks_parts(self) -> str | None:
-        """Return a warning about checkpoints of which other nodes bring no part."""
+        """Return a warning about checkpoints that lack parts of other nodes."""
         newest = head(self._context.journal.known)
         if self._lacking is None or time.monotonic() < self._lacking[1] + RESTLESS_SECONDS:
             return None
@@ -528,12 +524,12 @@ class DirectoryUploads(Worker):
             self._lacking = None
             return None
         return (
-            f"no checkpoint was committed since step {self._lacking[0]}, as not every node has brought its "
-            "part: do all of them save at the same steps, and under the same numbers?"
+            f"no checkpoint was committed since step {self._lacking[0]} because not every node has uploaded "
+            "its part: check that all nodes save at the same steps and under the same numbers"
         )
 
     def _suggest_all(self) -> None:
-        """Say it once if a commit lacks files of this node, which the script may need to resume."""
+        """Warn once if a commit lacks files of this node, which the script may need to resume."""
         status, now = self._status, time.monotonic()
         if self._has_compared or self._brings_part or status.has_session or now < self._compare_at:
             return
@@ -555,16 +551,15 @@ class DirectoryUploads(Worker):
         if lacking:
             shown = printable(", ".join(lacking[:3])) + (", ..." if lacking[3:] else "")
             text = (
-                f"{shown} of this node {'is' if len(lacking) == 1 else 'are'} in no checkpoint, which has "
-                'those of the first node alone: if the script resumes from them, set checkpoint.nodes = "all"'
+                f"{shown} of this node {'is' if len(lacking) == 1 else 'are'} in no checkpoint: only the "
+                'first node\'s files are. If the script resumes from them, set checkpoint.nodes = "all"'
             )
             status.warn("nodes", text)
             _log.warning("%s", text)
 
-    # --- what the user is told, and what is remembered ---------------------------------------------------
+    # --- warnings and memory -----------------------------------------------------------------------------
 
     def _remember(self) -> None:
-        """Write down, for a later agent of the machine, what the watch has learned."""
         if not self._watch.has_news:
             return
         try:
@@ -576,7 +571,7 @@ class DirectoryUploads(Worker):
             self._status.warn("memory", text)
 
     def _restlessness(self) -> str | None:
-        """Return a warning about checkpoints that are never complete, such as one always written to."""
+        """Return a warning about checkpoints that have been incomplete for too long."""
         names = self._watch.restless(time.monotonic()) if self._alive else ()
         if not names:
             return None
@@ -586,24 +581,26 @@ class DirectoryUploads(Worker):
             why = f"{self._spec.incomplete_file} is always there"
         else:
             seconds = self._watch.quiet_seconds
-            why = f"it never was quiet for {seconds:.0f} s; name a complete_file, or exclude what changes"
+            why = (
+                f"it was never quiet for {seconds:.0f} s; set complete_file, or exclude the files that change"
+            )
         minutes = RESTLESS_SECONDS / 60
         shown = printable(", ".join(names))
         return f"{shown} was not complete for {minutes:.0f} minutes, so it is not uploaded: {why}"
 
     def _misnamed(self, ready: Sequence[State]) -> str | None:
-        """Return a warning about a checkpoint that was written last and does not count as the newest."""
+        """Return a warning about a checkpoint that was written last but does not count as the newest."""
         written = [one for one in ready if one.step is not None and self._watch.is_new(one)]
         last = max(written, key=lambda one: one.written_at, default=None)
         if last is None or last.step == ready[-1].step:
             return None
         return (
-            f"{printable(last.name)} was completed after {printable(ready[-1].name)} and is not uploaded, as "
-            "its name ends with a smaller number: let the names end with the step"
+            f"{printable(last.name)} was completed after {printable(ready[-1].name)}, but is not uploaded "
+            "because its name ends with a smaller number: let the names end with the step"
         )
 
     def _put_back_code(self) -> None:
-        """Put back what was set aside, came with the code and was not restored, as a fresh machine has it."""
+        """Put back files of the code that were set aside and not restored, because a new machine has them."""
         node, submission = self._node, self._context.job.submission
         names = [
             name
@@ -616,7 +613,7 @@ class DirectoryUploads(Worker):
         code = node.staging / "code"
         extract_bundle(data, code, sha256=submission.code_sha256)
         for name in names:
-            if (code / name).exists():  # else the job's setup has made it
+            if (code / name).exists():  # otherwise the job's setup has created it
                 (node.work / name).parent.mkdir(parents=True, exist_ok=True)
                 (code / name).rename(node.work / name)
                 _log.info("%s is put back as it came with the code", printable(name))
@@ -624,7 +621,7 @@ class DirectoryUploads(Worker):
 
 
 def _written_with(look: Look) -> list[str]:
-    """Return the pointers that were not there before the checkpoint was begun."""
+    """Return the pointers that were written since the checkpoint was begun."""
     begun = min(
         (stamp.written_at for path, stamp in look.files.items() if path not in look.pointers), default=0
     )
@@ -632,7 +629,7 @@ def _written_with(look: Look) -> list[str]:
 
 
 def _links_warning(name: str, links: Sequence[str]) -> str | None:
-    """Return a warning about what is in a directory and in no checkpoint of it."""
+    """Return a warning about the links of a checkpoint directory that its checkpoints lack."""
     if not links:
         return None
     return (

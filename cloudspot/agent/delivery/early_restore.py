@@ -1,4 +1,4 @@
-"""Restores the newest checkpoint of a session while the node prepares: the setup does not touch it."""
+"""Restore the newest checkpoint of a session while the node prepares; the setup does not touch its files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cloudspot.errors import CloudspotError, CorruptData
 _log = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 5.0
-"""How long a node that leaves waits for requests under way."""
+"""How long a leaving node waits for pending requests."""
 
 
 class EarlyRestore(Worker):
-    """A thread that restores, on a machine that has not trained yet; it ends with the ``with`` block."""
+    """A thread that restores on a machine that has not trained yet; it ends with the ``with`` block."""
 
     def __init__(self, context: NodeContext) -> None:
         super().__init__("early restore")
@@ -26,9 +26,9 @@ class EarlyRestore(Worker):
         self._error: BaseException | None = None
 
     def __enter__(self) -> EarlyRestore:
-        """Begin, unless this machine has trained, or a script restores its own checkpoints.
+        """Begin, unless this machine has trained or a script saves its own checkpoints.
 
-        Those lie in the working directory, where the setup works.
+        A script's checkpoints are in the working directory, where the setup works.
         """
         context = self._context
         if context.memory.generation == 0 and context.job.spec.checkpoint.directory is None:
@@ -36,18 +36,18 @@ class EarlyRestore(Worker):
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """End it where it stands."""
+        """End the restore, finished or not."""
         self.stop()
         self._join(LEAVE_SECONDS)
 
     def finish(self) -> Restored | None:
-        """Wait until it has ended; return what it has restored, None if it was not begun.
+        """Wait until the restore has ended; return its result, or None if it was not begun.
 
-        That was the newest checkpoint when it began.
+        The restored checkpoint was the newest when the restore began.
 
         Raises:
             LeavingError: no checkpoint verifies, or an order to leave came.
-            CloudspotError: the store or the disk refuses for good.
+            CloudspotError: the store or the disk fails permanently.
         """
         if self._thread.is_alive():
             self._context.status.state = "restoring"
@@ -68,7 +68,7 @@ class EarlyRestore(Worker):
             found = restore_newest(context, check=self._check)
             if found.on_demand is None:
                 return found
-            # The ranks will say what they read; most of it is probably what others in their place have sent.
+            # The ranks will ask for the ranges they read: probably those their predecessors have uploaded.
             likely = likely_ranges(context, found.on_demand)
             try:
                 bring(context, found, likely, what="this node read ahead", pause=self._pause)
@@ -76,7 +76,9 @@ class EarlyRestore(Worker):
                 _log.error("checkpoint %s does not verify, looking for another: %s", found.checkpoint, error)
                 continue
             except CloudspotError as error:
-                _log.warning("not fetched ahead of time, but when ranks ask for it: %s", error)
+                _log.warning(
+                    "the checkpoint is not fetched ahead of time, but when the ranks ask for it: %s", error
+                )
             return found
 
     def _pause(self, seconds: float) -> None:

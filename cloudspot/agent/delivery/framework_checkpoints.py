@@ -1,4 +1,4 @@
-"""How the checkpoint directories of well-known trainers look when they are complete."""
+"""Recognize complete checkpoint directories of well-known trainers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudspot.host.bounded_reads import read_at_most
 
 _TRAINER_STATE = "trainer_state.json"
 MAX_STATE_BYTES = 128 << 20
-"""A trainer that logs a million steps writes less; a longer file is taken for unfinished."""
+"""A trainer that logs a million steps writes less; a longer file counts as unfinished."""
 _RANDOM_STATE = "random_states_0.pkl"
 _LAST_OF_ACCELERATE = re.compile(r"random_states_\d+\.pkl|custom_checkpoint_\d+\.pkl")
 _CKPT = ".ckpt"
@@ -23,21 +23,20 @@ _DISTRIBUTED = ".metadata"
 
 
 def finish_of(path: Path, files: Sequence[tuple[str, int, int]]) -> Finished | None:
-    """Return what the directory's content says: whether a library has written what it writes last.
+    """Return whether a library's last file is in the directory, and whether other files may follow it.
 
-    Other ranks may still write for a moment, so one that has just been written to is not complete yet.
-    ``files`` holds path, size and modification time (ns) of each file.
+    Other ranks may still write for a moment, so a checkpoint that was just written to is not complete yet.
+    ``files`` has the path, size and modification time (ns) of each file.
 
-    All of the checkpoint: transformers' ``Trainer._save_checkpoint``, also ms-swift's, writes
-    ``trainer_state.json`` last. Lightning's ``ModelCheckpoint`` writes a ``.ckpt`` for each checkpoint: a zip
-    archive, whose table comes last.
+    ``all``: transformers' ``Trainer._save_checkpoint``, also ms-swift's, writes ``trainer_state.json`` last.
+    Lightning's ``ModelCheckpoint`` writes a ``.ckpt`` for each checkpoint, a zip archive that ends with its
+    table.
 
-    Its own files, which others may follow: accelerate's ``save_state`` writes the random states, and then the
-    objects that the script has registered. ``torch.distributed.checkpoint`` renames its table to
-    ``.metadata`` once all ranks have written their files; Lightning's ``FSDPStrategy`` then adds ``meta.pt``.
-    ``save_pretrained`` writes the ``*.index.json`` that names its shards after these, and the optimizer's
-    state is written later. Sources: their code, as of transformers 5.23, ms-swift 4.6, accelerate 1.15,
-    Lightning 2.6 and torch 2.9 (read 2026-11).
+    ``own``: accelerate's ``save_state`` writes the random states, and then the objects that the script has
+    registered. ``torch.distributed.checkpoint`` renames its table to ``.metadata`` once all ranks have
+    written their files; Lightning's ``FSDPStrategy`` then adds ``meta.pt``. ``save_pretrained`` writes its
+    shards, then the ``*.index.json`` that names them; the optimizer's state is written later. Sources: the
+    code of transformers 5.23, ms-swift 4.6, accelerate 1.15, Lightning 2.6 and torch 2.9 (read 2026-11).
     """
     names = {name for name, _, _ in files}
     if INCOMPLETE_FILE in names or not files:
@@ -59,9 +58,9 @@ def finish_of(path: Path, files: Sequence[tuple[str, int, int]]) -> Finished | N
 
 
 def is_whole_file(path: Path) -> bool:
-    """Return whether a checkpoint that is a file has a table of its contents, and is as long as that says.
+    """Return whether a checkpoint file has a table of contents and the length that follows from it.
 
-    ``torch.save`` writes a zip archive, whose table comes last. A safetensors file begins with its table.
+    ``torch.save`` writes a zip archive, which ends with its table. A safetensors file begins with its table.
     """
     if _is_archive(path):
         return True
@@ -78,7 +77,7 @@ def is_whole_file(path: Path) -> bool:
 
 
 def _shards_of(path: Path) -> frozenset[str]:
-    """Return the names of the files that an index names; one that nobody has, if it is not whole."""
+    """Return the file names in an index or, if the index is unfinished, a name that no file has."""
     try:
         return frozenset(json.loads(read_at_most(path, MAX_STATE_BYTES))["weight_map"].values())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):

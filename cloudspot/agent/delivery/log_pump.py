@@ -1,7 +1,7 @@
-"""Delivers the lines of the node's log files to the sink: each once, in order, through any outage.
+"""Deliver the lines of the node's log files to the sink once and in order, even through an outage.
 
-A batch is numbered and written to disk before it is delivered. An agent that is killed between the
-delivery and the note of it delivers the same batch again, and readers drop the repeats by number.
+A batch is numbered and written to disk before it is delivered. An agent that is killed before it notes a
+delivery delivers the same batch again, and readers drop the repeated lines by their numbers.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ from cloudspot.model import LogRecord
 _log = logging.getLogger(__name__)
 
 BATCH_BYTES = 1 << 20
-"""A batch with as much text is full; one read of one file at the most is added to what it has."""
+"""A batch with this much text is full; it may exceed the limit by one read of one file."""
 BATCH_LINES = 10_000
-"""So is one with as many lines: each takes 100 bytes of its own in a segment, and more in memory."""
+"""A batch with this many lines is full: each line adds 100 bytes in a segment, and more in memory."""
 FLUSHES_PER_SECOND = 2.5
-"""How often all nodes but the first together deliver lines at the most."""
+"""The highest rate of deliveries of all nodes but the first together."""
 MAX_BACKOFF_SECONDS = 15.0
 UNFINISHED_SECONDS = 20.0
-"""A line without an end is delivered after this long: a progress bar may end its line only hours later."""
+"""An unfinished line is delivered after this long: a progress bar may end its line only hours later."""
 _CONTINUING = bytes(range(0x80, 0xC0))
 """The bytes of UTF-8 that begin no character."""
 _WHOLE_LINES = (METRICS, UTILIZATION)
-"""Programs read the lines of these sources, so half of one is never delivered before its end."""
+"""Programs read the lines of these sources, so unfinished lines of them are not delivered."""
 
 
 class _Position(msgspec.Struct, kw_only=True):
-    """How far the pump has come; rewritten whole before and after each delivery."""
+    """The pump's position; rewritten whole before and after each delivery."""
 
     next_seq: int = 0
     offsets: dict[str, int] = msgspec.field(default_factory=dict)
-    """By file name: the offset of the first byte that is in no batch yet."""
+    """By file name, the offset of the first byte that is not in a batch yet."""
     pending: list[LogRecord] = msgspec.field(default_factory=list)
-    """Numbered, and perhaps delivered already."""
+    """The numbered lines, which may have been delivered already."""
 
 
 def flush_seconds_of(rank: int, *, num_nodes: int, asked_seconds: float) -> float:
-    """Return how often a node delivers lines: the first as often as asked, many others less often."""
+    """Return the time between a node's deliveries: for the first as asked, for many others longer."""
     return asked_seconds if rank == 0 else max(asked_seconds, num_nodes / FLUSHES_PER_SECOND)
 
 
 class LogPump(Worker):
-    """A thread that follows files and delivers their lines as one stream, every ``flush_seconds``."""
+    """A thread that follows files and delivers their lines in one stream, every ``flush_seconds``."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class LogPump(Worker):
         wait: Callable[[float], bool] | None = None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """``wait`` waits for so many seconds, and returns whether no more is to be delivered."""
+        """Create the pump; ``wait`` waits for a number of seconds and returns whether to stop delivering."""
         super().__init__("logs")
         self._sink = sink
         self._stream = stream
@@ -82,9 +82,9 @@ class LogPump(Worker):
         self._now = now
         self._files: list[tuple[Path, str]] = []
         self._unfinished: dict[str, tuple[int, datetime]] = {}
-        """By file name: where the line that has no end yet begins, and when that was first seen."""
+        """By file name, where the unfinished line begins, and when it was first seen."""
         self._cuts: dict[str, int] = {}
-        """By file name: where a line was cut last that had no end yet."""
+        """By file name, where an unfinished line was last cut."""
         self._lock = threading.Lock()
         self._wait = wait or self._stopped.wait
         self._failures = 0
@@ -101,7 +101,7 @@ class LogPump(Worker):
                 self._files.append((path, source))
 
     def finish(self, *, deadline: float) -> bool:
-        """Deliver what is left, unfinished last lines too; return whether everything got out.
+        """Deliver all remaining lines, unfinished ones too; return whether all were delivered.
 
         ``deadline`` is monotonic.
         """
@@ -116,13 +116,13 @@ class LogPump(Worker):
         return False
 
     def standing(self) -> LogStanding:
-        """Return how far the delivery has come; any thread may ask."""
+        """Return how far the delivery has come; thread-safe."""
         with self._lock:
             files = tuple(self._files)
         position = self._position
         waiting = 0
         for path, _ in files:
-            with suppress(OSError):  # not there yet
+            with suppress(OSError):  # it does not exist yet
                 waiting += max(0, path.stat().st_size - position.offsets.get(path.name, 0))
         return LogStanding(num_lines=position.next_seq, waiting_bytes=waiting, error=self._error)
 
@@ -135,10 +135,10 @@ class LogPump(Worker):
         return max(self._flush_seconds, backoff)
 
     def _deliver(self, *, final: bool) -> bool:
-        """Deliver what is in the files; False when the sink failed.
+        """Deliver the lines in the files; return False if the sink failed.
 
-        The lines that come during a delivery wait for the next call, unless they fill a batch. Otherwise a
-        training that logs all the time would cost a request for every few lines.
+        Lines that are written during a delivery wait for the next call, unless they fill a batch. Otherwise,
+        a training that logs all the time would make a request for every few lines.
         """
         may_be_more = True
         while may_be_more or self._position.pending:
@@ -163,7 +163,7 @@ class LogPump(Worker):
         return True
 
     def _collect(self, *, final: bool) -> bool:
-        """Number a batch of lines; return whether it is full, so that more may be there."""
+        """Number a batch of lines; return whether it is full, so that there may be more."""
         with self._lock:
             files = tuple(self._files)
         room = BATCH_BYTES
@@ -173,14 +173,14 @@ class LogPump(Worker):
         return room <= 0
 
     def _take_lines(self, path: Path, source: str, *, final: bool) -> int:
-        """Number the file's next lines; return their bytes, or ``BATCH_BYTES`` if more may be there."""
+        """Number the file's next lines; return their size, or ``BATCH_BYTES`` if there may be more."""
         position = self._position
         offset = position.offsets.get(path.name, 0)
         try:
             with path.open("rb") as file:
                 file.seek(offset)
                 data = file.read(BATCH_BYTES)
-        except OSError:  # not there yet
+        except OSError:  # it does not exist yet
             return 0
         is_all = len(data) < BATCH_BYTES
         end = data.rfind(b"\n") + 1
@@ -188,7 +188,7 @@ class LogPump(Worker):
         if final and is_all:
             end = len(data)
         elif end == 0 and (not is_all or self._is_overdue(path.name, offset, data, source)):
-            end = len(data) - len(_begun(data))  # the rest of the line will be a line of its own
+            end = len(data) - len(_begun(data))  # the rest of the line will be a separate line
             cut_at = offset + end
         num_lines = BATCH_LINES - len(position.pending)
         rest = b"".join(data[:end].split(b"\n", num_lines)[num_lines:])
@@ -196,7 +196,7 @@ class LogPump(Worker):
         is_all = is_all and not rest
         lines = split_lines(data[:end])
         if lines and not lines[0] and self._cuts.get(path.name) == offset:
-            del lines[0]  # the end of a line that has been delivered without it
+            del lines[0]  # only the newline of a line that was delivered without it
         if cut_at is not None:
             self._cuts[path.name] = cut_at
         for line in lines:
@@ -214,7 +214,6 @@ class LogPump(Worker):
         return end if is_all else BATCH_BYTES
 
     def _is_overdue(self, name: str, offset: int, data: bytes, source: str) -> bool:
-        """Return whether the file's last line, which has no end, has been waiting for long enough."""
         if source in _WHOLE_LINES or not data.strip(b"\r"):
             return False
         now = self._now()
@@ -224,13 +223,13 @@ class LogPump(Worker):
         return begin == offset and now - since >= timedelta(seconds=UNFINISHED_SECONDS)
 
     def _save(self) -> None:
-        # When the disk is full, delivering the lines that say so matters more than a repeat after a restart.
+        # If the disk is full, delivering the lines that report it matters more than a repeat after a restart.
         with suppress(OSError):
             write_whole(self._path, msgspec.json.encode(self._position))
 
 
 def _begun(data: bytes) -> bytes:
-    """Return the bytes at the end that may be half of something: of a character, or of a Windows newline."""
+    """Return the bytes at the end that may be half of a character or of a Windows newline."""
     if data.endswith(b"\r"):
         return b"\r"
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -239,10 +238,10 @@ def _begun(data: bytes) -> bytes:
 
 
 def split_lines(data: bytes) -> list[bytes]:
-    """Return the lines; a carriage return does not end one.
+    """Return the lines; a carriage return does not end a line.
 
-    A progress bar draws itself over and over with it: as a line for each state it would flood the log. In one
-    line all of them are kept, and whoever shows that line shows the last.
+    A progress bar redraws itself with carriage returns, and a line for each state would flood the log. One
+    line keeps all states, and a reader shows the last.
     """
     lines = data.split(b"\n")
     if not lines[-1]:

@@ -1,4 +1,4 @@
-"""How often a job loses steps that an interval save would have kept, by its own journal; pure."""
+"""Estimate from the journal how often a job loses steps that an interval save would have kept; pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from cloudspot.jobstore.layout.records import Commit, Generation, JournalRecord
 
 PRIOR_LOSSES: Final = 1.0
 PRIOR_NODE_SECONDS: Final = 86400.0
-"""A job begins as if it had seen one such loss in one day of one node."""
+"""A job begins as if one such loss had occurred in one day of one node."""
 JOINT_LOSSES_PER_SECOND: Final = 1.0 / (7 * 86400.0)
-"""The least rate, whatever the job has seen: once a week all of its machines go at once, as when a zone
-fails. No job runs for long enough to learn that rate by itself."""
+"""The least rate: once a week, all machines of the job fail at once, for example with their zone. No job runs
+for long enough to learn that rate by itself."""
 
 
 def losses_per_second(records: Iterable[JournalRecord], num_nodes: int) -> float:
-    """Return the expected rate of losses after which steps are repeated, over all nodes of the job.
+    """Return the expected rate, over all nodes of the job, of losses after which steps are repeated.
 
-    A loss is a generation that did not end with a drain, the end of its loop, or a save by its survivors; one
-    without any save counts, as nothing tells whether it had made a step. The rate of a node is the mean of a
-    gamma distribution: the prior's losses and time plus the job's own. Time counts as far as commits prove
-    that a generation trained, so waiting for machines is no evidence.
+    A loss is a generation that did not end with a drain, the end of its loop, or a save by its survivors. A
+    generation without any save counts, because it is unknown whether it made a step. The rate of a node is
+    the mean of a gamma distribution: the prior's losses and time plus the job's own. Only time in which
+    commits prove that a generation trained counts, so time spent waiting for machines does not.
     """
     losses, node_seconds = PRIOR_LOSSES, PRIOR_NODE_SECONDS
     current: Generation | None = None

@@ -1,4 +1,4 @@
-"""Brings what the ranks of a generation ask for of a sharded checkpoint, of which no node reads all."""
+"""Fetch the ranges of a sharded checkpoint that the ranks ask for; no node reads all of it."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ _log = logging.getLogger(__name__)
 POLL_SECONDS = 0.02
 IDLE_SECONDS = 2.0
 MAX_WANTED_BYTES = 64 << 20
-"""No rank asks for so many ranges."""
+"""The greatest size of a rank's request."""
 Ranges = Mapping[str, Sequence[tuple[int, int]]]
-"""By file, each from its first byte to the one behind the last."""
+"""The ranges of each file: the first byte, and the end after the last."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """``wanted-R.json``: what a rank reads."""
+    """``wanted-R.json``: the ranges that a rank reads."""
 
     nonce: str
-    """What ``fetched-R`` repeats."""
+    """The answer ``fetched-R`` repeats it."""
     ranges: dict[str, tuple[tuple[Tally, Tally], ...]]
 
 
 def bring(
     context: NodeContext, restored: Restored, ranges: Ranges, *, what: str, pause: Callable[[float], None]
 ) -> None:
-    """Have ranges of a checkpoint's files on this machine, verified; ``what`` begins the line in the log.
+    """Fetch and verify ranges of a checkpoint's files; the line in the log begins with ``what``.
 
-    Waits out an outage of the store by ``pause``, which takes seconds and raises what ends this early.
+    During an outage of the store, wait with ``pause``, which takes seconds and raises to end the call early.
 
     Raises:
-        CorruptData: a chunk does not verify, read twice. All nodes know of it by now, unless the checkpoint
-            was deleted meanwhile.
-        CloudspotError: the store or the disk refuses for good.
+        CorruptData: a chunk does not verify, although it was read twice. It was reported to all nodes, unless
+            the checkpoint was deleted meanwhile.
+        CloudspotError: the store or the disk fails permanently.
     """
     manifest, directory, store, job_id = restored.on_demand, restored.directory, context.store, context.job_id
     assert manifest is not None
@@ -78,9 +78,9 @@ def bring(
 
 
 def likely_ranges(context: NodeContext, manifest: Manifest) -> Ranges:
-    """Return the parts of the ranks in whose place those of this newcomer will probably come.
+    """Return the parts of the ranks that the ranks of this new node will probably replace.
 
-    A launch replaces the whole job, or newcomers take the last places.
+    A launch replaces the whole job, or its nodes take the last places.
     """
     procs, seat = context.job.spec.procs_per_node, context.seat
     intents = (one for one in context.journal.known if isinstance(one, Intent) and one.launch == seat.launch)
@@ -97,20 +97,20 @@ def likely_ranges(context: NodeContext, manifest: Manifest) -> Ranges:
 class OnDemandFetch(Worker):
     """A thread that answers the ranks of a generation on this node; it ends with the ``with`` block.
 
-    An agent that takes over from a killed one answers the ranks that wait.
+    An agent that takes over from a killed one answers the waiting ranks.
     """
 
     def __init__(self, context: NodeContext, find: Callable[[], Restored | None], handoff: Path) -> None:
-        """``find`` returns what the generation resumes from; it is called in the thread, until it succeeds.
+        """Create the thread, which calls ``find`` until it returns the checkpoint to resume from.
 
-        If that is not ``on_demand``, there is nothing to do.
+        If that is not fetched ``on_demand``, there is nothing to do.
         """
         super().__init__("on-demand fetch")
         self._context = context
         self._find = find
         self._handoff = handoff
         self.error: Exception | None = None
-        """Why ranks wait in vain."""
+        """Why waiting ranks will get no answer."""
         self.may_succeed_otherwise = False
         """Whether the next start resumes from another checkpoint, or restores it to the disk."""
 
@@ -119,7 +119,7 @@ class OnDemandFetch(Worker):
         return self
 
     def __exit__(self, *_error: object) -> None:
-        # Nothing may write to these files once the next generation's checkpoint is put in their place.
+        # Nothing may write to these files once the next generation's checkpoint replaces them.
         self.stop()
         self._join()
 
@@ -137,7 +137,7 @@ class OnDemandFetch(Worker):
             self.error = error
 
     def _serve(self, restored: Restored) -> None:
-        # Not only the ranks that this node is known to have: a command may start others.
+        # Answer not only the known ranks of this node: a command may start others.
         while not self._stopped.wait(IDLE_SECONDS if self._has_begun() else POLL_SECONDS):
             asked = {}
             for path in self._handoff.glob("wanted-*.json"):
@@ -161,7 +161,7 @@ class OnDemandFetch(Worker):
                 write_whole(answer, wanted.nonce.encode())
 
     def _has_begun(self) -> bool:
-        """Return whether all ranks have read what they wanted; their command may start others later."""
+        """Return whether all known ranks have finished reading; their command may start others later."""
         ranks = self._context.status.ranks
         return all(files.begun_loop_path(self._handoff, rank).exists() for rank in ranks)
 

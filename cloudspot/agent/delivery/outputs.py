@@ -1,4 +1,4 @@
-"""Which files below the working directory are outputs of the training, and which of them are kept."""
+"""Find the outputs of the training below the working directory, and choose which are kept."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from cloudspot.jobfile.spec import SIGNALS, JobSpec
 _log = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 30
-"""How much a job keeps where ``run.outputs`` does not name its outputs."""
+"""How much a job keeps if ``run.outputs`` does not name its outputs."""
 OTHERS_SHARE = 0.25
-"""The share of it that all nodes but the first of the training have together, where there may be others."""
+"""The share of it for all nodes but the first of the training together, if there may be several nodes."""
 MAX_NAMED = 20
-"""How many files a line of the log names."""
+"""The number of files that a line of the log names."""
 SECRETS = (
     ".env", ".env.*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "*.jks", "*.kdbx",
     "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".netrc", "_netrc", ".pypirc", ".npmrc",
@@ -48,7 +48,7 @@ SECRETS = (
 )  # fmt: skip
 """Names of files that are never kept, in lower case."""
 SECRET_DIRECTORIES = (".git", ".hg", ".svn", ".ssh", ".gnupg", "gcloud", ".gcloud", ".kube", ".docker")
-"""Names of directories of which nothing is ever kept."""
+"""Names of directories whose files are never kept."""
 LEFTOVERS = (
     "core", "core.[0-9]*", "*.core", "vgcore.*", "*.stackdump", "*.pyc", "*.tmp", "*.temp", "*.part",
     "*.partial", "*.incomplete", "*.lock", "*.pid", "*.swp", "*~", "*.cache", ".nfs*", ".fuse_hidden*",
@@ -59,19 +59,19 @@ CACHES = (
     ".*", "venv", "node_modules", "site-packages", "dist-packages", "__pycache__", "cache", "*_cache",
     "*-cache", "torchinductor_*", "*.egg-info", "lost+found",
 )  # fmt: skip
-"""Names of directories of which nothing is kept, unless ``run.outputs`` names them without a wildcard."""
+"""Names of directories whose files are kept only if ``run.outputs`` names them without a wildcard."""
 HIDDEN_RESULTS = frozenset({".hydra"})
-"""Hidden directories that are no caches: this one has the configuration of a run."""
+"""Hidden directories that are no caches: ``.hydra`` has the configuration of a run."""
 CACHE_MARKS = frozenset({"pyvenv.cfg", "conda-meta", "CACHEDIR.TAG"})
-"""A directory with one of these is a virtual environment or a cache."""
+"""A directory with one of these entries is a virtual environment or a cache."""
 PROGRAMS = ("*.py", "*.pyc", "*.pyw", "*.so", "*.so.*", "*.dylib", "*.dll", "*.pyd")
-"""Names of files that are kept and do not return: a script could import them in the place of a package."""
+"""Names of files that are kept but not restored: a script could import them instead of a package."""
 _IS_SECRET, _IS_SECRET_DIRECTORY = any_of(SECRETS), any_of(SECRET_DIRECTORIES)
 _IS_LEFTOVER, _IS_CACHE, _IS_PROGRAM = any_of(LEFTOVERS), any_of(CACHES), any_of(PROGRAMS)
 
 
 class Stamp(NamedTuple):
-    """What tells one content of a file from another; no program can set the last of its times."""
+    """A file's status that changes with its content; no program can set the last of its times."""
 
     size: int
     written_at: int
@@ -86,20 +86,20 @@ def stamp_of(status: os.stat_result) -> Stamp:
 
 
 class Found(NamedTuple):
-    """A file that is to be in the bucket."""
+    """A file that should be in the bucket."""
 
     name: str
-    """Relative to its directory, ``/``-separated."""
+    """The path relative to its directory, separated by ``/``."""
     path: Path
     stamp: Stamp
     is_exact: bool = False
-    """A reading of it counts only if the file has not changed since."""
+    """Whether an upload counts only if the file has not changed meanwhile."""
 
     def check(self, file: BinaryIO) -> None:
-        """Look at it again when it has been read.
+        """Check the file again after it was read.
 
         Raises:
-            FileNotFoundError: what was read is another file, or may be torn.
+            FileNotFoundError: another file was read, or the read content may be torn.
         """
         stamp = stamp_of(os.fstat(file.fileno()))
         if stamp.inode != self.stamp.inode or (self.is_exact and stamp != self.stamp):
@@ -107,22 +107,22 @@ class Found(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is to be done so that the bucket has the outputs."""
+    """The changes that bring the outputs into the bucket."""
 
     files: list[Found]
-    """What has to be sent."""
+    """The files to upload."""
     in_the_way: list[str]
-    """The names of what has to go before that: of two of which one is below the other, a store has one."""
+    """The names to delete before: a name and one below it cannot both be in a store."""
     older: list[str]
-    """The names of what has to go after that, for the room."""
+    """The names to delete afterwards to make room."""
 
 
 class Outputs:
     """Finds the files that the training has written below the working directory, and chooses which are kept.
 
-    While it runs, a file counts once no process has it open for writing and it has not changed for ten
-    seconds, or two when the machine has to go; logs count as far as they are. If there is no room for all,
-    the newest are kept, and older ones go.
+    While the training runs, a file counts once no process has it open for writing and it has not changed for
+    ten seconds, or for two if the machine must leave; logs count at their current length. If there is no room
+    for all files, the newest are kept, and older ones are deleted from the bucket.
     """
 
     def __init__(
@@ -134,9 +134,9 @@ class Outputs:
         is_leaving: Callable[[], bool] = lambda: False,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """``warn`` replaces the node's warning about a subject; ``is_leaving`` says whether it has to go.
+        """Create it; ``warn`` replaces the node's warning about a subject.
 
-        ``now`` is by the clock that dates files.
+        ``is_leaving`` returns whether the machine must leave. ``now`` is the clock that dates files.
         """
         spec = job.checkpoint
         self.directory = node.work
@@ -153,20 +153,21 @@ class Outputs:
         self._markers = frozenset({spec.complete_file, spec.incomplete_file})
         self._literal = frozenset(posixpath.normpath(pattern) for pattern in self.patterns or ())
         self._mark = node.directory / "training-began"
-        """Files that have not changed since came with the code, the setup or a checkpoint."""
+        """Files that have not changed since this file was made came with the code, the setup or a
+        checkpoint."""
         self._is_training = False
         self.stored: dict[str, int] = {}
         """The sizes of the outputs that this node has in the bucket, by their names."""
         self._busy: dict[str, Stamp] = {}
-        """What processes had open for writing at the last look."""
+        """The files that processes had open for writing at the last look."""
         self._doubtful: dict[str, Stamp] = {}
-        """What the training may not have written to the end."""
-        self._said: dict[str, str] = {}
-        self._told: dict[str, frozenset[str]] = {}
-        """The last message about files that are not kept, and their names, by the reason."""
+        """The files that the training may not have finished writing."""
+        self._messages: dict[str, str] = {}
+        self._reported: dict[str, frozenset[str]] = {}
+        """By reason, the names of the files in the last message about files that are not kept."""
 
     def begin_training(self) -> None:
-        """Note that the training starts, or runs already: what is written from now on is an output."""
+        """Note that the training starts or is already running: files written from now on are outputs."""
         if not self._mark.exists():
             self._mark.touch()
         self._is_training = True
@@ -189,18 +190,18 @@ class Outputs:
         self._doubtful |= torn
         if torn:
             _log.warning(
-                "the training was ended, or failed, while it may have been writing these outputs: an older "
-                "state of them stays, and those without one are kept as they are: %s",
+                "the training was ended, or failed, while it may have been writing these outputs; the bucket "
+                "keeps their previous versions, or gets them as they are if it has none: %s",
                 listed({name: stamp.size for name, stamp in torn.items()}),
             )
 
     def plan(self, get_room: Callable[[], float], is_sent: Callable[[Found], bool]) -> Plan:
-        """Return what has to be sent and may be, and what has to go from the bucket for it.
+        """Return the finished files to upload, and the names to delete from the bucket for them.
 
-        ``get_room`` returns how much this node may have there; it is asked only where that matters.
+        ``get_room`` returns how many bytes this node may have there; it is called only if that matters.
 
         Raises:
-            OSError: a directory disappeared meanwhile; the next call sees the rest.
+            OSError: a directory disappeared meanwhile; call again.
         """
         found = sorted(self._find(), key=lambda one: (-one.stamp.written_at, one.name))
         room = math.inf
@@ -214,8 +215,8 @@ class Outputs:
             else:
                 exceeding[one.name] = one.stamp.size
         limit = size_text(MAX_BYTES)
-        why = f"a job keeps the newest {limit}; name in run.outputs what to keep without a limit"
-        self._tell(why, exceeding)
+        why = f"a job keeps the newest {limit}; name outputs in run.outputs to keep them without a limit"
+        self._report(why, exceeding)
         wanted = self._final(kept, is_sent)
         sizes = {one.name: one.stamp.size for one in wanted}
         in_the_way = _in_the_way(self.stored, sizes)
@@ -229,14 +230,14 @@ class Outputs:
         return Plan(wanted, in_the_way, older)
 
     def may_return(self, name: str) -> bool:
-        """Return whether a file of the bucket may be put into the working directory."""
+        """Return whether a file of the bucket may be restored to the working directory."""
         if not is_safe_name(name):
             return False
         paths = _prefixes(name)
         above, _, last = name.rpartition("/")
         ends = [posixpath.basename(posixpath.normpath(pattern)) for pattern in self._checkpoint]
         may_match = any(end in {"**", "."} or fnmatchcase(last, end) for end in ends)
-        # To compare a path with the patterns takes long, and there may be many in one directory.
+        # Matching a path with the patterns is slow, and a directory may have many files.
         root = root_of(name if may_match else above or ".", self._checkpoint) if ends else None
         if root is not None and (root != "." or not self._checkpoint_files.is_excluded(name)):
             return False
@@ -245,10 +246,10 @@ class Outputs:
             return False
         return not (_is_secret(name) or _is_leftover(name) or _IS_PROGRAM.match(last.lower()))
 
-    # --- how ----------------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------------
 
     def _find(self) -> list[Found]:
-        """Return all outputs, whether there is room for them or not; none before the training has begun."""
+        """Return all outputs, even if there is no room for them; none before the training has begun."""
         if not self._mark.exists():
             return []
         began = self._mark.stat().st_ctime_ns
@@ -266,8 +267,8 @@ class Outputs:
             else:
                 stamp = stamp_of(status)
                 found.append(Found(name, self.directory / name, stamp, is_exact=not is_log(name)))
-        self._tell("their names are those of secrets", secrets)
-        self._tell("their directories cannot be read", unlistable)
+        self._report("their names are those of secrets", secrets)
+        self._report("their directories cannot be read", unlistable)
         return found
 
     def _expand(self, pattern: str) -> list[str]:
@@ -276,9 +277,9 @@ class Outputs:
     def _below(
         self, root: str, own: Collection[str], unlistable: dict[str, int]
     ) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield the regular files below a directory, or the file itself, that are no leftovers.
+        """Yield the regular files below a directory, or the file itself, except leftovers.
 
-        ``own`` is where checkpoints are.
+        ``own`` has the roots of the checkpoints.
         """
         apart = {*own, *self._apart} - {"."}
         is_out = root != "." and (not is_safe_name(root) or find_symlink(self.directory, root) is not None)
@@ -307,13 +308,12 @@ class Outputs:
                 yield name, status
 
     def _names_checkpoint(self, name: str, status: os.stat_result, own: Collection[str]) -> bool:
-        """Return whether a file beside a checkpoint belongs to it: it marks it complete, or names it."""
+        """Return whether a file beside a checkpoint marks it complete or names it."""
         if posixpath.basename(name) in self._markers:
             return True
         return status.st_size <= MAX_POINTER_BYTES and is_pointer(self.directory, name, own)
 
     def _final(self, kept: Sequence[Found], is_sent: Callable[[Found], bool]) -> list[Found]:
-        """Return those that were not sent and are not being written."""
         changed = [one for one in kept if not is_sent(one) and not self._is_torn(one)]
         if not self._is_training:
             return changed
@@ -330,29 +330,29 @@ class Outputs:
     def _is_torn(self, one: Found) -> bool:
         return one.name in self.stored and self._doubtful.get(one.name) == one.stamp
 
-    def _tell(self, why: str, files: Mapping[str, int]) -> None:
-        """Say which files are not kept, in the log at once and for as long as that is so in a warning."""
-        text = f"{len(files)} outputs are not kept, as {why}: {listed(files)}" if files else None
+    def _report(self, why: str, files: Mapping[str, int]) -> None:
+        """Log which files are not kept, and set or clear the node's warning about them."""
+        text = f"{len(files)} outputs are not kept because {why}: {listed(files)}" if files else None
         self._warn(why, text)
-        known = self._told.get(why, frozenset())
-        # Sizes change all the time; at the end the list is to be complete.
+        known = self._reported.get(why, frozenset())
+        # Sizes change all the time, so log again only for new names, or at the end for the complete list.
         if (
             text is not None
-            and text != self._said.get(why)
+            and text != self._messages.get(why)
             and (not files.keys() <= known or not self._is_training)
         ):
             _log.warning("%s", text)
-            self._said[why], self._told[why] = text, frozenset(files)
+            self._messages[why], self._reported[why] = text, frozenset(files)
 
 
 def _in_the_way(stored: Collection[str], names: Collection[str]) -> list[str]:
-    """Return which stored files are directories by now, or lie below what is a file by now."""
+    """Return the stored names that are directories now, or are below a name that is a file now."""
     above = {path for name in names for path in _prefixes(name)[:-1]}
     return [name for name in stored if name in above or any(path in names for path in _prefixes(name)[:-1])]
 
 
 def listed(files: Mapping[str, int]) -> str:
-    """Return the names of files with their sizes, the largest first, but not of very many."""
+    """Return the names of the largest files with their sizes, and a summary of the rest."""
     by_size = sorted(files, key=lambda name: (-files[name], name))
     texts = [f"{printable(name)} ({size_text(files[name])})" for name in by_size[:MAX_NAMED]]
     rest = by_size[MAX_NAMED:]
@@ -364,20 +364,19 @@ def listed(files: Mapping[str, int]) -> str:
 def _status(path: str) -> os.stat_result | None:
     """Return the status of a regular file, or None if it is not one or is gone."""
     try:
-        status = os.lstat(path)  # a Path takes far longer, and there may be many
+        status = os.lstat(path)  # a Path is far slower, and there may be many files
     except OSError:
         return None
     return status if stat.S_ISREG(status.st_mode) else None
 
 
 def _prefixes(name: str) -> list[str]:
-    """Return the directories above a file, from the top, and the file."""
+    """Return the directories above a file from the top down, and the file."""
     segments = name.split("/")
     return ["/".join(segments[:end]) for end in range(1, len(segments) + 1)]
 
 
 def _is_closed(name: str) -> bool:
-    """Return whether nothing in a directory of that name is kept."""
     return _is_cache(name.lower()) or bool(_IS_SECRET_DIRECTORY.match(name.lower()))
 
 

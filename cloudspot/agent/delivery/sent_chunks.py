@@ -1,4 +1,4 @@
-"""What this node knows to be in the bucket: a save that holds some of it again need not send all."""
+"""The chunks that this node knows to be in the bucket, so that a save need not upload them again."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from cloudspot.jobstore.layout.records import CheckpointId, Chunk, Part, SaveId
 
 
 class SentChunks:
-    """The contents of the chunks that were restored, and of the last part that each rank has sent."""
+    """The contents of the restored chunks and of the last part that each rank has uploaded."""
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
         self._restored: frozenset[ChunkContent] = frozenset()
         self._sent: dict[int, frozenset[ChunkContent]] = {}
         self._known: dict[CheckpointId, Mapping[ChunkContent, Chunk]] = {}
-        """Of the newest base, for all ranks of this node."""
+        """The chunks of the newest base, for all ranks of this node."""
 
     def begin(self, restored: frozenset[ChunkContent]) -> None:
-        """Begin a generation with what it was restored from; ranks may have moved."""
+        """Begin a generation with the restored chunks; ranks may have moved between nodes."""
         self._restored = restored
         self._sent.clear()
 
@@ -29,7 +29,7 @@ class SentChunks:
         self._sent[part.rank] = contents(part.chunks)
 
     def sharing(self, save: SaveId, rank: int) -> Sharing:
-        """Return what a rank's part of a save may share."""
+        """Return the chunks that a rank's part of a save may share."""
         context = self._context
         likely = self._restored.union(*self._sent.values())
         return Sharing(

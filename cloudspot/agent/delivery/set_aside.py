@@ -1,4 +1,4 @@
-"""Sets aside the files of a checkpoint that was seen complete, so that the script can go on writing."""
+"""Set aside the files of a complete checkpoint, so that the script can go on writing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cloudspot.agent.delivery.checkpoint_states import Stamp, State
 from cloudspot.jobstore.layout.records import File, file_of
 
 ROOM = 3
-"""A copy is made only if the disk has room for so many: the script's next save needs one besides it, too."""
+"""A copy is made only if the disk has room for this many: the script's next save needs room too."""
 _FICLONE = 0x40049409
-"""From linux/fs.h: share the blocks of another file, copy on write."""
+"""The request that shares the blocks of another file, copy on write (linux/fs.h)."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 Way = Literal["clone", "link", "copy", "direct"]
-"""``link`` protects a file from being deleted or replaced, ``direct`` from nothing."""
+"""A ``link`` protects a file from being deleted or replaced, but ``direct`` protects it from nothing."""
 
 
 class _Stamp(NamedTuple):
@@ -30,16 +30,17 @@ class _Stamp(NamedTuple):
     inode: int
     changed_at: int
     names: tuple[int, int]
-    """How many it has, and how often one was added here, since another may have gone each time."""
+    """The number of names, and how often a name was added here, because another name may have gone each
+    time."""
 
     def is_still(self, other: _Stamp) -> bool:
-        """Return whether nobody wrote to the file: to add or delete a name changes it as well."""
+        """Return whether the file was not written to; adding or deleting a name changes its time too."""
         is_explained = self.changed_at == other.changed_at or self.names != other.names
         return self[:3] == other[:3] and is_explained
 
 
 class SetAside:
-    """The files of a state below a directory of the agent's own."""
+    """The files of a state, usually below a directory of the agent."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class SetAside:
         num_linked: Counter[int],
         is_own: bool = True,
     ) -> None:
-        """``num_linked``: see ``set_aside``; ``is_own``: the root is no directory of the script's."""
+        """Create it; ``is_own`` is whether the root is the agent's; for ``num_linked``, see ``set_aside``."""
         self.state = state
         self.is_own = is_own
         self.root = root
@@ -62,21 +63,21 @@ class SetAside:
 
     @property
     def is_safe(self) -> bool:
-        """Whether nothing that the script does can change it any more."""
+        """Whether the script cannot change the files any more."""
         return self.ways <= {"clone", "copy"}
 
     def note(self, source: Path, stamp: Stamp) -> None:
-        """Note what has to stay as it is for as long as this is not safe.
+        """Note a source file that must not change for as long as the state is not safe.
 
         Raises:
-            OSError: it is not the file with this stamp any more.
+            OSError: the file does not have this stamp any more.
         """
         self._sources[source] = found = _stamp(source, self._num_linked)
         if found[:3] != stamp:
             raise FileNotFoundError(source)
 
     def holds(self, writers: Callable[[Collection[int]], Collection[int]]) -> bool:
-        """Return whether the files still hold what was seen complete, and nobody writes to them."""
+        """Return whether the files are unchanged since they were set aside and no process writes to them."""
         if self.is_safe:
             return True
         try:
@@ -90,7 +91,7 @@ class SetAside:
         return not writers({stamp.inode for stamp in self._sources.values()})
 
     def drop(self) -> None:
-        """Remove it: else what the script deletes would stay on the disk."""
+        """Delete the files: otherwise, files that the script deletes would stay on the disk."""
         if self.is_own:
             shutil.rmtree(self.root, ignore_errors=True)
 
@@ -107,12 +108,12 @@ def set_aside(
     writers: Callable[[Collection[int]], Collection[int]],
     gives_up: Callable[[], bool] = lambda: False,
 ) -> SetAside | None:
-    """Set aside a state; return None if it is not there any more, or somebody writes to it.
+    """Set aside a state; return None if it is gone or a process writes to it.
 
-    ``logs`` grow on: they are copied as far as they were. ``links`` are pointers, of which the text is taken.
-    With ``must_copy`` the script writes to its files in place, from which a hard link does not protect. While
-    ``gives_up`` says so, nothing is copied, and None is returned where something must be. ``num_linked`` says
-    how often each inode was linked here, for any state.
+    ``logs`` may grow meanwhile: they are copied at their length in the stamp. ``links`` are pointers, whose
+    target is stored as text. With ``must_copy``, the script writes to its files in place, and a hard link
+    does not protect them. While ``gives_up`` returns True, nothing is copied, and the result is None if a
+    copy is needed. ``num_linked`` counts how often each inode was linked here, for any state.
     """
     shutil.rmtree(root, ignore_errors=True)
     ways: dict[str, Way] = {}
@@ -120,7 +121,7 @@ def set_aside(
     size = sum(stamp.size for _, stamp in state.version)
     may_copy = shutil.disk_usage(root.parent).free >= ROOM * size
     try:
-        # The oldest first: in that order they are restored.
+        # The oldest first, because they are restored in that order.
         for path, stamp in sorted((*state.version, *logs.items()), key=lambda entry: entry[1].written_at):
             source, target = work / path, root / path
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +130,7 @@ def set_aside(
                 target.write_bytes(os.fsencode(source.readlink()))
                 found_link = source.lstat()
                 if (found_link.st_size, found_link.st_mtime_ns, found_link.st_ino) != stamp:
-                    raise FileNotFoundError(path)  # it leads somewhere else by now
+                    raise FileNotFoundError(path)  # its target has changed
                 files.append(file_of(path, target.stat().st_size, mode=0o600, is_link=True))
                 continue
             files.append(file_of(path, stamp.size, mode=mode))
@@ -147,7 +148,7 @@ def set_aside(
                 raise FileNotFoundError(path)
         found = SetAside(state, root, tuple(files), ways, num_linked=num_linked)
         for path, stamp in state.version:
-            if path in ways:  # only now: a file that has two names here was linked twice
+            if path in ways:  # only after all links, because a file with two names was linked twice
                 source = root / path if ways[path] == "link" else Path(os.path.realpath(work / path))
                 found.note(source, stamp)
         if writers({stamp.inode for _, stamp in state.version}):
@@ -157,7 +158,7 @@ def set_aside(
         if error.errno in _FULL:
             own = {path for path, _ in state.version} - {*links}
             return _where_it_is(state, work, own, logs, num_linked, writers)
-        return None  # changed or gone
+        return None  # a file has changed or is gone
     return found
 
 
@@ -169,7 +170,7 @@ def _where_it_is(
     num_linked: Counter[int],
     writers: Callable[[Collection[int]], Collection[int]],
 ) -> SetAside | None:
-    """Return a state as it lies there, if it still does, without links: there is no room for anything."""
+    """Return an unchanged state in the script's directory, because there is no room to set it aside."""
     stamps = {**{path: stamp for path, stamp in state.version if path in own}, **logs}
     try:
         files = tuple(
@@ -194,11 +195,11 @@ def _take(
     may_copy: bool,
     gives_up: Callable[[], bool],
 ) -> Way:
-    """Raises OSError: the file is gone, or the disk has no room for what has to be copied."""
+    """Set aside one file; raise OSError if it is gone or the disk has no room for a copy."""
     if _clone(source, target):
         return "clone"
     if not must_copy:
-        with suppress(OSError):  # another file system, or one without hard links
+        with suppress(OSError):  # on another file system, or on one without hard links
             os.link(source, target)
             return "link"
     if not may_copy:
@@ -209,7 +210,7 @@ def _take(
 
 
 def _clone(source: Path, target: Path) -> bool:
-    """Return whether the file system could let the two share their blocks."""
+    """Return whether the file system could make the two files share their blocks."""
     try:
         import fcntl
     except ImportError:
@@ -224,10 +225,10 @@ def _clone(source: Path, target: Path) -> bool:
 
 
 def _copy(source: Path, target: Path, size: int, gives_up: Callable[[], bool] = lambda: False) -> None:
-    """Copy so much of a file.
+    """Copy the first ``size`` bytes of a file.
 
     Raises:
-        FileNotFoundError: it is shorter by now, or the copy was given up.
+        FileNotFoundError: the file is shorter now, or the copy was given up.
     """
     with source.open("rb") as from_file, target.open("xb") as to_file:
         left = size

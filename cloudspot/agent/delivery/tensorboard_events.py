@@ -1,12 +1,12 @@
-"""Keeps what ``run.log()`` was given as TensorBoard event files among the artifacts.
+"""Write the metrics of ``run.log()`` to TensorBoard event files among the artifacts.
 
-The bytes are written by hand, the framing of TFRecord and five messages of protobuf: tensorboard and protobuf
-would weigh more than all of the agent's environment, which every machine installs before it trains.
+This module encodes TFRecord's framing and five messages of protobuf itself: tensorboard and protobuf would be
+larger than the rest of the agent's environment, which every machine installs before it trains.
 
-Each generation has files of its own, whose names sort by its number. The first begins with a session's start
-at the step from which the generation resumed: readers then drop what an earlier one had logged from that step
-on. A file is left alone from a few MiB on, and another begun: an artifact that has changed is uploaded whole,
-every half minute, and what a week of steps makes would hold up the checkpoints.
+Each generation has its own files, whose names sort by its number. The first begins with a session's start at
+the step from which the generation resumed: readers then drop earlier generations' metrics from that step on.
+After a few MiB a new file is begun: a changed artifact is uploaded whole, every half minute, and one file
+with a week of steps would hold up the checkpoints.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VERSION = b"brain.Event:2"
 MAX_FILE_BYTES = 4 << 20
 """A file that has reached this size gets no more records."""
 BLOCK_BYTES = 1 << 20
-"""How much of the metrics is read at a time; a line is not longer."""
+"""How much of the metrics is read at a time; the limit of a line's length."""
 
 
 @dataclass
@@ -41,11 +41,11 @@ class _Position:
     offset: int = 0
     """The offset of the first byte of the metrics that is not written yet."""
     skip: int = 0
-    """How many lines from there on an earlier agent of this machine has written."""
+    """The number of lines from there on that an earlier agent of this machine has already written."""
     part: int = 0
-    """The file that is written to, counted from 0."""
+    """The index of the current file."""
     size: int = 0
-    """Its bytes."""
+    """The current file's size in bytes."""
 
 
 class EventFiles:
@@ -62,10 +62,10 @@ class EventFiles:
         self._starts[generation] = step
 
     def update(self, should_end: Callable[[], bool] = lambda: False) -> None:
-        """Append what has been logged since the last call; never raises for a file that cannot be written.
+        """Append the metrics logged since the last call; log an error if a file cannot be written.
 
-        It ends early once ``should_end``: an agent that restarts beside long metrics may have much to do. The
-        next call goes on from there.
+        End early once ``should_end`` returns True, because a restarted agent may have long metrics to
+        convert. The next call continues from there.
         """
         for handoff in sorted(self._node.directory.glob("generations/*")):
             if not handoff.name.isdecimal():
@@ -76,7 +76,7 @@ class EventFiles:
             try:
                 self._update(generation, metrics_path(handoff, 0), should_end)
             except OSError as error:
-                # The file may now end in the middle of a record: the next call looks.
+                # The file may now end in the middle of a record: the next call checks that.
                 self._positions.pop(generation, None)
                 if str(error) != self._complaint:
                     self._complaint = str(error)
@@ -96,7 +96,7 @@ class EventFiles:
                 is_more = len(data) == BLOCK_BYTES
                 end = data.rfind(b"\n") + 1
                 if is_more and end == 0:
-                    end = len(data)  # no line of the session's
+                    end = len(data)  # the session writes no line this long
                 lines = data[:end].splitlines()
                 self._append(generation, position, [_Line.parse(line) for line in lines[position.skip :]])
                 position.skip = max(0, position.skip - len(lines))
@@ -165,7 +165,7 @@ def _measure(file: BinaryIO) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Line:
-    """A line of the metrics; a malformed one has no values, but is counted."""
+    """A line of the metrics; a malformed line has no values, but it counts."""
 
     step: int
     time: float
@@ -207,7 +207,7 @@ def _bytes(number: int, value: bytes) -> bytes:
 def _float(number: int, value: float) -> bytes:
     try:
         packed = struct.pack("<f", value)
-    except OverflowError:  # finite, but not in 32 bits
+    except OverflowError:  # finite, but too large for 32 bits
         packed = struct.pack("<f", float("inf") if value > 0 else float("-inf"))
     return bytes([number << 3 | 5]) + packed
 

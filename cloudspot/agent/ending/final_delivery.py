@@ -1,4 +1,4 @@
-"""The end of a node: it delivers everything it still holds, and then writes its exit record."""
+"""The end of a node: deliver everything it still holds, then write its exit record."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from cloudspot.jobstore.layout.records import CheckpointId
 _log = logging.getLogger(__name__)
 
 UPLOAD_SECONDS = 3600.0
-"""How long a node without a deadline tries to deliver its last checkpoint: nobody else has it."""
+"""How long a node without a deadline tries to deliver its last checkpoint, which only this node has."""
 LAST_WORD_SECONDS = 600.0
-"""How long it tries to deliver each of the rest: artifacts, log lines, the exit record."""
+"""How long it tries to deliver the artifacts, the log lines and the exit record, for each."""
 POLL_SECONDS = 0.25
-"""How often it looks for the other nodes' parts of the last checkpoint."""
+"""The time between two looks for the other nodes' parts of the last checkpoint."""
 _COMMITTED, _INCOMPLETE, _GIVEN_UP = "committed", "parts of other nodes are missing", "given up"
 _UNKNOWN = "the store does not say"
 PASS_SECONDS = 10.0
 PASS_SHARE = 0.3
-"""The share of the time that is left, at most ``PASS_SECONDS``, that the last lines wait for a pass."""
+"""The share of the remaining time, up to ``PASS_SECONDS``, that the last log lines wait for a pass."""
 KEEP_BACK_SECONDS = 1.0
 KEEP_BACK_SHARE = 0.15
-"""The share of a notice, at most ``KEEP_BACK_SECONDS``, that uploads leave to the last lines and the exit
+"""The share of a notice, up to ``KEEP_BACK_SECONDS``, that uploads leave for the last lines and the exit
 record."""
 
 
@@ -50,7 +50,7 @@ class FinalDelivery:
         stop_heartbeat: Callable[[], None],
         end_pass: Callable[[float], None],
     ) -> None:
-        """``end_pass`` waits for at most so many seconds until a pass that drives the job has ended."""
+        """Create it; ``end_pass`` waits, up to a time limit, for the end of a pass that drives the job."""
         self._context = context
         self._courier = courier
         self._artifacts = artifacts
@@ -61,11 +61,11 @@ class FinalDelivery:
     def leave(self, leaving: Leaving) -> None:
         """Deliver everything in this order: checkpoints, artifacts, log lines, the exit record.
 
-        If a notice comes meanwhile, all of it is done by the notice's deadline.
+        If a notice comes meanwhile, the delivery ends by its deadline.
         """
         context = self._context
         context.status.state = "ending"
-        # Who is not needed may be all that has its last checkpoint, until another generation begins.
+        # Even an unneeded node may alone have its last checkpoint, until another generation begins.
         is_outrun = not counts(context.journal.known, context.status.generation)
         upload_seconds = 0.0 if leaving.outcome == "superseded" and is_outrun else UPLOAD_SECONDS
         uploaded = self._courier.finish(until=self._until(upload_seconds))
@@ -77,7 +77,7 @@ class FinalDelivery:
         )
         if leaving.outcome == "succeeded":
             leaving = self._without_loss(leaving, uploaded=uploaded, synced=synced)
-        # What it says of the job, and of a missing right, has to be among the last lines.
+        # The output of the pass on the job and on a missing right must be among the last lines.
         now = time.monotonic()
         left = context.orders.deadline(otherwise=now + LAST_WORD_SECONDS) - now
         self._end_pass(min(PASS_SECONDS, PASS_SHARE * max(0.0, left)))
@@ -99,9 +99,9 @@ class FinalDelivery:
         )
 
     def _until(self, seconds: float) -> Callable[[], float]:
-        """Return a function that tells when (monotonic) uploads must end.
+        """Return a function that returns when (monotonic) uploads must end.
 
-        That is after ``seconds``, or, with a notice, shortly before the machine goes.
+        They must end after ``seconds`` or, after a notice, shortly before the machine goes.
         """
         otherwise = time.monotonic() + seconds
 
@@ -115,7 +115,7 @@ class FinalDelivery:
         return until
 
     def _without_loss(self, leaving: Leaving, *, uploaded: bool, synced: bool) -> Leaving:
-        """Return the success, or an outcome that lets the job go on where its work is not in the bucket."""
+        """Return the outcome, but not a success if work is missing in the bucket: the job must go on."""
         orders = self._context.orders
         if uploaded:
             checkpoint_state = self._find_last_checkpoint(leaving)
@@ -135,10 +135,10 @@ class FinalDelivery:
         return replace(leaving, outcome="failed", detail=detail, exit_code=1, final=None)
 
     def _find_last_checkpoint(self, leaving: Leaving) -> str:
-        """Return what became of the state of the last step, where a session has sealed one.
+        """Return whether the last step's state was committed, if a session has sealed it.
 
-        The store is asked, since an earlier agent of this machine may have committed it. With a notice this
-        waits for the parts of the other nodes; without one they live to complete the checkpoint themselves.
+        Look in the store, because an earlier agent of this machine may have committed it. After a notice,
+        wait for the parts of the other nodes; without one, they live on and complete the checkpoint.
         """
         context = self._context
         step, status = leaving.saved_step, context.status
@@ -166,7 +166,7 @@ class FinalDelivery:
             status.committed = max(commit.id, status.committed or commit.id)
             return _COMMITTED
         missing = manifests.missing_ranks(store, job_id, checkpoint)
-        # Nobody waits for what this node itself has given up.
+        # Do not wait for a part that this node itself has given up.
         return _GIVEN_UP if missing is None or missing & set(status.ranks) else _INCOMPLETE
 
 

@@ -1,4 +1,4 @@
-"""Decides what follows a training that failed on this node: another start, or the end of the job."""
+"""Decide what follows a training that failed on this node: another start, or the end of the job."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ NOT_CONNECTED: Final = "not-connected"
 NOT_RESTORED: Final = "not-restored"
 """Why the next generation starts (``records.Generation.why``): this one failed, made no step in time, could
 not connect its ranks (a port was taken, a connection failed), or waited for a checkpoint that does not verify
-or fits only on the disk. The last two are not the script's error."""
+or fits only on the disk. The last two are not the script's fault."""
 WEIGHT = {NOT_CONNECTED: 0, FAILED: 1, STUCK: 2, NOT_RESTORED: 3}
-"""When nodes disagree about how a generation ended, the heaviest reason is true: a rank that fails leaves
-others without a connection, and when a stuck one is ended that looks like a failure to the others."""
+"""If nodes report different reasons for the end of a generation, the heaviest is the true one: the other
+ranks lose their connection when a rank fails, and the end of a stuck rank looks like a failure to them."""
 CONNECTION_ERRORS = frozenset({"torch.distributed.DistNetworkError", "torch.distributed.DistStoreError"})
-"""The types of errors that a rank may meet while it joins the others."""
+"""The types of errors that may end a rank while it joins the others."""
 SENT_SIGNALS = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM})
-"""What others end a process with: the kernel when memory is short, a person, a machine that goes down."""
+"""The signals that may come from outside: from the kernel if memory is short, a person, or a shutdown."""
 _FULL_DISK = re.compile(
     r"no space left on device|disk quota exceeded"
-    # torch.save says no more; seen with torch 2.13 on a full file system.
+    # The only text of torch.save's error on a full file system (seen with torch 2.13).
     r"|inline_container\.cc:\d+\] \. unexpected pos|PytorchStreamWriter failed writing",
     re.IGNORECASE,
 )
@@ -37,10 +37,10 @@ _LOST_CONNECTION = re.compile(
     r"connection (was )?(likely )?(closed|reset|aborted)|broken pipe|ncclRemoteError|remote process exit",
     re.IGNORECASE,
 )
-"""What gloo, NCCL and sockets say when the process at the other end is gone."""
+"""The errors of gloo, NCCL and sockets when the process at the other end is gone."""
 _WITH_DIGIT = re.compile(r"\S*\d\S*")
 AT_ONCE_SECONDS = 60.0
-"""A script without a session that fails sooner than this twice in the same way fails for good."""
+"""A script without a session that fails twice in the same way within this time is not started again."""
 MAX_RESTART_WAIT_SECONDS = 60.0
 
 
@@ -50,21 +50,21 @@ class Failure:
 
     exit_code: int
     step: int
-    """The newest one begun; for a script without a session, the restored one."""
+    """The newest step begun; for a script without a session, the restored step."""
     seconds: float
-    """How long it ran."""
+    """The duration of the training."""
     has_session: bool
     why: FailureKind
     fingerprint: str | None
-    """The same for failures of the same kind; None: it may have come from outside the script."""
+    """A value that is equal for failures of the same kind; None if the script may not be the cause."""
     is_cut_short: bool = False
-    """It exited 0 in the middle of its session's loop."""
+    """Whether it exited 0 in the middle of its session's loop."""
     brings_part: bool = True
-    """Whether a new checkpoint is progress of this node's script, too."""
+    """Whether a new checkpoint proves progress of this node's script."""
 
     @property
     def tells_where(self) -> bool:
-        """Whether it is known how far it came: a script without a session says nothing of its steps."""
+        """Whether its progress is known: a script without a session does not report its steps."""
         return self.has_session or self.seconds < AT_ONCE_SECONDS
 
     def __str__(self) -> str:
@@ -79,27 +79,27 @@ class Failure:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Leave."""
+    """The decision not to start the training again."""
 
     detail: str
     permanent: bool = True
-    """No other machine will help: the job ends."""
+    """Whether the job ends, because other machines would not help."""
 
 
 def has_connected(error: RankError) -> bool:
     """Return whether an error before the first step is more than a failed connection of the ranks."""
-    # torch turns gloo's errors into plain RuntimeErrors.
+    # torch raises a plain RuntimeError for gloo's errors.
     gloo = error.type == "builtins.RuntimeError" and "connectFullMesh" in error.message
     return error.type not in CONNECTION_ERRORS and not gloo
 
 
 def fingerprint_of(exit_code: int, error: RankError | None) -> str | None:
-    """Return what is the same for two failures of the same kind, or None if this one proves nothing.
+    """Return a value that is equal for failures of the same kind, or None if the script may not be the cause.
 
-    ``error`` is the first one that a rank reported; without it the exit status counts. Numbers, addresses and
-    paths with digits in the error's message do not count, nor does what follows its first line.
+    ``error`` is the first one that a rank reported; without it, the exit status counts. Of the error's
+    message, only the first line counts, without words that have digits, such as addresses and paths.
 
-    A signal that others send, a full disk and a connection to another rank that is gone may hit any script.
+    A signal from outside, a full disk and a lost connection to another rank may hit any script.
     """
     if exit_code - 128 in SENT_SIGNALS:
         return None
@@ -117,9 +117,9 @@ def fingerprint_of(exit_code: int, error: RankError | None) -> str | None:
 
 
 def saved_without_progress(commits: Collection[Commit]) -> frozenset[CheckpointId]:
-    """Return what was saved after failures, of the generations that have saved nothing else.
+    """Return the checkpoints saved after failures, of the generations that have no other checkpoints.
 
-    A training that fails now and then, and saves in between, makes progress all the same.
+    A training that saves between its failures makes progress.
     """
     failed = {each for each in commits if each.rescue is not None and each.rescue.cause == "failed"}
     others = {each.generation for each in commits if each not in failed}
@@ -134,9 +134,9 @@ def restarts_in_a_row(
 ) -> int:
     """Return how many of the newest generations follow a failure of that kind, since the last new checkpoint.
 
-    The failure before which that checkpoint was made is the first in its row. What the newest generation has
-    committed does not count: all nodes see the same records of the others. Nor do checkpoints that were
-    ``saved_by_failures`` alone: each failure makes one.
+    The first failure after that checkpoint counts. Commits of the newest generation do not count, because all
+    nodes must see the same records. Checkpoints ``saved_by_failures`` do not count, because each failure
+    makes one.
     """
     count = 0
     for number in reversed(range(len(generations))):
@@ -155,13 +155,13 @@ def _restored_step(generation: Generation) -> int:
 def decide_restart(
     failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restarts: int
 ) -> float | GiveUp:
-    """Return the seconds to wait before the next start, or that there is none.
+    """Return the seconds to wait before the next start, or the decision to give up.
 
-    Notes the failure in ``memory``, which the caller saves.
+    Note the failure in ``memory``, which the caller saves.
 
-    Two failures at the same step and with the same fingerprint are an error of the script, whatever came from
-    outside between them; otherwise ``max_restarts`` decides. Ranks that could not connect are no error of the
-    script, and may connect on other machines.
+    Two failures at the same step and with the same fingerprint are the script's fault, even if other failures
+    came between them; otherwise ``max_restarts`` decides. A failed connection of the ranks is not the
+    script's fault, and may succeed on other machines.
 
     ``num_restarts`` counts the restarts of the same kind: after failures of the script, or of the connection.
     """
@@ -170,7 +170,7 @@ def decide_restart(
         if num_restarts >= max_restarts:
             return GiveUp(f"the training {failure}, after {num_restarts} restarts", permanent=False)
         return wait
-    if not failure.tells_where:  # the next one counts as the first of its kind
+    if not failure.tells_where:  # the next failure counts as the first of its kind
         memory.failed_at_step, memory.failed_with = -1, ""
     elif failure.why == FAILED and failure.fingerprint is not None:
         is_there_again = failure.step == memory.failed_at_step or not failure.brings_part
@@ -179,5 +179,5 @@ def decide_restart(
         memory.failed_at_step, memory.failed_with = failure.step, failure.fingerprint
     if num_restarts >= max_restarts:
         return GiveUp(f"the training {failure} at step {failure.step}, after {num_restarts} restarts")
-    # At once the first time: most faults pass, and the machines are paid for.
+    # The first restart is immediate: most faults are temporary, and the machines are paid for.
     return wait

@@ -1,1 +1,1 @@
-"""How the nodes of a launch agree on who trains next, and from which checkpoint (P3)."""
+"""Agree with the other nodes on the next generation and its checkpoint (P3)."""

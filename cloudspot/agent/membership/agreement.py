@@ -1,4 +1,4 @@
-"""Agrees with the other members and the newcomers on the generation that this node runs next (P3)."""
+"""Agree with the other members and the newcomers on the generation that this node runs next (P3)."""
 
 from __future__ import annotations
 
@@ -55,39 +55,39 @@ from cloudspot.jobstore.layout.records import (
 _log = logging.getLogger(__name__)
 
 WARN_SECONDS = 60.0
-"""A node that waits this long for the others says whom it waits for."""
+"""A node that has waited this long for others warns which ones it waits for."""
 STILL_WELL_SECONDS = 2.0
-"""How long it holds what was found out about the others; nobody is asked again meanwhile."""
+"""How long the finding that the others are well is reused without new requests."""
 
 
 PROOF_SECONDS = peers.SUSPECT_SECONDS + 10.0
-"""Before a generation is written, it was asked no longer ago than this who lives."""
+"""When a generation is written, the last check of who lives may be at most this old."""
 MIN_HOLD_SECONDS = 60.0
 MAX_HOLD_SECONDS = 1800.0
-"""The bounds of ``nodes.hold`` where the job file leaves it to what a start takes."""
+"""The bounds of ``nodes.hold`` if the job file derives it from the time that a start takes."""
 
 
 class Membership:
     """This node's part in the agreement on generations."""
 
     def __init__(self, context: NodeContext, early: EarlyRestore | None = None) -> None:
-        """``early`` has restored what was the newest checkpoint when this node began to prepare."""
+        """Create it; ``early`` restores the checkpoint that was newest when this node began to prepare."""
         self._context = context
         self._early = early
         self._seat = context.seat
         self._peers = PeerHeartbeats(context)
         self.current: Generation | None = None
-        """The generation that this node runs or holds, or ran last."""
+        """The generation that this node runs, holds or last ran."""
         self.entered_at = 0.0
-        """When this node began to belong to it (monotonic)."""
+        """When this node joined it (monotonic)."""
         self._begun_at = 0.0
-        """The same by ``heard_seconds``."""
+        """When this node joined it, in ``heard_seconds``."""
         self._all_ran = False
-        """Whether all its members were seen to run it."""
+        """Whether all its members were seen running it."""
         self._votes: FailureVotes | None = None
         self._rescue_votes: RescueVotes | None = None
         self._well_at = -math.inf
-        """When all the others were last found well (monotonic)."""
+        """When all others were last found well (monotonic)."""
         self._patience = Patience()
 
     def start(self) -> None:
@@ -100,20 +100,20 @@ class Membership:
 
     @property
     def votes(self) -> FailureVotes:
-        """What the members say about the end of the generation that this node runs, or ran last."""
+        """The members' votes on the end of the generation that this node runs or last ran."""
         assert self._votes is not None, "there are none before the first generation"
         return self._votes
 
     @property
     def rescue_votes(self) -> RescueVotes:
-        """The state that members of the running generation still hold after one was lost."""
+        """The reports on the state that members of the running generation hold after one was lost."""
         assert self._rescue_votes is not None, "there are none before the first generation"
         return self._rescue_votes
 
     # --- while a generation runs ----------------------------------------------------------------
 
     def why_regroup(self) -> str | None:
-        """Return why the running generation cannot go on, or None; asks no store."""
+        """Return why the running generation cannot go on, or None; make no request."""
         current = self.current
         if current is None:
             return None
@@ -135,26 +135,26 @@ class Membership:
         return None
 
     def has_lost(self) -> bool:
-        """Return whether another member of the running generation is lost; asks no store."""
+        """Return whether another member of the running generation is lost; make no request."""
         current = self.current
         return current is not None and bool(
             self._peers.lost(self._other_members(current), generation=current.number)
         )
 
     def notice_deadline(self) -> float | None:
-        """Return when (monotonic) the first other member that has a notice goes, or None; asks no store."""
+        """Return the first deadline (monotonic) of other members with a notice, or None; make no request."""
         return (
             None if self.current is None else self._peers.notice_deadline(self._other_members(self.current))
         )
 
     def someone_leaves(self) -> bool:
-        """Look at the other members now; return whether one of them has a notice, or is drained already."""
+        """Look at the other members now; return whether one of them has a notice or is already drained."""
         if self.current is not None:
             self._peers.refresh()
         return self.notice_deadline() is not None or self.someone_drains()
 
     def someone_drains(self) -> bool:
-        """Return whether another member drains, or has drained, the running generation; asks no store."""
+        """Return whether another member drains or has drained the running generation; make no request."""
         current = self.current
         if current is None:
             return False
@@ -164,10 +164,7 @@ class Membership:
         return any((phase.state, phase.generation) == drains for beat in said for phase in beat.phases)
 
     def others_are_idle(self) -> bool:
-        """Return whether all other members of the running generation are idle, or have finished.
-
-        Asks no store.
-        """
+        """Return whether all other members of the generation are idle or finished; make no request."""
         current = self.current
         if current is None:
             return False
@@ -181,26 +178,23 @@ class Membership:
         )
 
     def newcomers_wait(self) -> bool:
-        """Return whether the running generation has a commit, and ready newcomers wait for the next one.
-
-        Asks no store.
-        """
+        """Return whether newcomers are ready and the running generation has a commit; make no request."""
         known = self._context.journal.known
         newest = next((one for one in reversed(known) if isinstance(one, Commit | Generation)), None)
         return isinstance(newest, Commit) and bool(self._peers.ready_newcomers())
 
     def has_replacement(self) -> bool:
-        """Return whether a newcomer is ready for this node's place, or for nobody's; asks no store."""
+        """Return whether a newcomer is ready that replaces this or no particular node; make no request."""
         principals = self._peers.roster.principals
         return any(principals.get(seat, self._seat) == self._seat for seat in self._peers.ready_newcomers())
 
     # --- between two generations ----------------------------------------------------------------
 
     def obey(self) -> None:
-        """Leave if the others have agreed to go on without this node; asks no store.
+        """Leave if the others have agreed to go on without this node; make no request.
 
         Raises:
-            LeavingError: they have agreed so.
+            LeavingError: they have agreed on that.
         """
         newer = None if self.current is None else self._context.orders.newer_than(self.current)
         if newer is not None and self._seat not in newer.seats:
@@ -208,10 +202,10 @@ class Membership:
             raise LeavingError(Leaving("superseded", detail))
 
     def others_are_well(self) -> bool:
-        """Wait until it is clear how the other members stand; return whether all go on or have finished.
+        """Wait until the status of all other members is known; return whether all go on or have finished.
 
         Raises:
-            LeavingError: this node has to go.
+            LeavingError: this node must leave.
         """
         current = self.current
         if current is None:
@@ -228,7 +222,7 @@ class Membership:
                 return set(current.seats) <= set(newer.seats)
             lost = {seat for seat in others if liveness[seat] in {Liveness.SUSPECT, Liveness.LEAVING}}
             beats = self._peers.beats()
-            # Who ends has yet to say how, and who drains has yet to say whether it has a notice.
+            # An ending member has yet to report its outcome, a draining one whether it has a notice.
             unsaid = {
                 seat
                 for seat in others
@@ -244,16 +238,16 @@ class Membership:
             self._peers.pause()
 
     def finished(self) -> frozenset[Seat]:
-        """Return which other members have finished the training."""
+        """Return the other members that have finished the training."""
         return frozenset() if self.current is None else self._peers.finished(self.current.number)
 
     def await_commit(self, step: int) -> None:
-        """Wait until the drain's checkpoint is committed, or a part of it clearly will never come."""
+        """Wait until the drain's checkpoint is committed, or a part of it can no longer come."""
         if self.current is not None:
             await_commit(self._context, self._peers, self.current, step)
 
     def await_uploads(self) -> None:
-        """Wait until the others have delivered what a script has saved by itself, or never will."""
+        """Wait until the others have delivered the checkpoints of their scripts, or no longer can."""
         spec, status = self._context.job.spec.checkpoint, self._context.status
         if self.current is not None and spec.directory is not None and not status.has_session:
             await_uploads(self._context, self._peers, self.current)
@@ -261,19 +255,19 @@ class Membership:
     def next(self, why: str) -> tuple[Generation, Restored]:
         """Agree on the next generation to run, with its checkpoint restored on this node.
 
-        Waits while there are too few nodes, and belongs to generations meanwhile that train nothing. The
-        proposer restores before it writes: ``restore_from`` names what was found whole, unless it comes on
-        demand. A newcomer restores once ahead of time, and again only if the generation resumes from
-        something else.
+        Wait while there are too few nodes, as a member of generations that do not train. The proposer
+        restores before it writes: ``restore_from`` names a checkpoint that was found whole, unless it is
+        fetched on demand. A newcomer restores ahead of time, and again only if the generation resumes from
+        another checkpoint.
 
         Raises:
-            LeavingError: this node is left out or not needed, or has waited long enough, or an order came.
+            LeavingError: this node is left out or not needed, has waited long enough, or an order came.
         """
         context = self._context
         if self.current is not None and time.monotonic() - self._well_at > STILL_WELL_SECONDS:
             self._peers.ask()
         restored: Restored | None = None
-        checked = -1  # how many records of the journal were known when what was restored was the best
+        checked = -1  # the known length of the journal when the restored checkpoint was the best
         ready_at: float | None = None
         while True:
             context.obey()
@@ -303,17 +297,17 @@ class Membership:
                         "generation %d has %d of at least %d nodes: it waits for others",
                         found.generation.number, len(found.generation.members), view.min_nodes,
                     )  # fmt: skip
-                    why = "joined"  # it is others that it waits for
+                    why = "joined"  # this node waits for others to join
                     continue
                 context.status.state = "restoring"
                 restored = restored or self._restored_early()
                 restored = restore_this(context, found.generation.restore_from, restored)
                 if restored is not None:
                     return found.generation, restored
-                continue  # what it was to resume from is deleted: another has to follow it
+                continue  # its checkpoint is deleted: another generation must follow
             proposes = isinstance(found, Propose)
             is_old = len(known) != checked and (view.is_member or proposes)
-            # Of what comes on demand, damage is noted without a record in the journal.
+            # Damage in a checkpoint that is fetched on demand is noted outside the journal.
             may_be_damaged = proposes and restored is not None and restored.on_demand is not None
             if restored is None or is_old or may_be_damaged:
                 restored = restored or self._restored_early()
@@ -321,7 +315,7 @@ class Membership:
                 if restored is None or restored.checkpoint != best:
                     context.status.state = "restoring"
                     restored = restore_newest(context)
-                    continue  # that took a while: look again
+                    continue  # the restore took a while: look again
                 checked = len(known)
             if isinstance(found, Wait):
                 if context.status.state != "ready":
@@ -353,12 +347,12 @@ class Membership:
                 return record, restored
 
     def _restored_early(self) -> Restored | None:
-        """Return what was restored beside the setup, once."""
+        """Return the checkpoint that was restored during the setup, on the first call only."""
         early, self._early = self._early, None
         return None if early is None else early.finish()
 
     def _note_start(self) -> None:
-        """Note once how long it took this node to become ready, from its launch's intent on."""
+        """Note once the time from the launch's intent until this node was ready."""
         memory, launch = self._context.memory, self._seat.launch
         if memory.start_seconds is None:
             intents = (one for one in self._context.journal.known if isinstance(one, Intent))
@@ -369,7 +363,6 @@ class Membership:
 
     @property
     def _hold_seconds(self) -> float:
-        """How long this node waits for others when too few are there."""
         asked = self._context.job.spec.nodes.hold
         own = self._context.memory.start_seconds or 0.0
         return min(max(own, MIN_HOLD_SECONDS), MAX_HOLD_SECONDS) if asked is None else asked
@@ -390,7 +383,7 @@ class Membership:
         return None
 
     def enter(self, generation: Generation) -> None:
-        """Belong to this generation from now on: a new one, or one that an earlier agent here has started."""
+        """Join a generation: a new one, or one that an earlier agent here has started."""
         self._context.status.warn("waiting", None)
         self.current = generation
         self.entered_at = time.monotonic()
@@ -402,7 +395,7 @@ class Membership:
         status, restored = self._context.status, generation.restore_from
         status.restored_step = 0 if restored is None else restored.step
         status.generation = generation.number
-        # From now on the node reports of this generation, even if it leaves before its training starts.
+        # From now on, the node reports on this generation, even if it leaves before the training starts.
         status.handoff = self._context.node.handoff(generation.number)
 
     def _propose(
@@ -445,11 +438,11 @@ class Membership:
             replaced = {roster.principals.get(seat) for seat in come}
             went_orderly = all(seat in replaced or self._peers.has_notice(seat) for seat in left)
             return "handed-over" if come and went_orderly else "regrouped"
-        # A failure goes on to count as one, whoever joins.
+        # A failure still counts as a failure when nodes join.
         return "joined" if come and why not in WEIGHT else why
 
     def _port(self, first: Member) -> int:
-        """Return a port that was free on the first member; only that node itself can know one."""
+        """Return a port that was free on the first member, which only that node can choose."""
         if first.seat == self._seat:
             return free_port()
         beat = self._context.retry_until(lambda: self._peers.read_beat(first.seat))
@@ -462,7 +455,7 @@ class Membership:
         return tuple(seat for seat in generation.seats if seat != self._seat)
 
     def _view(self, roster: Roster, *, patient: bool) -> View:
-        # Another thread may have read the journal further: this view is of what was read here.
+        # Use the records that were read here, because another thread may have read more of the journal.
         others = self._peers.others | (set(roster.members) - {self._seat})
         exits = {seat: self._peers.exit_record(seat) for seat in others}
         return View(
@@ -482,7 +475,7 @@ class Membership:
 
     def _liveness(self, roster: Roster, seat: Seat, *, patient: bool) -> Liveness:
         current = self.current
-        # Before the first generation any heartbeat will do: no node can have died in one yet.
+        # Before the first generation, any heartbeat suffices: no node can have died in a generation yet.
         standing = self._peers.liveness(seat, has_come=not roster.members)
         if seat in self._cut_off:
             return Liveness.LEAVING

@@ -1,6 +1,6 @@
-"""What the survivors of a drain wait for before they go on.
+"""Wait for the commit of a drain before the survivors go on.
 
-That is its commit, which whoever sees all its parts writes, or the last word of those that bring a part.
+Any node that sees all parts writes the commit. The wait also ends if a missing part can no longer come.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ COMMIT_SECONDS = 60.0
 
 
 def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generation, step: int) -> None:
-    """Wait until the drain's checkpoint is committed, or a part of it will never come.
+    """Wait until the drain's checkpoint is committed, or a part of it can no longer come.
 
-    Another save of the same step may be whole first. Whoever sees all parts commits: the node that brought
-    the last one may have gone since.
+    Another save of the same step may be whole first. Any node that sees all parts commits, because the node
+    that uploaded the last part may have gone.
     """
     others = tuple(seat for seat in current.seats if seat != context.seat)
     if not others:
@@ -35,13 +35,13 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
     seems_whole = False
     while not context.orders.pending and context.orders.newer_than(current) is None:
         peers.refresh()
-        # In this order: a node that is gone now has put its parts before, or never will.
+        # First who is gone, then the parts: a gone node has put its parts before, or never will.
         gone = {seat for seat in others if peers.is_gone(seat)} | _settled(peers, current)
         if commit_if_whole(context, checkpoint) is not False:
             return
         missing = missing_parts(context, checkpoint, current)
         if not missing and not seems_whole:
-            seems_whole = True  # the last part came after the attempt to commit: once more
+            seems_whole = True  # the last part came after the attempt to commit: try again
             continue
         if missing <= gone:
             return
@@ -51,7 +51,7 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
 
 
 def commit_if_whole(context: NodeContext, checkpoint: CheckpointId) -> bool | None:
-    """Commit the checkpoint if a save of it is whole; return whether it is, or None: it never will be."""
+    """Commit the checkpoint if a save of it is whole; return whether it is, or None if it cannot be."""
     try:
         commit = context.retry_until(
             lambda: manifests.commit_whole(
@@ -67,10 +67,10 @@ def commit_if_whole(context: NodeContext, checkpoint: CheckpointId) -> bool | No
 
 
 def await_uploads(context: NodeContext, peers: PeerHeartbeats, current: Generation) -> None:
-    """Wait until the other nodes have delivered what a script has saved by itself, or never will.
+    """Wait until the other nodes have delivered their parts of the script's checkpoint, or no longer can.
 
-    Those bring a part of a checkpoint, by default that of rank 0 alone; a generation that is written before
-    makes their commit count for nothing.
+    By default, only the node of rank 0 uploads a part. A commit after the next generation's record would not
+    count.
     """
     bringing = current.seats if context.job.spec.checkpoint.nodes == "all" else current.seats[:1]
     others = {seat for seat in bringing if seat != context.seat}
@@ -87,7 +87,7 @@ def await_uploads(context: NodeContext, peers: PeerHeartbeats, current: Generati
 
 
 def _settled(peers: PeerHeartbeats, current: Generation) -> set[Seat]:
-    """Return the nodes that have delivered all that they made in the generation."""
+    """Return the nodes that have delivered all their saves of the generation."""
     beats = peers.beats()
     return {
         seat
@@ -97,7 +97,7 @@ def _settled(peers: PeerHeartbeats, current: Generation) -> set[Seat]:
 
 
 def missing_parts(context: NodeContext, checkpoint: CheckpointId, current: Generation) -> set[Seat]:
-    """Return the nodes that have yet to bring a part of the checkpoint."""
+    """Return the nodes that have not uploaded all their parts of the checkpoint."""
     procs = context.job.spec.procs_per_node
     ranks = context.retry_until(lambda: manifests.missing_ranks(context.store, context.job_id, checkpoint))
     if ranks is None:

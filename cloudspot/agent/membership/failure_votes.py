@@ -1,4 +1,4 @@
-"""Why a generation has ended: what each member says of it, and whether the members reach each other."""
+"""Find out why a generation has ended: by the members' reports, and by whether they reach each other."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from cloudspot.jobstore.layout.records import Failed, Generation, Seat
 
 
 def not_reached(context: NodeContext, cut_off: Collection[Seat]) -> str:
-    """Return how a node says that the network to other nodes is cut, and what may be why on its provider."""
-    said = f"node {context.seat} does not reach {named(cut_off)}: the network between the machines is cut"
-    return f"{said}; {why}" if (why := context.provider.cut_network_advice) else said
+    """Return the message that the network to other nodes is cut, with the provider's advice."""
+    text = f"node {context.seat} does not reach {named(cut_off)}: the network between the machines is cut"
+    return f"{text}; {why}" if (why := context.provider.cut_network_advice) else text
 
 
 def leaving_cut_off(context: NodeContext, cut_off: Collection[Seat]) -> Leaving:
-    """Return how a node leaves because the network to other nodes is cut."""
+    """Return the outcome of a node that leaves because the network to other nodes is cut."""
     return Leaving("failed", not_reached(context, cut_off), exit_code=1, is_cut_off=True)
 
 
 class FailureVotes:
-    """What the members of one generation say of its end, as this node hears it."""
+    """The reports of a generation's members on its end that this node has heard."""
 
     def __init__(self, context: NodeContext, peers: PeerHeartbeats, generation: Generation) -> None:
         self._context = context
@@ -36,12 +36,12 @@ class FailureVotes:
         self._generation = generation
         self._others = tuple(seat for seat in generation.seats if seat != context.seat)
         self.cut_off: frozenset[Seat] = frozenset()
-        """The members whose machines did not answer this one."""
+        """The members whose machines did not answer this machine."""
 
     def failed_elsewhere(self) -> Failed | None:
-        """Return another member's word that the running generation has failed there, or None; asks no store.
+        """Return another member's report that the generation has failed, or None; make no request.
 
-        If several say so, the gravest counts.
+        Of several reports, the one with the heaviest reason counts.
         """
         return max(self._failures().values(), key=lambda failed: WEIGHT.get(failed.why, 0), default=None)
 
@@ -56,10 +56,10 @@ class FailureVotes:
         }
 
     def is_rendezvous_to_blame(self) -> bool:
-        """Return whether a torchrun that started no rank has not met its peers; else it cannot run here.
+        """Return whether a torchrun started no rank because it did not meet its peers.
 
-        On the first member that is so when something else listens on the endpoint's port by now; the other
-        members have met nobody there.
+        On the first member, this means that another program now listens on the endpoint's port; on the other
+        members, that the endpoint did not answer.
         """
         generation = self._generation
         if generation.seats[0] != self._context.seat:
@@ -67,14 +67,14 @@ class FailureVotes:
         return is_taken(int(generation.endpoint.rpartition(":")[2]))
 
     def expect_end(self) -> None:
-        """Begin to listen closely: the training here is about to end by an error."""
+        """Begin to listen closely, because the training here is about to end with an error."""
         if not self._context.status.is_regrouping:
             self._peers.ask()
 
     def try_to_reach(self) -> frozenset[Seat]:
         """Return the members whose machines do not answer this one; call it when all members live.
 
-        As the store shows that they live, the network between the machines is cut. The next generation is
+        The store shows that they live, so the network between the machines is cut, and the next generation is
         without them.
         """
         generation, status = self._generation, self._context.status
@@ -90,7 +90,7 @@ class FailureVotes:
         return self.cut_off
 
     def others_reach_all(self) -> bool:
-        """Wait for what the other live members found out about each other; return whether all answer all."""
+        """Wait for the other live members' findings; return whether all members answer each other."""
         until = time.monotonic() + 2 * REACH_SECONDS
         waited_for = set(self._others) - self._peers.finished(self._generation.number)
         while True:
@@ -98,7 +98,7 @@ class FailureVotes:
             told = {seat: failed.unreachable for seat, failed in self._failures().items()}
             gone = {seat for seat in waited_for if self._peers.is_gone(seat)}
             exits = [self._peers.exit_record(seat) for seat in gone]
-            # Its last heartbeat may not have been read; but it has said that another machine may do better.
+            # The last heartbeat may be unread, but the exit record shows that another machine may succeed.
             if any(told.values()) or any(e and e.outcome == "failed" and not e.permanent for e in exits):
                 return False
             waited_for -= gone | {seat for seat in waited_for if told.get(seat) is not None}

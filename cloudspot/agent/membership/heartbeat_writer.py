@@ -1,4 +1,4 @@
-"""Every few seconds: says how the node stands, and reads what others have decided for it."""
+"""Write the node's heartbeat every few seconds, and read others' decisions about it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ _log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 8.0
 """A node's silence is noticed after 20 s."""
 REGROUP_SECONDS = 0.2
-"""The same while the nodes agree on the next generation and wait for each other's signs of life."""
+"""The time between beats while the nodes agree on the next generation and wait for signs of life."""
 REGROUP_SECONDS_PER_NODE = 0.02
-"""With many nodes that takes longer, so that their requests stay few."""
+"""With many nodes, the time between beats is at least this per node, to limit their requests."""
 LAST_BEAT_SECONDS = 2.0
-"""How long the last beat is waited for: nothing depends on it, and the exit record is still to be written."""
+"""How long to wait for the last beat: nothing depends on it, and the exit record must still be written."""
 LOOK_SECONDS = 1.0
-"""How often a node looks for what others have decided, while the nodes agree on the next generation."""
+"""How often a node looks for others' decisions while the nodes agree on the next generation."""
 LONE_LOOK_SECONDS = 5.0
-"""How often a node that has nobody to listen to does so otherwise: a request to stop should feel prompt."""
+"""How often a node without others to listen to looks otherwise: it should obey a request to stop promptly."""
 QUIET_LOOK_SECONDS = 60.0
-"""How often a node does so that listens to others, since it hears of a stop and of most of the rest there."""
+"""How often a node that listens to others looks otherwise: it hears of a stop and most other news from
+them."""
 
 
 class HeartbeatWriter(Worker):
@@ -45,14 +46,14 @@ class HeartbeatWriter(Worker):
         super().__init__("heartbeat")
         self._context = context
         self._status = context.status
-        # A later agent of this machine begins higher: the peers take any change for a sign of life.
+        # A later agent of this machine begins higher, because the peers take any change for a sign of life.
         self._counter = time.monotonic_ns() // 1_000_000
         self._num_changes: int | None = None
-        """None: an earlier agent of this machine may have counted some."""
+        """The count of changes; None until an earlier agent's count is known."""
         self._moved_before = 0
-        """``Heartbeat.moved_bytes`` of the last earlier agent."""
+        """``Heartbeat.moved_bytes`` of the previous agent."""
         self._told: object = None
-        """What the peers have to know of the last beat."""
+        """The content of the last beat that the peers need."""
         self._tells_end = False
 
     def stop(self) -> None:
@@ -61,7 +62,7 @@ class HeartbeatWriter(Worker):
         self._status.state_changed.set()
 
     def finish(self) -> None:
-        """End the thread with a last beat that shows how the node stands now; wait for it a little."""
+        """End the thread with a last beat of the current status, and wait briefly for it."""
         self._tells_end = True
         self.stop()
         self._join(LAST_BEAT_SECONDS)
@@ -126,17 +127,17 @@ class HeartbeatWriter(Worker):
         context.store.put(key, fill_up(codec.encode(beat), num_beats=self._counter, num_changes=num_changes))
 
     def look(self) -> None:
-        """Read what others have decided, except for what this node hears from them."""
+        """Read others' decisions, except those that this node hears from other nodes."""
         if not self._status.hears_others:
             self._context.read_stop()
         self._context.read_journal()
 
     def _go_on_counting(self, key: str) -> int:
-        """Keep what an earlier agent has moved, by its last heartbeat, and return its count of changes."""
+        """Note an earlier agent's transferred bytes from its last heartbeat; return its count of changes."""
         data = find_bytes(self._context.store, key)
         if data is None:
             return 0
-        with suppress(CorruptData):  # its size still counts
+        with suppress(CorruptData):  # the size of its heartbeat still counts
             self._moved_before = codec.decode(data, Heartbeat, key=key).moved_bytes
         return change_count(len(data))
 
@@ -153,12 +154,13 @@ class HeartbeatWriter(Worker):
                 if now >= looked_at + self.look_seconds:
                     looked_at = now
                     self.look()
-                # Last: a store that refuses this holds up neither. What is known of its clock still counts.
+                # Last, so that a failure holds up neither; the last known time of the store's clock still
+                # counts.
                 clock_of(self._context.store).compare(self._context.store)
             except CloudspotError as error:
                 _log.warning("no heartbeat: %s", error)
-                beat_at = min(beat_at, time.monotonic() + LOOK_SECONDS)  # the others count its absence
-            # Asked again, as an earlier change's clearing above may have cleared what ``stop`` has set.
+                beat_at = min(beat_at, time.monotonic() + LOOK_SECONDS)  # soon: the others count the silence
+            # Check again, because clearing an earlier change may also have cleared the event of ``stop``.
             if not self._stopped.is_set():
                 next_at = min(beat_at, looked_at + self.look_seconds)
                 changed.wait(max(0.05, next_at - time.monotonic()))

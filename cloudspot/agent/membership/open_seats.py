@@ -1,4 +1,4 @@
-"""The seats from which no heartbeat came yet: open, void, or claimed a moment ago."""
+"""The seats that have no heartbeat yet: open, void, or just claimed."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from cloudspot.jobstore.layout.records import Seat, Slot
 from cloudspot.jobstore.nodes.launches import read_slots
 
 LOOK_SECONDS = 3.0
-"""How often they are looked at, while the nodes agree on a generation."""
+"""The time between two looks at them while the nodes agree on a generation."""
 
 
 class OpenSeats:
-    """Looks at those seats of the job's launches from which this node has heard nothing."""
+    """Looks at the seats of the job's launches from which this node has heard nothing."""
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
         self._slots: dict[int, dict[int, Slot]] = {}
-        """By launch and rank; slots never change."""
+        """The known slots by launch and rank; slots never change."""
         self._seen: dict[Seat, float] = {}
         """When each seat was first seen unclaimed (monotonic)."""
         self._looked_at = -math.inf
         self.claimed: frozenset[Seat] = frozenset()
         """The seats that were seen claimed."""
         self.void: frozenset[Seat] = frozenset()
-        """The seats that no machine may ever claim."""
+        """The seats that no machine may claim any more."""
 
     def look(self, seats: Collection[Seat]) -> None:
-        """Look at the seats that are not known to be claimed or void, unless that was done a moment ago.
+        """Look at the seats that are not known to be claimed or void, unless the last look was just now.
 
-        It takes a request for each launch that has any, and one for each seat that is new.
+        This takes a request for each launch with such seats, and one for each new slot.
         """
         unknown = set(seats) - self.claimed - self.void
         if not unknown or time.monotonic() < self._looked_at + LOOK_SECONDS:
@@ -53,7 +53,7 @@ class OpenSeats:
             self._seen.setdefault(seat, self._looked_at)
 
     def unclaimed(self, seats: Collection[Seat]) -> dict[Seat, float]:
-        """Return those of the seats that are unclaimed, each with the seconds since it was first seen."""
+        """Return the unclaimed among the seats, each with the seconds since it was first seen."""
         now = time.monotonic()
         return {
             seat: now - self._seen[seat]

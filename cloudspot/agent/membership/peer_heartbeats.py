@@ -1,9 +1,9 @@
-"""What this node knows of the other members and of the newcomers: heartbeats, notices and exit records.
+"""Listen to the other members and the newcomers: their heartbeats, notices and exit records.
 
-One listing shows all of them, whatever launches they are of, so the requests of a job grow with its nodes
-and not with their square. It shows who lives; a heartbeat itself is read only when its size says that its
-node has changed (``heartbeat_size``). Notices and exit records are read once each. Nothing is read of nodes
-that a generation has left out, nor of launches from before the job was last resumed.
+One listing shows the nodes of all launches, so the number of requests grows with the number of nodes and not
+with its square. The listing shows who lives; a heartbeat is read only if its size shows that its node has
+changed (``heartbeat_size``). Each notice and exit record is read once. Nodes that a generation has left out
+and launches from before the job was last resumed are ignored.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from cloudspot.jobstore.nodes.node_records import find_node_record
 _log = logging.getLogger(__name__)
 
 LISTEN_SECONDS = 5.0
-"""How often the nodes are listed while the training runs; silence is counted from listing to listing."""
+"""How often the nodes are listed while the training runs; silence is measured between listings."""
 REGROUP_SECONDS = 0.1
 """How often the nodes are listed while they agree on the next generation."""
 REGROUP_SECONDS_PER_NODE = 0.02
-"""With many nodes that takes longer, so that their requests stay few."""
+"""With many nodes, the time between listings is at least this per node, to limit their requests."""
 CLOSE_SECONDS = 10.0
-"""How long a node listens closely after it has asked who lives, or has seen another change."""
+"""How long a node listens closely after a new question of who lives, or after another node's change."""
 MAX_READS = 16
-"""How many heartbeats one pass reads; the rest waits for the next passes."""
+"""The number of heartbeats that one pass reads; the rest wait for the next passes."""
 CERTIFICATE_SECONDS = 3.0
-"""How often a newcomer looks whether the members from whom it hears nothing have provably ended."""
+"""How often a newcomer checks whether silent members have provably ended."""
 
 _Version = tuple[datetime, int]
-"""When a heartbeat was put, and its size: another with each beat."""
+"""The time and the size of a heartbeat object; the pair changes with each beat."""
 _NEVER: _Version = (datetime.min.replace(tzinfo=timezone.utc), 0)
 
 
 class PeerHeartbeats(Worker):
-    """Listens to the other nodes in a thread, and at once for whoever calls ``refresh``."""
+    """Listens to the other nodes in a thread, and at once when ``refresh`` is called."""
 
     def __init__(self, context: NodeContext) -> None:
         super().__init__("peers")
@@ -57,31 +57,31 @@ class PeerHeartbeats(Worker):
         self._passing = threading.Lock()
         """Held during a pass."""
         self._lock = threading.Lock()
-        """Guards what a pass writes: the clock and the heartbeats."""
+        """Guards the clock and the heartbeats, which a pass writes."""
         self._roster = roster_of(())
         self._num_known = 0
-        """How many records of the journal the roster is made from."""
+        """The number of journal records that the roster is made from."""
         self.open_seats = OpenSeats(context)
-        """The seats from which no heartbeat came yet; looked at only while the nodes agree."""
+        """The seats that have no heartbeat yet; looked at only while the nodes agree."""
         self._clock = PeerClock()
         self._beats: dict[Seat, Heartbeat | None] = {}
         self._read: dict[Seat, _Version] = {}
-        """The versions of the heartbeats that were read."""
+        """The versions of the read heartbeats."""
         self._unread: frozenset[Seat] = frozenset()
-        """Who has changed since its heartbeat was read."""
+        """The nodes that have changed since their heartbeat was read."""
         self._lost: dict[Seat, float] = {}
-        """Who has fallen silent or has written its exit record, and since when (monotonic)."""
-        # Create-only records never change: each is read once, and kept.
+        """The nodes that are silent or have written their exit record, and since when (monotonic)."""
+        # Create-only records never change, so each is read once and kept.
         self._exits: dict[Seat, Exit] = {}
         self._deadlines: dict[Seat, float] = {}
-        """Of the nodes that have a notice; monotonic, an upper bound."""
+        """The deadlines (monotonic, upper bounds) of the nodes with a notice."""
         self._certified: frozenset[Seat] = frozenset()
-        """Whose machine has provably ended."""
+        """The nodes whose machine has provably ended."""
         self._certificates_at = -math.inf
         self._strangers: frozenset[Seat] = frozenset()
-        """Who was listed without being known to the journal, or after it was left out."""
+        """The listed nodes that are not in the journal, or were left out."""
         self._is_news = False
-        """Whether the journal is to be read because of what was heard."""
+        """Whether the journal must be read because of news in a listing."""
         self._close_until = -math.inf
         self._asked_at = -math.inf
         self._listening = threading.Event()
@@ -93,7 +93,7 @@ class PeerHeartbeats(Worker):
 
     @property
     def roster(self) -> Roster:
-        """Who may be in the next generation, by the records of the journal that were read; asks no store."""
+        """The nodes that may be in the next generation, by the known journal records; makes no request."""
         known = self._context.journal.known
         if len(known) != self._num_known:
             self._roster, self._num_known = roster_of(known), len(known)
@@ -101,14 +101,14 @@ class PeerHeartbeats(Worker):
 
     @property
     def others(self) -> frozenset[Seat]:
-        """The other members and newcomers from whom something was heard, or must be."""
+        """The other members, and the other newcomers that have a heartbeat or have claimed their seat."""
         roster = self.roster
         here = roster.candidates & (self.heard | self.open_seats.claimed) | set(roster.members)
         return here - {self._context.seat}
 
     @property
     def heard(self) -> frozenset[Seat]:
-        """Return the nodes that have a heartbeat."""
+        """The nodes that have a heartbeat."""
         with self._lock:
             return self._unread.union(self._read)
 
@@ -118,12 +118,12 @@ class PeerHeartbeats(Worker):
 
     @property
     def heard_seconds(self) -> float:
-        """How long this node has been able to hear, in all."""
+        """The total time during which this node could hear."""
         with self._lock:
             return self._clock.heard_seconds
 
     def ask(self) -> None:
-        """Ask anew who lives; the heartbeats come faster until that is settled."""
+        """Ask anew who lives; heartbeats come faster until that is settled."""
         self._asked_at = self._certificates_at = time.monotonic()
         with self._lock:
             self._clock.mark(self._asked_at)
@@ -133,22 +133,23 @@ class PeerHeartbeats(Worker):
 
     @property
     def asked_seconds(self) -> float:
-        """How long ago it was asked who lives."""
+        """The time since the last question of who lives."""
         return time.monotonic() - self._asked_at
 
     def pause(self, *, despite_orders: bool = False) -> None:
-        """Wait before the next ``refresh``; an order ends it early; ``despite_orders``, only a new one."""
+        """Wait before the next ``refresh``; an order, or ``despite_orders`` only a new one, ends the wait."""
         orders = self._context.orders
         (orders.wait_for_news if despite_orders else orders.wait)(self._pause_seconds)
 
     def refresh(self) -> None:
-        """Look at the other nodes now; return when that has succeeded."""
+        """Look at the other nodes now; retry until that succeeds."""
         self._context.retry_until(self._pass)
 
     def look_for_certificates(self) -> None:
-        """Look which silent members have provably ended, so that nobody has to wait for their silence.
+        """Check which silent members have provably ended, so that this node need not wait for their silence.
 
-        A request for each of them every few seconds, and none at first, when who lives is about to be heard.
+        This makes a request for each of them every few seconds, but none at first, because heartbeats come
+        soon.
         """
         context, newest = self._context, self.roster.newest
         if newest is None or time.monotonic() < self._certificates_at + CERTIFICATE_SECONDS:
@@ -163,27 +164,27 @@ class PeerHeartbeats(Worker):
                     self._certified |= {member.seat}
 
     def read_beat(self, seat: Seat) -> Heartbeat | None:
-        """Read a node's newest heartbeat from the store; None: it has none."""
+        """Read a node's newest heartbeat from the store; return None if it has none."""
         beat: Heartbeat | None = self._find(keys.heartbeat, seat)
         return beat
 
-    # --- what is known; none of it asks the store --------------------------------------------------
+    # --- what is known, without requests -----------------------------------------------------------
 
     def beats(self) -> dict[Seat, Heartbeat | None]:
-        """Return the others' newest heartbeats, as far as they were read."""
+        """Return the last read heartbeats of the others."""
         with self._lock:
             return dict(self._beats)
 
     @property
     def unread(self) -> frozenset[Seat]:
-        """The others whose newest heartbeat tells something that was not read yet."""
+        """The others whose newest heartbeat has unread news."""
         with self._lock:
             return self._unread
 
     def lost(self, seats: Collection[Seat], *, generation: int) -> frozenset[Seat]:
-        """Return who of these is gone without having finished.
+        """Return which of the nodes are gone without having finished.
 
-        A node that had a notice is not missed while the drain that it has asked for may go on.
+        A node that had a notice does not count as lost while its drain may still go on.
         """
         now = time.monotonic()
         with self._lock:
@@ -198,7 +199,7 @@ class PeerHeartbeats(Worker):
         return frozenset(gone & set(seats) - self.finished(generation))
 
     def finished(self, generation: int) -> frozenset[Seat]:
-        """Return who is known to have finished the training in this generation."""
+        """Return the nodes known to have finished the training in this generation."""
         exits = list(self._exits.items())  # another thread may add one
         return frozenset(
             seat
@@ -207,10 +208,7 @@ class PeerHeartbeats(Worker):
         )
 
     def liveness(self, seat: Seat, *, has_come: bool = False) -> Liveness:
-        """Return how another node stands.
-
-        ``has_come``: that it has spoken at all proves well enough that it lives.
-        """
+        """Return another node's liveness; if ``has_come``, any heartbeat at all proves that it lives."""
         with self._lock:
             heard, beat = self._clock.liveness(seat), self._beats.get(seat)
             if seat in self._unread and heard is not Liveness.SUSPECT:
@@ -221,7 +219,7 @@ class PeerHeartbeats(Worker):
         return seat in self._exits or seat in self._deadlines or seat in self._certified
 
     def ready_newcomers(self) -> frozenset[Seat]:
-        """Return the newcomers that say that they are ready, and are neither silent nor about to go."""
+        """Return the newcomers that report that they are ready, and are neither silent nor about to go."""
         with self._lock:
             beats = dict(self._beats)
             silent = self._clock.suspects(beats)
@@ -247,7 +245,7 @@ class PeerHeartbeats(Worker):
         return seat in self._deadlines
 
     def notice_deadline(self, seats: Collection[Seat]) -> float | None:
-        """Return when (monotonic, at the latest) the first of these that has a notice goes, or None."""
+        """Return the first deadline (monotonic, an upper bound) of the nodes with a notice, or None."""
         deadlines = dict(self._deadlines)
         return min((deadlines[seat] for seat in seats if seat in deadlines), default=None)
 
@@ -271,15 +269,15 @@ class PeerHeartbeats(Worker):
 
     @property
     def is_close(self) -> bool:
-        """Whether something has happened a moment ago, so that this node listens closely."""
+        """Whether this node listens closely, because of a recent change."""
         return time.monotonic() < self._close_until
 
     def _pass(self) -> None:
         """Look at the other nodes once.
 
         Raises:
-            TransientError: the store failed; no silence is counted. What was read until then is kept, so that
-                a store that fails often is heard in the end.
+            TransientError: the store failed; no silence is counted. The results of earlier requests are kept,
+                so that passes succeed in the end even if the store fails often.
         """
         with self._passing:
             asked_at = time.monotonic()
@@ -294,7 +292,7 @@ class PeerHeartbeats(Worker):
                     self._unread = frozenset(changed)
                 for seat in changed[:MAX_READS]:
                     beat = self.read_beat(seat)
-                    with self._lock:  # at once: a pass that fails later must not read it again
+                    with self._lock:  # store it at once: if the pass fails later, it need not be read again
                         self._beats[seat], self._read[seat] = beat, versions[seat]
                         self._unread -= {seat}
                     self._close_until = time.monotonic() + CLOSE_SECONDS
@@ -318,15 +316,16 @@ class PeerHeartbeats(Worker):
             self._context.status.num_live = len(others - gone) + 1
             if is_stopped:
                 self._context.read_stop()
-            # Whoever regroups reads it every second.
+            # A node that regroups reads the journal every second anyway.
             if self._is_news and not self._context.status.is_regrouping:
                 self._context.read_journal()
                 self._is_news = False
 
     def _list(self, roster: Roster) -> tuple[dict[keys.Form, dict[Seat, _Version]], bool, frozenset[Seat]]:
-        """Return what the other nodes have in the store: by kind and node, its version.
+        """Return the versions of the other nodes' records in the store, by kind and node.
 
-        Also, whether there is a request to stop, and who was listed who cannot be in the next generation.
+        Also return whether there is a request to stop, and the listed nodes that cannot be in the next
+        generation.
         """
         found: dict[keys.Form, dict[Seat, _Version]] = {form: {} for form in keys.REPORTS}
         context = self._context
@@ -335,7 +334,7 @@ class PeerHeartbeats(Worker):
         context.status.hears_others = bool(may_live)
         context.status.hears_calls = False
         if not may_live:
-            return found, False, frozenset()  # such as a job of one node, which has nobody to listen to
+            return found, False, frozenset()  # for example, a job of one node has nobody to listen to
         is_stopped, strangers = False, set[Seat]()
         stop = keys.stop(context.job_id, context.job.submission.resumption)
         call = keys.remote_call(context.job_id, *context.seat)
@@ -355,7 +354,7 @@ class PeerHeartbeats(Worker):
         return found, is_stopped, frozenset(strangers)
 
     def _changed(self, versions: Mapping[Seat, _Version]) -> list[Seat]:
-        """Return whose heartbeats tell something new, who was read longest ago first."""
+        """Return the nodes whose heartbeats have news, the one read longest ago first."""
         changed = []
         for seat, version in versions.items():
             read = self._read.get(seat)
@@ -369,7 +368,7 @@ class PeerHeartbeats(Worker):
         notice: Notice | None = self._find(keys.notice, seat)
         if notice is None:
             return
-        # Both moments are by the other node's clock; how long ago it wrote them nobody knows here.
+        # Both moments are by the other node's clock; it is unknown how long ago it wrote them.
         left = (notice.deadline - notice.at).total_seconds()
         self._deadlines[seat] = time.monotonic() + left
 

@@ -1,7 +1,7 @@
-"""The failure detector, and what each node concludes from it for the next generation (P3); pure.
+"""Detect failed nodes, and decide on the next generation (P3); pure.
 
-Nobody is the leader. Each agent looks at the same records and heartbeats, comes to its own verdict,
-and the generation record, which only one of them can create, makes that verdict everybody's.
+There is no leader. Each agent looks at the same records and heartbeats and reaches its own verdict. Only one
+of them can create the generation record, which makes that agent's verdict valid for all.
 """
 
 from __future__ import annotations
@@ -26,62 +26,62 @@ from cloudspot.jobstore.layout.records import (
 )
 
 SUSPECT_SECONDS = 20.0
-"""A peer whose counter has not moved for this long, by this reader's clock, is taken for lost."""
+"""A peer whose counter has not moved for this long, by this reader's clock, counts as lost."""
 START_SECONDS = 120.0
-"""If not all members run a generation after this long, the next one is without the absent, unless they are
-still busy with what comes before."""
+"""If some members do not run a generation after this long, the next one is without them, unless they are
+still busy restoring or delivering."""
 BUSY_SECONDS = 1800.0
-"""Ready nodes wait this long for one that restores or delivers; then it is taken for stuck."""
+"""Ready nodes wait this long for a node that restores or delivers; then it counts as stuck."""
 LATE_SECONDS = 60.0
-"""Enough ready nodes wait this long for those that are on their way; they can join later."""
+"""If enough nodes are ready, they wait this long for others that are coming, which can join later."""
 UNCLAIMED_SECONDS = 20 * 60.0
-"""A seat that nobody has claimed for this long is not waited for any more."""
+"""A seat that has not been claimed for this long is not waited for any more."""
 MAX_PASS_SECONDS = 5.0
-"""The most that one pass adds to a peer's silence: a reader that was stopped itself could hear nothing."""
+"""The most that one pass adds to a peer's silence: a reader that was suspended could hear nothing."""
 
 
 PREPARING_STATES = frozenset({"setup", "staging"})
-"""The states of a node that was in no generation yet, for which nobody knows how long they take."""
+"""The states of a node before its first generation, whose duration is unknown."""
 BUSY_STATES = frozenset({"draining", "uploading", "restoring"})
 """The states of a node that lives but is not ready for the next generation."""
 
 
 class Liveness(enum.Enum):
-    """What this node knows of a peer."""
+    """The status of a peer, as far as this node knows."""
 
     FRESH = "fresh"
-    """Its counter has moved since the question arose: it lives."""
+    """Its counter has moved since the question arose, so it lives."""
     UNKNOWN = "unknown"
-    """Nothing is known since then: wait."""
+    """Nothing has been heard since then: wait."""
     SUSPECT = "suspect"
-    """Silent for too long: taken for lost."""
+    """It has been silent for too long and counts as lost."""
     BUSY = "busy"
-    """It lives, but has yet to deliver what it holds or to restore: a generation would wait for it."""
+    """It lives, but must first deliver or restore: a generation would wait for it."""
     LEAVING = "leaving"
     """It has written its exit record or is about to, or has a notice."""
 
 
 @dataclass
 class _Heard:
-    """What was heard from one peer."""
+    """The counters heard from one peer."""
 
     counter: object = None
     silent_seconds: float = 0.0
     first: object = None
     """The counter at the first look since the question arose; an earlier beat proves nothing."""
     has_moved: bool = False
-    """Whether it has, since that first look."""
+    """Whether the counter has moved since that first look."""
 
 
 @dataclass
 class PeerClock:
-    """Measures each peer's silence on this node's own clock, as long as this node itself can hear.
+    """Measures each peer's silence on this node's clock while this node can hear.
 
-    A pass in which the store failed adds nothing, so that an outage of the store is nobody's death.
+    A pass in which the store failed adds nothing, so that peers do not count as lost after an outage.
     """
 
     heard_seconds: float = 0.0
-    """How long this node could hear, in total."""
+    """The total time during which this node could hear."""
     _heard: dict[Seat, _Heard] = field(default_factory=dict)
     _last: float | None = None
     _marked_at: float = -math.inf
@@ -89,9 +89,9 @@ class PeerClock:
     def hear(
         self, now: float, counters: Mapping[Seat, object] | None, *, asked_at: float | None = None
     ) -> None:
-        """Note one pass: each peer's counter (None: it has none yet); None: the store failed.
+        """Note the counters of one pass, or None if the store failed.
 
-        A counter is any value that differs from beat to beat.
+        A counter is any value that differs from beat to beat, or None before the peer's first beat.
 
         ``now`` is monotonic; ``asked_at`` is when the pass began.
         """
@@ -114,15 +114,15 @@ class PeerClock:
     def mark(self, now: float) -> None:
         """Ask anew: only a counter that moves from now on proves that a peer lives.
 
-        The last beat of a node that died a moment ago may not have been read yet. So the first look
-        from now on only shows where each counter stands.
+        The last beat of a node that has just died may still be unread, so the next look only gives the first
+        value of each counter.
         """
         self._marked_at = now
         for heard in self._heard.values():
             heard.first, heard.has_moved = None, False
 
     def liveness(self, seat: Seat) -> Liveness:
-        """Return what its silence says about a peer."""
+        """Return a peer's liveness by its silence."""
         heard = self._heard.get(seat)
         if heard is None:
             return Liveness.UNKNOWN
@@ -131,33 +131,33 @@ class PeerClock:
         return Liveness.FRESH if heard.has_moved else Liveness.UNKNOWN
 
     def suspects(self, seats: Iterable[Seat]) -> frozenset[Seat]:
-        """Return those among the nodes that are taken for lost."""
+        """Return the nodes that count as lost."""
         return frozenset(seat for seat in seats if self.liveness(seat) is Liveness.SUSPECT)
 
 
 @dataclass(frozen=True)
 class Roster:
-    """Who may be in the next generation, as the journal says."""
+    """The nodes that may be in the next generation, by the journal."""
 
     newest: Generation | None
     """The newest generation, of any run of the job."""
     members: tuple[Seat, ...]
-    """Its nodes, in rank order; none if the job was resumed since."""
+    """Its nodes in rank order; none if the job was resumed since."""
     ever: frozenset[Seat]
     """The nodes of all generations."""
     seats: frozenset[Seat]
     """The seats of all launches since the job was last resumed."""
     principals: Mapping[Seat, Seat]
-    """By stand-in: the node whose place it takes."""
+    """By stand-in, the node whose place it takes."""
 
     @cached_property
     def candidates(self) -> frozenset[Seat]:
-        """Return the members and newcomers there may be: no node that was left out ever comes back."""
+        """The possible members and newcomers; a node that was left out never comes back."""
         return (self.seats - self.ever).union(self.members)
 
 
 def roster_of(journal: Sequence[JournalRecord]) -> Roster:
-    """Return who may be in the next generation."""
+    """Return the nodes that may be in the next generation."""
     newest: Generation | None = None
     ever: set[Seat] = set()
     seats: set[Seat] = set()
@@ -177,7 +177,7 @@ def roster_of(journal: Sequence[JournalRecord]) -> Roster:
 
 @dataclass(frozen=True)
 class View:
-    """Everything that one node's verdict rests on."""
+    """The input of one node's verdict."""
 
     seat: Seat
     """This node."""
@@ -187,29 +187,28 @@ class View:
     current: Generation | None
     """The generation this node last ran, tried to run or holds; None for a newcomer."""
     liveness: Mapping[Seat, Liveness]
-    """Of the other members, and of the other newcomers that have claimed their seats."""
+    """The liveness of the other members, and of the other newcomers that have claimed their seats."""
     gone: frozenset[Seat]
-    """Of those, who is silent or has written its exit record. Who only has a notice is not gone."""
+    """Those of them that are silent or have written their exit record; a notice alone does not count."""
     exits: Mapping[Seat, Exit]
-    """The exit records of those."""
+    """Their exit records."""
     unclaimed: Mapping[Seat, float] = field(default_factory=dict)
-    """The seats that nobody has claimed and that are not void, each with how many seconds ago it was first
-    seen."""
+    """The seats that are neither claimed nor void, each with the seconds since it was first seen."""
     late_seconds: float = 0.0
-    """For how long enough ready nodes have waited for those on their way: see ``Patience``."""
+    """How long enough ready nodes have waited for others that are coming: see ``Patience``."""
     held_seconds: float = 0.0
-    """For how long, since the newest commit, too few were here and nobody was on the way."""
+    """How long, since the newest commit, there were too few nodes and none was coming."""
     hold_seconds: float = math.inf
-    """``nodes.hold``: how long it waits like that."""
+    """``nodes.hold``: the limit of ``held_seconds``."""
 
     @cached_property
     def is_member(self) -> bool:
-        """Return whether this node is in the newest generation."""
+        """Whether this node is in the newest generation."""
         return self.seat in self.roster.members
 
     @cached_property
     def ready_newcomers(self) -> tuple[Seat, ...]:
-        """Return the newcomers that a generation would take in, in the order of their seats."""
+        """The newcomers that a generation would take in, in the order of their seats."""
         ready = {seat for seat, standing in self.liveness.items() if standing is Liveness.FRESH}
         if not self.is_member:
             ready.add(self.seat)
@@ -217,35 +216,35 @@ class View:
 
     @property
     def coming(self) -> frozenset[Seat]:
-        """Return the newcomers that have claimed their seats and are not ready yet."""
+        """The newcomers that have claimed their seats but are not ready yet."""
         unready = {Liveness.UNKNOWN, Liveness.BUSY}
         newcomers = self.liveness.keys() - set(self.roster.members)
         return frozenset(seat for seat in newcomers if self.liveness[seat] in unready)
 
     @property
     def young(self) -> frozenset[Seat]:
-        """Return the unclaimed seats that a machine may yet claim soon."""
+        """The unclaimed seats that a machine may still claim soon."""
         return frozenset(seat for seat, age in self.unclaimed.items() if age <= UNCLAIMED_SECONDS)
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Not enough is known yet, or not enough nodes are there."""
+    """Wait, because not enough is known yet or there are not enough nodes."""
 
     spends: Literal["late", "hold"] | None = None
-    """The patience that this time counts against: see ``View.late_seconds`` and ``View.held_seconds``."""
+    """The patience that the time counts against: see ``View.late_seconds`` and ``View.held_seconds``."""
 
 
 @dataclass(frozen=True)
 class Adopt:
-    """Run the generation that stands."""
+    """Run the newest generation."""
 
     generation: Generation
 
 
 @dataclass(frozen=True)
 class Hold:
-    """Belong to the generation that stands, which has too few nodes to train: wait for others."""
+    """Join the newest generation, which has too few nodes to train, and wait for others."""
 
     generation: Generation
 
@@ -273,7 +272,7 @@ Verdict = Wait | Adopt | Hold | Propose | Leave
 
 @dataclass
 class Patience:
-    """Counts the time that a node has waited, by what its verdicts said that the time was spent on."""
+    """Counts the time that a node has waited, by the patience that its verdicts spend."""
 
     late_seconds: float = 0.0
     held_seconds: float = 0.0
@@ -282,7 +281,7 @@ class Patience:
     _commit: CheckpointId | None = None
 
     def note(self, now: float, commit: CheckpointId | None) -> None:
-        """Count the time up to ``now`` (seconds, never going back); ``commit`` is the newest that counts."""
+        """Count the time up to ``now`` (seconds, monotonic); ``commit`` is the newest valid one."""
         passed, self._noted_at = now - self._noted_at, now
         if self._spends == "late":
             self.late_seconds += passed
@@ -292,23 +291,24 @@ class Patience:
             self._commit, self.held_seconds = commit, 0.0
 
     def spend(self, found: Verdict) -> None:
-        """Note the newest verdict, on which the time goes from the last ``note`` on."""
+        """Note the newest verdict, which determines how the time since the last ``note`` counts."""
         self._spends = found.spends if isinstance(found, Wait) else None
 
     def begin(self) -> None:
-        """Begin a generation: for the next one, the late are waited for anew."""
+        """Begin a generation: the wait for late nodes starts anew for the next one."""
         self.late_seconds, self._spends = 0.0, None
 
 
 def named(seats: Iterable[Seat]) -> str:
-    """Return how messages name nodes: ``node 1.0, 2.1``."""
+    """Return nodes in the form used in messages: ``node 1.0, 2.1``."""
     return f"node {', '.join(map(str, sorted(seats)))}"
 
 
 def appraise(heard: Liveness, beat: Heartbeat | None, *, has_to_go: bool, has_come: bool = False) -> Liveness:
-    """Return how a peer stands, by its silence, its newest heartbeat, and whether it has to go; pure.
+    """Return a peer's liveness by its silence and its newest heartbeat; pure.
 
-    ``has_to_go``: it has a notice or an exit record. ``has_come``: any heartbeat at all proves that it lives.
+    ``has_to_go`` is whether it has a notice or an exit record. If ``has_come``, any heartbeat at all proves
+    that it lives.
     """
     if has_to_go:
         return Liveness.LEAVING
@@ -317,12 +317,12 @@ def appraise(heard: Liveness, beat: Heartbeat | None, *, has_to_go: bool, has_co
     if beat.state == "ending":
         return Liveness.LEAVING
     if beat.state in PREPARING_STATES or (heard is Liveness.UNKNOWN and not has_come):
-        return Liveness.UNKNOWN  # a generation would have to wait for its setup, however long that takes
+        return Liveness.UNKNOWN  # a generation would have to wait for its setup, which may take long
     return Liveness.BUSY if beat.state in BUSY_STATES else Liveness.FRESH
 
 
 def verdict(view: View) -> Verdict:
-    """Return what this node does when it trains nothing; pure."""
+    """Return the next action of a node that is not training; pure."""
     roster, newest = view.roster, view.roster.newest
     if newest is not None and view.is_member:
         if view.current is None or newest.number > view.current.number:
@@ -348,7 +348,7 @@ def _verdict_of_member(view: View) -> Verdict:
     seats = (*stay, *come)
     if len(seats) >= view.min_nodes:
         return _wait_for_late(view, seats, view.coming) or _propose(view, seats)
-    # A changed set is written even then: that is what leaves out the silent.
+    # Even then, a changed set must be written to leave out the silent nodes.
     return _propose(view, seats) if set(seats) != set(members) else _hold(view, seats)
 
 
@@ -360,7 +360,7 @@ def _verdict_of_newcomer(view: View) -> Verdict:
         return Leave("superseded", "the job needs no more nodes")
     here = set(members) - view.gone
     if here:
-        # They take this node in when they can.
+        # The members take this node in when they can.
         return Wait() if len(here) >= view.min_nodes else _hold(view, here)
     come = view.ready_newcomers
     if len(come) < view.min_nodes:
@@ -369,14 +369,14 @@ def _verdict_of_newcomer(view: View) -> Verdict:
 
 
 def _relieved(view: View) -> frozenset[Seat]:
-    """Return the members for whom a ready newcomer stands in: each only for its own principal."""
+    """Return the members that ready newcomers replace; each newcomer replaces only its own principal."""
     principals = view.roster.principals
     return frozenset(principals[seat] for seat in view.ready_newcomers if seat in principals)
 
 
 def _propose(view: View, seats: tuple[Seat, ...]) -> Propose:
     newest = view.roster.newest
-    # Those that are too many come another time; who takes another's place makes it no larger.
+    # Surplus newcomers wait; one that replaces a member does not make the generation larger.
     spare = [seat for seat in view.ready_newcomers if view.roster.principals.get(seat) not in _relieved(view)]
     left = spare[len(spare) - max(0, len(seats) - view.max_nodes) :]
     chosen = tuple(seat for seat in seats if seat not in left)
@@ -384,7 +384,7 @@ def _propose(view: View, seats: tuple[Seat, ...]) -> Propose:
 
 
 def _wait_for_late(view: View, seats: Collection[Seat], late: frozenset[Seat]) -> Wait | None:
-    # Where they are too many, one has died, so that another was bought, and is not silent for long enough.
+    # With too many nodes, one of them has probably died and been replaced, but is not yet known to be silent.
     is_late = bool(late) or len(seats) > view.max_nodes
     return Wait("late") if is_late and view.late_seconds < LATE_SECONDS else None
 
@@ -395,7 +395,7 @@ def _hold(view: View, here: Collection[Seat]) -> Verdict:
     if view.held_seconds < view.hold_seconds:
         return Wait("hold")
     seconds = f"{view.hold_seconds:.0f} s"
-    detail = f"{len(here)} of at least {view.min_nodes} nodes are here, and no other came in {seconds}"
+    detail = f"{len(here)} of at least {view.min_nodes} nodes are here, and no other came within {seconds}"
     gone = set(view.roster.members) - set(here)
     return Leave("left", f"{detail}; gone: {named(gone)}" if gone else detail)
 
@@ -403,8 +403,8 @@ def _hold(view: View, here: Collection[Seat]) -> Verdict:
 def left_behind(generation: Generation, beats: Mapping[Seat, Heartbeat | None]) -> frozenset[Seat]:
     """Return the members that still run an older generation.
 
-    Once all have had the time to start, such a node hangs: it lives, and would hold up the next
-    generation as it has held up this one.
+    Once all have had time to start, such a node is stuck: it lives, but would hold up the next generation
+    too.
     """
     return frozenset(
         seat
@@ -416,7 +416,7 @@ def left_behind(generation: Generation, beats: Mapping[Seat, Heartbeat | None]) 
 
 
 def absent(generation: Generation, heartbeats: Mapping[Seat, Heartbeat | None]) -> frozenset[Seat]:
-    """Return the members that do not run the generation, as their heartbeats say."""
+    """Return the members that do not run the generation, by their heartbeats."""
     return frozenset(
         seat
         for seat in generation.seats

@@ -1,4 +1,4 @@
-"""Whether the other machines answer this one, and which ports are free here."""
+"""Check whether the other machines answer this one, and which ports are free here."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from cloudspot.jobstore.layout.records import Seat
 
 REACH_SECONDS = 3.0
-"""How long to try a machine that does not answer: a packet or two may be lost."""
+"""How long to try a machine that does not answer: some packets may be lost."""
 PAUSE_SECONDS = 0.25
 
 
 def free_port() -> int:
-    """Return a TCP port that is free now on all addresses, since torch's store binds all."""
+    """Return a TCP port that is now free on all addresses, because torch's store binds all of them."""
     with socket.create_server(("", 0)) as server:
         port: int = server.getsockname()[1]
         return port
@@ -31,9 +31,9 @@ def is_taken(port: int) -> bool:
 
 
 def unreachable(endpoints: Mapping[Seat, tuple[str, int]]) -> frozenset[Seat]:
-    """Return the nodes whose machine does not answer from here; takes up to ``REACH_SECONDS``.
+    """Return the nodes whose machine does not answer this one; takes up to ``REACH_SECONDS``.
 
-    ``endpoints`` holds an address and a port for each. Nobody need listen there: a refusal is an answer.
+    ``endpoints`` has an address and a port of each. No program need listen there: a refusal is an answer.
     """
     if not endpoints:
         return frozenset()
@@ -43,10 +43,10 @@ def unreachable(endpoints: Mapping[Seat, tuple[str, int]]) -> frozenset[Seat]:
 
 
 def goes_on(seat: Seat, members: Sequence[Seat], cut_off: Collection[Seat]) -> bool:
-    """Return whether this node's side goes on: the larger one or, of two halves, the first member's.
+    """Return whether this node's side goes on: the larger side or, of two halves, the first member's.
 
-    ``members`` are in the generation's order. The other side has to leave. Each side must know which it is
-    without a word from the other.
+    ``members`` are in the generation's order. The other side must leave. Each side decides this on its own,
+    because it cannot hear the other.
     """
     side = set(members) - set(cut_off)
     assert seat in side
@@ -62,7 +62,7 @@ def _answers(endpoint: tuple[str, int]) -> bool:
             socket.create_connection(endpoint, timeout=max(0.1, until - time.monotonic())).close()
         except ConnectionRefusedError:
             return True
-        except OSError:  # no route, no answer in time, or forbidden on the way
+        except OSError:  # no route, no answer in time, or rejected on the way
             if time.monotonic() >= until:
                 return False
             time.sleep(PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""The state that members of a generation hold after one was lost or failed, and how it is saved (P8)."""
+"""Save the state that members of a generation hold after a member was lost or failed (P8)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from cloudspot.jobstore.layout.records import (
 _log = logging.getLogger(__name__)
 
 LAST_ATTEMPT = 99_999
-"""A node that says that it holds nothing in this attempt has nothing to say in any other."""
+"""A node that reports no state in this attempt reports none in any other."""
 
 
 class RescueVotes:
-    """The reports of the members of one generation on the state that they hold, as this node hears them."""
+    """The reports of a generation's members on the state that they hold, as heard by this node."""
 
     def __init__(self, context: NodeContext, peers: PeerHeartbeats, generation: Generation) -> None:
         self._context = context
@@ -40,7 +40,7 @@ class RescueVotes:
 
     @property
     def others_have_begun(self) -> bool:
-        """Whether another member was asked already what its ranks hold; asks no store."""
+        """Whether another member was already asked for the state of its ranks; makes no request."""
         return bool(self._reports(1))
 
     def _have_given_up(self, attempt: int) -> bool:
@@ -50,25 +50,25 @@ class RescueVotes:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of this generation counts any more, or this node has to end at once."""
+        """Whether no save of this generation counts any more, or this node must end at once."""
         orders = self._context.orders
         return orders.superseded is not None or orders.newer_than(self.generation) is not None
 
     def look(self) -> None:
-        """Look at the other members now, closely from now on."""
+        """Look at the other members now, and listen closely from now on."""
         if not self._context.status.is_regrouping:
             self._peers.ask()
         self._peers.refresh()
         self._peers.look_for_certificates()
 
     def pause(self) -> None:
-        """Wait before the next ``look``; an order to leave does not end it, since a rescue goes on."""
+        """Wait before the next ``look``; an order to leave does not end it, because a rescue goes on."""
         self._peers.pause(despite_orders=True)
 
     def unsaid(self, attempt: int) -> tuple[frozenset[Seat], frozenset[Seat]]:
-        """Return the members that may still report: those that live, and those that are silent."""
+        """Return the members that may still report, the live and the silent ones."""
         said = self._reports(attempt).keys() | self._peers.finished(self.generation.number)
-        # Its training has ended, and its ranks with it.
+        # A member whose training has ended has no ranks any more.
         said |= {
             seat
             for seat, beat in self._peers.beats().items()
@@ -79,13 +79,13 @@ class RescueVotes:
         return frozenset(alive), frozenset(left - alive)
 
     def find_order(self, attempt: int) -> RescueOrder | None:
-        """Return what was decided for an attempt, or None."""
+        """Return the decision on an attempt, or None."""
         context = self._context
         key = keys.rescue_order(context.job_id, self.generation.number, attempt)
         return context.retry_until(lambda: find_record(context.store, key, RescueOrder))
 
     def decide(self, attempt: int) -> RescueOrder | None:
-        """Decide for all by what was said so far, unless another node has; None: nothing can be saved."""
+        """Decide for all by the reports so far, unless another node has; None if nothing can be saved."""
         context, number = self._context, self.generation.number
         told = [*self._reports(attempt).values()]
         if (own := context.status.survivors) is not None:
@@ -117,11 +117,11 @@ class RescueVotes:
         return context.retry_until(lambda: create_record(context.store, key, order))
 
     def state_of(self, order: RescueOrder) -> Literal["committed", "hopeless", "open"]:
-        """Commit the save if it is whole; return whether it is, or never will be."""
+        """Commit the save if it is whole; return whether it is committed, cannot be, or may still be."""
         context = self._context
         checkpoint = CheckpointId(order.generation, order.step)
         self.look()
-        # In this order: a node that is gone now has put its parts before, or never will.
+        # First who is gone, then the parts: a gone node has put its parts before, or never will.
         gone = {seat for seat in self._others if self._peers.is_gone(seat)}
         is_committed = commit_if_whole(context, checkpoint)
         if is_committed is not False:
@@ -135,7 +135,6 @@ class RescueVotes:
         return "lost" if any(map(self._peers.is_gone, self._others)) else "failed"
 
     def _likeness(self) -> Iterator[RankLikeness]:
-        """Yield what the ranks of the other members have told, by their last heartbeats."""
         beats = self._peers.beats()
         for beat in (beats.get(seat) for seat in self._others):
             if beat is not None and beat.generation == self.generation.number:

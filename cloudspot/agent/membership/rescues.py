@@ -1,4 +1,4 @@
-"""Which survivors save what they hold after others were lost, and at which boundary (P8); pure."""
+"""Choose which survivors save their state after others were lost, and at which boundary (P8); pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from cloudspot.jobstore.layout.records import HeldState, RankLikeness
 
 @dataclass(frozen=True)
 class Choice:
-    """Where to save, and who."""
+    """The boundary to save at, and the ranks that save."""
 
     boundary: int
     step: int
     ranks: tuple[int, ...]
-    """Ascending."""
+    """The ranks that save, in ascending order."""
     keepers: tuple[tuple[int, int], ...]
-    """The other ranks, ascending, whose own state at that boundary a saver has, and that saver."""
+    """The other ranks, in ascending order, whose own state a saver has, each with that saver."""
     is_exact: bool
-    """Whether all others had nothing of their own that counts."""
+    """Whether all remaining ranks had no state of their own that matters."""
 
 
 def choose(
@@ -27,10 +27,10 @@ def choose(
 ) -> Choice | str:
     """Return where the ranks that have reported save, or why nothing can be saved.
 
-    ``likeness`` is what all ranks have told before, lost ones too.
+    ``likeness`` has the earlier reports of all ranks, including lost ones.
 
-    The newest boundary that any of them holds is a state of the training: a rank that has finished that step
-    had the whole sum of the gradients. A part of a sharded state needs a holder among those that save.
+    The newest boundary that any rank holds is a valid state of the training: a rank that has finished that
+    step had the whole sum of the gradients. Each part of a sharded state needs a holder among the savers.
     """
     held = sorted(reports, key=lambda each: each.rank)
     if not held:

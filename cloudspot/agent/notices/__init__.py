@@ -1,1 +1,1 @@
-"""The ways by which a node learns that its machine goes."""
+"""The ways in which a node learns that it will lose its machine."""

@@ -1,7 +1,7 @@
-"""The one notice of this machine, on its disk: whoever learns of the end writes it, and all go by it.
+"""The machine's notice on its disk, which any process that learns of the end writes and all obey.
 
-The agent learns of it from the provider or by SIGTERM, the machine's shutdown hook (``agent.shutdown``)
-from whoever runs it; in any order, and while there is no agent.
+The agent gets a notice from the provider or by SIGTERM, and the machine's shutdown hook (``agent.shutdown``)
+from its caller. They may come in any order, and while no agent runs.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class _Written(msgspec.Struct, frozen=True, kw_only=True):
     """``notice.json``."""
 
     deadline: float
-    """Monotonic, which all processes of a machine share; also after the agent was started again."""
+    """The deadline (monotonic); all processes of a machine share this clock, even after a restart."""
     seen: float
-    """Monotonic."""
+    """When the notice was first seen (monotonic)."""
     action: str
     source: str
 
@@ -35,10 +35,10 @@ class NoticeFile:
         self._path = directory / "notice.json"
 
     def give(self, reclaim: Reclaim) -> Reclaim:
-        """Write the notice, unless one stands that ends as early; return the one that stands now.
+        """Write the notice, unless the current one has no later deadline; return the one that counts now.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         with lock(self._path.with_suffix(".lock")):
             standing = self.read()
@@ -54,7 +54,7 @@ class NoticeFile:
             return reclaim
 
     def read(self) -> Reclaim | None:
-        """Return the standing notice, or None."""
+        """Return the current notice, or None."""
         try:
             written = decode(self._path.read_bytes(), _Written)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""All the ways by which a node learns of its end, made one: one order, one file on its disk, one record."""
+"""Merge the notices from all sources into one order, one file on the disk and one record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NoticeIntake:
         *,
         on_recorded: Callable[[], None] = lambda: None,
     ) -> None:
-        """Call ``on_recorded``, in a thread of its own, once the job's records have the notice."""
+        """Create it; ``on_recorded`` is called in another thread once the job's records have the notice."""
         self._context = context
         self._on_recorded = on_recorded
         self._file = NoticeFile(context.node.directory)
@@ -44,35 +44,35 @@ class NoticeIntake:
         self._stopped = threading.Event()
         self._telling = threading.Lock()
         self._told = math.inf
-        """The deadline that the log knows."""
+        """The deadline last written to the log."""
 
     def recall(self) -> None:
-        """Obey a notice that came before this agent did, at once."""
+        """Obey at once a notice that came before this agent was started."""
         standing = self._file.read()
         if standing is not None:
-            self._context.orders.is_shutting_down = True  # nobody knows who had given it
+            self._context.orders.is_shutting_down = True  # assume it, because the notice's source is unknown
             self._context.orders.give(reclaim=standing)
 
     def start(self) -> None:
-        """Listen from now on."""
+        """Start to listen."""
         polled = (self._source, self.take, self._heed, self._stopped)
         polling = partial(poll_notices, *polled, wall=self._context.now)
         threading.Thread(target=polling, name="notice", daemon=True).start()
         threading.Thread(target=self._read_pipe, name="notice pipe", daemon=True).start()
 
     def stop(self) -> None:
-        """Ask the threads to end; it may take a while."""
+        """Ask the threads to end, which may take a while."""
         self._stopped.set()
         tell_agent(self._context.node.directory)
 
     def take(self, reclaim: Reclaim) -> None:
-        """Take a notice in; the first is recorded, and after that only an earlier end is news."""
+        """Take a notice in; the first is recorded, and later only one with an earlier deadline matters."""
         orders = self._context.orders
         orders.give(reclaim=reclaim)  # before anything that can fail
         try:
             reclaim = self._file.give(reclaim)
         except OSError as error:
-            _log.error("the notice is not remembered: %s", error)
+            _log.error("the notice could not be written to the disk: %s", error)
         orders.give(reclaim=reclaim)
         with self._telling:
             is_first, is_news = math.isinf(self._told), reclaim.deadline < self._told - CLOCK_SECONDS
@@ -81,18 +81,18 @@ class NoticeIntake:
             left = reclaim.deadline - time.monotonic()
             _log.warning("notice: this machine will %s in %.1f s", reclaim.notice.action, left)
         if is_first:
-            # Beside the caller: while the store is down the next notice, of an earlier end, must get through.
+            # In a thread, so that the next, earlier notice gets through even if the store is down.
             threading.Thread(target=self._record, args=(reclaim,), name="notice record", daemon=True).start()
 
     def _heed(self) -> None:
         self._context.status.is_at_risk = True
 
     def _read_pipe(self) -> None:
-        # First what the file says: an agent before this one may have died before it recorded that.
+        # First the file, because an earlier agent may have died before it recorded that notice.
         word = PipeByte.NOTICE
         while not self._stopped.is_set():
             if word is PipeByte.STOP:
-                _log.warning("SIGTERM: this machine is being shut down, or its agent is to stop")
+                _log.warning("SIGTERM: this machine is being shut down, or its agent is being stopped")
                 self.take(as_notice(now=time.monotonic(), wall=self._context.now()))
             else:
                 standing = self._file.read()

@@ -1,4 +1,4 @@
-"""The pipe that wakes the agent for a notice: SIGTERM, or another process that wrote the notice file."""
+"""The pipe that wakes the agent for SIGTERM, or when another process has written the notice file."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from cloudspot.agent.reclaim import Reclaim, understand
 from cloudspot.model import PreemptionNotice
 
 STOP_SECONDS = 60.0
-"""How long the agent may take to save and leave after SIGTERM. Its unit waits half a minute longer."""
+"""How long the agent may take to save and leave after SIGTERM; its unit waits half a minute longer."""
 
 
 class PipeByte(enum.IntEnum):
-    """What one byte in the pipe says; any other is a signal that means nothing here."""
+    """The meaning of a byte in the pipe; any other value is a signal that is ignored."""
 
     STOP = signal.SIGTERM
-    """The agent has got SIGTERM."""
+    """The agent has received SIGTERM."""
     NOTICE = 255
     """The notice file may have changed."""
 
 
 class NoticePipe:
-    """A named pipe in the node's directory, open from the agent's first moment; what is unread is kept."""
+    """A named pipe in the node's directory, open from the agent's start, so that no byte is lost."""
 
     def __init__(self, directory: Path) -> None:
         path = _path(directory)
         if not path.is_fifo():
             os.mkfifo(path, 0o600)
-        # Neither end waits for the other here, and with a writer of its own the reader never meets an end.
+        # Opening does not wait for the other end, and with its own writer, the reader never gets an EOF.
         self._reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         self._writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         os.set_blocking(self._reader, True)
 
     def take_sigterm(self) -> None:
-        """Take SIGTERM from now on; called in the main thread.
+        """Handle SIGTERM from now on; called in the main thread.
 
-        The number goes through the pipe: a handler runs in the middle of whatever the main thread does, and
-        may touch no lock that it holds.
+        The signal's number goes through the pipe: a handler interrupts the main thread anywhere, and must not
+        touch a lock that this thread holds.
         """
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: None)
-        # A shell that waits for the agent makes it ignore these; the training would inherit that.
+        # A shell that starts the agent may make it ignore these signals, and the training would inherit that.
         for number in (signal.SIGINT, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
 
     def read(self) -> PipeByte:
-        """Wait for the next word and return it."""
+        """Wait for the next byte that has a meaning, and return it."""
         while True:
             byte = os.read(self._reader, 1)[0]
             if byte in {PipeByte.STOP, PipeByte.NOTICE}:
@@ -58,7 +58,7 @@ class NoticePipe:
 
 
 def tell_agent(directory: Path) -> None:
-    """Have the agent of this machine read its notice file; one that starts later reads it anyway."""
+    """Make the agent of this machine read its notice file; an agent that starts later reads it anyway."""
     try:
         pipe = os.open(_path(directory), os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
@@ -67,14 +67,14 @@ def tell_agent(directory: Path) -> None:
         raise
     try:
         os.write(pipe, bytes([PipeByte.NOTICE]))
-    except BlockingIOError:  # full of words that the agent has yet to read
+    except BlockingIOError:  # full of bytes that the agent has not read yet
         pass
     finally:
         os.close(pipe)
 
 
 def as_notice(*, now: float, wall: datetime) -> Reclaim:
-    """Return the notice that SIGTERM at this moment stands for."""
+    """Return the notice that a SIGTERM at this moment means."""
     notice = PreemptionNotice(deadline=None, action="stop", source="SIGTERM")
     return understand(notice, notice_seconds=STOP_SECONDS, now=now, wall=wall)
 

@@ -1,4 +1,4 @@
-"""Waits for the provider's notice."""
+"""Wait for the provider's notice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudspot.jobstore.access.store_clock import utc_now
 _log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 20.0
-"""One call of ``PreemptionSource.wait``."""
+"""The time of one call of ``PreemptionSource.wait``."""
 
 
 def poll_notices(
@@ -28,10 +28,10 @@ def poll_notices(
     *,
     wall: Callable[[], datetime] = utc_now,
 ) -> None:
-    """Pass notices on until ``stopped`` is set, which may take one ``PreemptionSource.wait`` to be seen.
+    """Pass notices on until ``stopped`` is set, which is checked between calls of ``PreemptionSource.wait``.
 
-    After the first notice only one of an earlier end counts. ``on_hint`` is called while the provider says
-    that one is likelier than usual.
+    After the first notice, only one with an earlier deadline counts. ``on_hint`` is called while the provider
+    reports that a notice is likelier than usual.
     """
     standing = math.inf
     while not stopped.is_set():
@@ -54,5 +54,5 @@ def poll_notices(
         if reclaim.deadline < standing - CLOCK_SECONDS:
             standing = reclaim.deadline
             on_notice(reclaim)
-        # While a notice stands, wait() returns at once.
+        # After a notice, wait() returns at once.
         stopped.wait(source.poll_seconds)

@@ -1,1 +1,1 @@
-"""One start of the training on this node: prepared, started, supervised and ended."""
+"""Prepare, start, supervise and end each start of the training on this node."""

@@ -1,4 +1,4 @@
-"""What the end of a generation's trainer means here: a success, a drain, another start or a failure."""
+"""Decide what the end of a generation's trainer means: a success, a drain, another start or a failure."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ from cloudspot.train import handoff as files
 _log = logging.getLogger(__name__)
 
 AT_THE_STEP_SECONDS = 10.0
-"""A training that resumes at the very step at which it failed waits this long: the cause may pass."""
+"""A training that resumes at the step at which it failed waits this long: the cause may be temporary."""
 
 
 class LoopState(enum.Enum):
-    """How far the session's loop came on this node."""
+    """How far the session's loop has come on this node."""
 
     NOT_BEGUN = "not begun"
-    """There is no session, or its loop was never begun."""
+    """There is no session, or its loop has not begun."""
     BEGUN = "begun"
-    """It was begun and has not ended: the process ended in its middle, or in its last save."""
+    """The loop has begun but not ended: the process ended in its middle or in its last save."""
     ENDED = "ended"
-    """Every local rank came to its end, or left it as all ranks did, and sealed its last part."""
+    """Every local rank has reached the loop's end or left it with all ranks, and sealed its last part."""
 
 
 def loop_state(handoff: Path, ranks: tuple[int, ...]) -> LoopState:
-    """Return how far the loop came, by the files that the local ranks have left."""
-    # The progress does not say: in a loop of unknown length it is the same before and in the first step.
+    """Return how far the loop has come, by the files that the local ranks have left."""
+    # The progress does not show that: in a loop of unknown length, it is equal before and in the first step.
     if not any(files.begun_loop_path(handoff, rank).exists() for rank in ranks):
         return LoopState.NOT_BEGUN
     in_session = [rank for rank in ranks if files.progress_path(handoff, rank).exists()]
@@ -60,7 +60,7 @@ def loop_state(handoff: Path, ranks: tuple[int, ...]) -> LoopState:
 
 
 class GenerationEnd:
-    """Draws the conclusion from each generation's end."""
+    """Decides what follows each generation's end."""
 
     def __init__(self, context: NodeContext, membership: Membership, courier: Courier) -> None:
         self._context = context
@@ -68,9 +68,9 @@ class GenerationEnd:
         self._courier = courier
 
     def conclude(self, handoff: Path, end: TrainerEnd, *, seconds: float) -> Leaving | None:
-        """Return how to leave; None: the next generation starts, and the node's memory says why.
+        """Return the outcome, or None if the node starts another generation, noting why in its memory.
 
-        ``seconds`` is how long the trainer ran.
+        ``seconds`` is the duration of the trainer.
         """
         context = self._context
         ordered = context.ordered_leaving()
@@ -84,21 +84,21 @@ class GenerationEnd:
         else:
             why = self._conclude(handoff, end, ordered, seconds=seconds)
         if isinstance(why, Leaving):
-            return why  # until the exit record is written, a later agent has to come to the same end
+            return why  # until the exit record is written, a later agent must reach the same conclusion
         self._note_end(why)
         return None
 
     def _may_have_obeyed(self) -> bool:
-        """Return whether a script that was not told may have left because of an order to this node.
+        """Return whether a script that was not asked to leave may have left because of an order to this node.
 
-        A session knows of it. Where the machine ends, status 0 may be that of a handler of SIGTERM, in the
+        A session sees the order itself. At a shutdown, status 0 may come from a handler of SIGTERM in the
         middle of a save.
         """
         orders = self._context.orders
         return self._context.status.has_session or orders.is_shutting_down or orders.superseded is not None
 
     def _note_end(self, why: str) -> None:
-        """Remember that this generation's end was dealt with, and why the next one starts."""
+        """Remember that this generation's end was handled, and why the next generation starts."""
         memory = self._context.memory
         memory.trainer_pid, memory.next_why = 0, why
         memory.save(self._context.node)
@@ -108,12 +108,12 @@ class GenerationEnd:
     ) -> Leaving | str:
         context, ranks = self._context, self._context.status.ranks
         if end.was_told:
-            # Whatever its status, and whichever node has to go: it was asked to leave.
+            # Its status and the node that must go do not matter: the script was asked to leave.
             if 0 in ranks and not self._courier.has_answer():
-                _log.warning("the script has completed no checkpoint since it was told to save")
+                _log.warning("the script has completed no checkpoint since it was asked to save")
             return ordered or self._drained([], ordered)
         drained = [read_report(files.drained_path(handoff, rank), RankDrained) for rank in ranks]
-        # A rank that left without its last state has not finished, whatever the others say.
+        # A rank that left without saving its last state has not finished, even if others have.
         if end.code == 0 and not any(drained):
             loop = loop_state(handoff, ranks)
             if loop is LoopState.ENDED:
@@ -123,12 +123,12 @@ class GenerationEnd:
             if loop is not LoopState.BEGUN:
                 return self._drained([], None) if self._left_with_others() else self._succeeded(handoff)
             end = replace(end, code=1, is_cut_short=True, fingerprint="cut short")
-        elif end.code == 0 or all(drained):  # the files count: rank 0 may have taken the store with it
+        elif end.code == 0 or all(drained):  # not only the code: rank 0 may have ended torch's store with it
             return self._drained(drained, ordered)
         if ordered is not None and (end.drain is not None or ordered.outcome == "superseded"):
             return ordered
         if end.code is None and end.drain is not None:
-            # It was to leave for the sake of others, and did not in time: that is no failure.
+            # It was asked to leave for the sake of others and did not in time, which is no failure.
             return self._drained([], None)
         end = end if end.code is not None else replace(end, code=KILLED)
         assert end.code is not None
@@ -143,23 +143,23 @@ class GenerationEnd:
             return "regrouped"
         elsewhere = self._membership.votes.failed_elsewhere()
         if elsewhere is not None and WEIGHT.get(elsewhere.why, 0) > WEIGHT[end.why]:
-            end = replace(end, why=elsewhere.why)  # what this node saw of it is how the other ended it
+            end = replace(end, why=elsewhere.why)  # this node saw only the effect of the other's failure
         cut_off = self._membership.votes.try_to_reach()
         if cut_off:
             return self._cut_off(cut_off)
         return self._failed(end, seconds=seconds)
 
     def _left_with_others(self) -> bool:
-        """Return whether a script without a session may have left because another node's was told to.
+        """Return whether a script without a session may have left because another node's was asked to.
 
-        Its ranks agree on that by themselves, sooner than this node hears of it.
+        Its ranks may agree to leave before this node hears of the notice.
         """
         context = self._context
         is_told = context.job.spec.checkpoint.on_notice is not None and not context.status.has_session
         return is_told and self._membership.someone_leaves()
 
     def _unequal(self, handoff: Path) -> Leaving | None:
-        """Return the failure of local ranks that came to the end after different numbers of steps."""
+        """Return the failure if local ranks reached the end after different numbers of steps."""
         found = (files.read_progress(handoff, rank) for rank in self._context.status.ranks)
         steps = {one.step for one in found if one is not None}
         if len(steps) < 2:
@@ -189,14 +189,14 @@ class GenerationEnd:
         context = self._context
         steps = [value.step for value in drained if value is not None and value.step is not None]
         if ordered is None:
-            # One node's order drains all; this one looks for its own only now and then.
+            # An order to one node drains all, and this node may not have read its own orders yet.
             context.retry_until(context.read_stop)
             context.retry_until(context.read_journal)
             ordered = context.ordered_leaving()
         if ordered is not None:
             saved = steps[0] if len(steps) == len(drained) else None
             return replace(ordered, saved_step=saved)
-        # Another node has to go, or the last step's state could not be saved.
+        # Another node must go, or the last step's state could not be saved.
         _log.info("drained %s; the training goes on", f"at step {steps[0]}" if steps else "without a save")
         self._courier.settle()
         if steps:
@@ -204,7 +204,7 @@ class GenerationEnd:
         return "drained"
 
     def _cut_off(self, others: frozenset[Seat]) -> Leaving | str:
-        """Return how this node goes on where the network to other members, who live, is cut."""
+        """Return how this node continues if the network to other, live members is cut."""
         seat, current = self._context.seat, self._membership.current
         assert current is not None
         leaving = leaving_cut_off(self._context, others)
@@ -217,7 +217,7 @@ class GenerationEnd:
         context, status = self._context, self._context.status
         assert end.code is not None
         if end.why == NOT_RESTORED:
-            return end.why  # at most once for each checkpoint, and once for want of memory
+            return end.why  # at most once for each checkpoint, and once because of too little memory
         failure = Failure(
             exit_code=end.code,
             step=status.progress()[0],
@@ -231,12 +231,12 @@ class GenerationEnd:
         tail = self._tail()
         finished = self._membership.finished()
         if finished:
-            # Only here the script failed after the loop; without the others it cannot be run again.
+            # The script failed after the loop on this node only; it cannot be run again without the others.
             detail = f"the training {failure} after node {min(finished)} had finished"
             fingerprint = failure.fingerprint if failure.tells_where else None
             return Leaving("failed", detail, end.code, fingerprint=fingerprint, log_tail=tail)
         known = generations_of(context.retry_until(context.journal.read))
-        # Another node may have proposed the next one already, for this very failure.
+        # Another node may already have proposed the next generation because of this failure.
         kind = {NOT_CONNECTED} if end.why == NOT_CONNECTED else {FAILED, STUCK}
         first_launch = context.job.submission.num_launches_before + 1
         current = [one for one in known[: status.generation] if one.members[0].launch >= first_launch]
@@ -247,7 +247,7 @@ class GenerationEnd:
             failure, context.memory, num_restarts=num_restarts, max_restarts=max_restarts
         )
         if isinstance(verdict, GiveUp):
-            # In one direction packets may still travel: then only others know.
+            # If packets still travel in one direction, only other nodes see that the network is cut.
             permanent = verdict.permanent and self._membership.votes.others_reach_all()
             return Leaving("failed", verdict.detail, end.code, permanent=permanent, log_tail=tail)
         committed = context.status.committed

@@ -1,4 +1,4 @@
-"""One start of the training after the other on this node, until the job ends or the machine has to go."""
+"""Run generations on this node until the job ends or the machine must go."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from cloudspot.train import handoff as files
 _log = logging.getLogger(__name__)
 
 ARTIFACTS_SECONDS = 30.0
-"""How long a node that may be replaced uploads its artifacts before the next one begins."""
+"""How long a node that may be replaced uploads its artifacts before the next generation begins."""
 
 
 class GenerationRun:
@@ -89,19 +89,19 @@ class GenerationRun:
         self._utilization = UtilizationWatch(context, logs.follow)
         self._is_checked = False
         self._have_ended = True
-        """Whether all processes of the last generation have."""
+        """Whether all processes of the last generation have ended."""
         self._find_restored: Callable[[], Restored | None] = lambda: None
-        """Returns what the generation resumes from that runs, as far as ranks may still ask for it."""
+        """Returns the running generation's restored checkpoint while ranks may still ask for ranges of it."""
 
     def prepare(self) -> None:
-        """Have torch imported while inputs come to the disk, checkpoints are restored and others are met."""
+        """Import torch while inputs are staged, checkpoints are restored and nodes agree."""
         if self._context.memory.trainer_pid == 0:
-            # An agent that was killed between the start and its note of it left a trainer that nobody knows.
+            # An agent killed before it noted the start of a trainer has left an unknown trainer.
             end_training(self._node)
         self._fork_server.start()
 
     def run_all(self) -> Leaving:
-        """Run generations until there is a reason to leave, and return it; call ``prepare`` before."""
+        """Run generations until the node must leave, and return the outcome; call ``prepare`` before."""
         context = self._context
         self._membership.start()
         self._idle_watch.start()
@@ -127,7 +127,7 @@ class GenerationRun:
         known: Sequence[Generation] = ()
         if memory.generation > 0:
             known = generations_of(context.retry_until(context.journal.read))
-            # Also where its trainer has ended: a generation is started once, and never again.
+            # Even if its trainer has ended, because a generation is started only once.
             self._membership.enter(known[memory.generation - 1])
         if memory.trainer_pid == 0:
             return None
@@ -147,7 +147,7 @@ class GenerationRun:
     def _start(self, why: str) -> Trainer:
         context, node = self._context, self._node
         status, memory = context.status, context.memory
-        if status.state != "uploading":  # the drivers leave a node that says so alone until all is delivered
+        if status.state != "uploading":  # drivers leave a node in this state alone until it has delivered
             status.state = "restoring"
         self._membership.obey()
         self._courier.settle()
@@ -155,9 +155,9 @@ class GenerationRun:
         status.state = "restoring"
         context.obey()
         self._courier.set_aside_torn()
-        self._membership.await_uploads()  # after this node's own: they wait for those
+        self._membership.await_uploads()  # after this node's uploads, for which the others wait
         if not self._have_ended:
-            context.uploaded_slots.clear()  # what still lives may write there
+            context.uploaded_slots.clear()  # a process that still lives may write to the slots
         record, restored = self._membership.next(why)
         self._find_restored = lambda: restored
         memory.generation_began_at, memory.training_began_at = self._membership.entered_at, 0.0
@@ -171,7 +171,7 @@ class GenerationRun:
         handoff = node.handoff(record.number)
         files.seals_directory(handoff).mkdir(parents=True, exist_ok=True)
         start_runtime(context, self._runtime)
-        self._fork_server.start()  # it may have ended since the last start
+        self._fork_server.start()  # it may have ended since the last generation's start
         self._check_programs()
         self._events.begin(record.number, status.restored_step)
         withdraw(self._spec.checkpoint.on_notice, node)
@@ -239,7 +239,7 @@ class GenerationRun:
         return trainer
 
     def _supervise(self, trainer: Trainer) -> Leaving | None:
-        """Follow the trainer to its end; return how to leave; None: the next generation starts."""
+        """Follow the trainer to its end; return the outcome if the node leaves, else None."""
         started = self._context.memory.trainer_started_at
         with OnDemandFetch(self._context, self._find_restored, trainer.handoff) as fetch:
             end = Supervisor(
@@ -250,7 +250,7 @@ class GenerationRun:
         return self._end.conclude(trainer.handoff, end, seconds=time.monotonic() - started)
 
     def _hand_over_artifacts(self) -> None:
-        """Upload what has changed if a newcomer may take over, which fetches it as soon as it has rank 0."""
+        """Upload changed artifacts if a newcomer may take over rank 0, because it fetches them at once."""
         if 0 not in self._context.status.ranks or not self._membership.has_replacement():
             return
         until = self._context.orders.deadline(otherwise=time.monotonic() + ARTIFACTS_SECONDS)
@@ -260,7 +260,7 @@ class GenerationRun:
             _log.warning("not all artifacts were uploaded before the next node takes over: %s", error)
 
     def _take_ranks(self, record: Generation) -> int:
-        """Take this node's part in a generation; return its index among the members."""
+        """Take this node's ranks in a generation; return its index among the members."""
         index, procs = record.seats.index(self._context.seat), self._spec.procs_per_node
         self._context.status.ranks = tuple(range(index * procs, (index + 1) * procs))
         if index == 0:
@@ -268,7 +268,7 @@ class GenerationRun:
         return index
 
     def _check_programs(self) -> None:
-        """Fail for good, in plain words, where what starts the training is not there."""
+        """Leave with a clear error if a program that the start needs is missing."""
         if self._is_checked:
             return
         run = self._spec.run
@@ -283,7 +283,7 @@ class GenerationRun:
         self._is_checked = True
 
     def _follow_metrics(self, handoff: Path, generation: int) -> None:
-        # The pump tells files apart by name, and each generation has a metrics file of the same name.
+        # The pump distinguishes files by name, but the metrics files of all generations have the same name.
         link = self._node.logs / f"metrics-{generation:06d}.jsonl"
         if not link.is_symlink():
             link.symlink_to(files.metrics_path(handoff, 0))

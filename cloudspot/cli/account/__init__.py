@@ -1,1 +1,1 @@
-"""``cloudspot setup``: the record of what it has made, the work on the parts, and the config file."""
+"""Code of ``cloudspot setup``: the record of its work, the parts of an account, and the config file."""

@@ -1,4 +1,4 @@
-"""Writes an account's settings into the user's config file, whose other lines stay as they are."""
+"""Write an account's settings to the user's config file, and leave its other lines unchanged."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from cloudspot.model import SetupSettings
 def write_settings(path: Path, provider: str, settings: SetupSettings) -> list[str]:
     """Write the store, under the provider's name, and the provider's options; return the lines to show.
 
-    A default store that the file names stays.
+    A default store in the file is kept.
 
     Raises:
-        SpecError: the file is no TOML, or cannot be written.
+        SpecError: the file is not TOML, or cannot be written.
     """
     document = _read(path)
     lines = []
@@ -29,7 +29,7 @@ def write_settings(path: Path, provider: str, settings: SetupSettings) -> list[s
         _table(document, "stores")[provider] = settings.store_url
         lines.append(f"stores.{provider} = {settings.store_url}")
         default = document.setdefault("default_store", provider)
-        stays = "" if default == provider else f" (it stays; for the new one say --store {provider})"
+        stays = "" if default == provider else f" (kept; use the new one with --store {provider})"
         lines.append(f"default_store = {default}{stays}")
     for option, value in settings.options.items():
         _table(document, "providers", provider)[option] = value
@@ -39,10 +39,10 @@ def write_settings(path: Path, provider: str, settings: SetupSettings) -> list[s
 
 
 def withdraw_settings(path: Path, provider: str, settings: SetupSettings) -> None:
-    """Take out of the file what ``write_settings`` has written, where it still stands so.
+    """Remove the values that ``write_settings`` has written, unless they have changed since.
 
     Raises:
-        SpecError: the file is no TOML, or cannot be written.
+        SpecError: the file is not TOML, or cannot be written.
     """
     if not path.exists():
         return
@@ -73,14 +73,14 @@ def _read(path: Path) -> tomlkit.TOMLDocument:
 def _write(path: Path, document: tomlkit.TOMLDocument) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A link to the file of a user who keeps it elsewhere stays a link.
+        # Keep a symlink to a file that the user stores elsewhere.
         write_whole(Path(os.path.realpath(path)), tomlkit.dumps(document).encode())
     except OSError as error:
         raise SpecError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _table(document: Any, *names: str) -> Any:
-    """Return the table of that name, which is made if it is not there."""
+    """Return the table of that name; make it if it is missing."""
     found = document
     for number, name in enumerate(names, start=1):
         if name not in found:

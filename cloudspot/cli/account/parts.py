@@ -1,4 +1,4 @@
-"""The parts of an account's setup: looked at, made, and removed, each after a line in the record."""
+"""Inspect, make and remove the parts of an account's setup, each step after a line in the record."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from cloudspot.registry import open_store
 
 
 class Plan(Enum):
-    """What a setup does about a part."""
+    """What a setup does with a part."""
 
     MAKE = "make"
     COMPLETE = "complete"
-    """This setup has made it, or begun to, and it lacks something."""
+    """This setup has made it, or begun to, but it is incomplete."""
     KEEP = "keep"
-    """This setup has made it."""
+    """This setup has made it, and it is complete."""
     ADOPT = "adopt"
-    """Another has made it, and it allows no more than the part: it is used as it is."""
+    """Someone else has made it, and it allows no more than the part, so it is used unchanged."""
     REFUSE = "refuse"
 
 
 @dataclass(frozen=True)
 class Found:
-    """A part, with what the account has in its place."""
+    """A part, with its present state in the account."""
 
     part: SetupPart
     state: PartState
@@ -40,7 +40,7 @@ class Found:
 
 
 def look_at(parts: Sequence[SetupPart], record: SetupRecord) -> list[Found]:
-    """Return what becomes of each part, without changing anything."""
+    """Return the plan for each part, without changing anything."""
     found = []
     for part in parts:
         is_own = record.has(part)
@@ -58,7 +58,7 @@ def look_at(parts: Sequence[SetupPart], record: SetupRecord) -> list[Found]:
 
 
 def make(found: Sequence[Found], request: SetupRequest, record: SetupRecord) -> Iterator[SetupPart]:
-    """Make what is missing, and yield each part once it is there; safe to repeat after a kill."""
+    """Make the missing parts, and yield each one once it exists; safe to repeat after a kill."""
     record.ask(request)
     for one in found:
         if one.plan in {Plan.MAKE, Plan.COMPLETE}:
@@ -69,7 +69,7 @@ def make(found: Sequence[Found], request: SetupRequest, record: SetupRecord) -> 
 
 
 def completed(request: SetupRequest, record: SetupRecord) -> SetupRequest:
-    """Return the request with what an earlier one of this account chose and this one leaves out."""
+    """Return the request, with omitted choices filled in from earlier requests of this account."""
     for earlier in reversed(record.requests):
         chosen = {
             name: getattr(earlier, name)
@@ -82,12 +82,12 @@ def completed(request: SetupRequest, record: SetupRecord) -> SetupRequest:
 
 
 def recorded_parts(setup: AccountSetup, record: SetupRecord) -> list[SetupPart]:
-    """Return the parts that this setup has made or begun, in the order in which to remove them.
+    """Return the parts that this setup has made or begun, in the order of their removal.
 
-    The bucket comes first, since it is the one whose removal may be refused.
+    The bucket comes first, because its removal may be refused.
 
     Raises:
-        CloudspotError: this version of cloudspot does not know one of them any more.
+        CloudspotError: this version of cloudspot does not know one of them.
     """
     known: dict[tuple[str, str], SetupPart] = {}
     for request in record.requests:
@@ -95,7 +95,7 @@ def recorded_parts(setup: AccountSetup, record: SetupRecord) -> list[SetupPart]:
     unknown = [f"{kind} {name}" for kind, name in record.parts if (kind, name) not in known]
     if unknown:
         raise CloudspotError(
-            f"{', '.join(unknown)}: made by another version of cloudspot; remove it by hand, and then "
+            f"{', '.join(unknown)}: made by another version of cloudspot; remove it by hand, then delete "
             f"{record.path}"
         )
     ours = [known[name] for name in reversed(record.parts)]
@@ -105,11 +105,11 @@ def recorded_parts(setup: AccountSetup, record: SetupRecord) -> list[SetupPart]:
 def remove(
     parts: Sequence[SetupPart], store_url: str | None, record: SetupRecord
 ) -> Iterator[tuple[SetupPart, str | None]]:
-    """Remove the parts, and yield each one once it is gone, or with why it stays; safe to repeat.
+    """Remove the parts; yield each once it is gone, or with the reason why it stays. Safe to repeat.
 
     Raises:
-        CloudspotError: the bucket still holds a job, or something that is none of cloudspot's. Nothing is
-            removed then.
+        CloudspotError: the bucket still holds a job, or something that is not cloudspot's. Nothing is removed
+            then.
     """
     for part in parts:
         if part.is_store and store_url is not None and part.look(is_own=True).exists:
@@ -121,11 +121,11 @@ def remove(
 
 
 def _empty(part: SetupPart, store_url: str) -> None:
-    """Delete what a store keeps without a job, if the bucket holds nothing else."""
+    """Delete everything that a store keeps without a job, if the bucket holds nothing else."""
     scheme, _, rest = store_url.partition("://")
     name, _, prefix = rest.partition("/")
     prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-    bucket = open_store(f"{scheme}://{name}")  # others may have put something beside the jobs
+    bucket = open_store(f"{scheme}://{name}")  # others may have put objects next to the jobs
     found = [meta.key for meta in bucket.list_objects("")]
     own = [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
     jobs = sorted({match[0] for key in own if (match := keys.index.match(key)) is not None})
@@ -138,7 +138,7 @@ def _empty(part: SetupPart, store_url: str) -> None:
     others = [key for key in found if key not in passing]
     if others:
         raise CloudspotError(
-            f"{part.kind} {part.name} holds {len(others)} objects that may be somebody's work, such as "
+            f"{part.kind} {part.name} holds {len(others)} objects that are not cloudspot's, such as "
             f"{others[0]}; move or delete them first"
         )
     bucket.delete_many(found)

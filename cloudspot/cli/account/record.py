@@ -1,7 +1,7 @@
-"""What ``cloudspot setup`` has made in an account, or was about to make: a file of JSON lines.
+"""A record of the parts that ``cloudspot setup`` has made in an account, as JSON lines.
 
-It is in the state home. A line is on the disk before anything is made, so that a setup that was killed at
-any call knows which parts may be its own.
+The file is in the state home. Each line is on the disk before the part is made, so that after a kill at any
+point, the next setup knows which parts may be its own.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from cloudspot.interfaces import SetupPart
 from cloudspot.jobstore.jobs.state_home import state_home
 
 INTENDED: Final = "intended"
-"""It was about to be made, when nothing stood in its place."""
+"""The part was about to be made, and nothing existed in its place."""
 MADE: Final = "made"
 REMOVED: Final = "removed"
 Name = tuple[str, str]
-"""A part's kind and its name."""
+"""The kind and the name of a part."""
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,7 +42,7 @@ class SetupRecord:
     """The record of one provider's account."""
 
     def __init__(self, provider: str, account: str) -> None:
-        """Read it, if there is one.
+        """Read the record, if there is one.
 
         Raises:
             CloudspotError: it cannot be read.
@@ -58,18 +58,18 @@ class SetupRecord:
         except OSError as error:
             raise CloudspotError(f"{self.path} cannot be read: {error.strerror}") from error
         for line in filter(None, text.split(b"\n")):
-            # One that a kill has cut short is about something that was not begun.
+            # A line that a kill has cut short describes a step that did not begin.
             with suppress(msgspec.DecodeError):
                 self._fold(decode(line, _Line))
 
     @property
     def parts(self) -> Sequence[Name]:
-        """The parts that were made or begun, and not removed, in the order in which they were."""
+        """The parts that were made or begun and not removed, in order."""
         return [name for name, event in self._parts.items() if event != REMOVED]
 
     @property
     def requests(self) -> Sequence[SetupRequest]:
-        """Each request of a setup, the newest last."""
+        """All requests to the setup, the newest last."""
         return self._requests
 
     def has(self, part: SetupPart) -> bool:
@@ -77,18 +77,18 @@ class SetupRecord:
         return self._parts.get((part.kind, part.name), REMOVED) != REMOVED
 
     def ask(self, request: SetupRequest) -> None:
-        """Keep a request, unless it was kept before."""
+        """Record a request, unless it is recorded already."""
         asked = msgspec.to_builtins(request)
         del asked["deadline"]
         if convert(asked, SetupRequest) not in self._requests:
             self._append(_Line(at=_now(), event="asked", request=asked))
 
     def note(self, part: SetupPart, event: str) -> None:
-        """Keep what is about to become of the part, or became of it."""
+        """Record the next or finished step for the part."""
         self._append(_Line(at=_now(), event=event, kind=part.kind, name=part.name))
 
     def close(self) -> None:
-        """Delete the record once everything in it was removed."""
+        """Delete the record if everything in it was removed."""
         if not self.parts:
             self.path.unlink(missing_ok=True)
 
@@ -97,7 +97,7 @@ class SetupRecord:
         handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             size = os.fstat(handle).st_size
-            # A line that a kill has cut short must not run into this one.
+            # Start a new line after one that a kill has cut short.
             whole = b"" if size == 0 or os.pread(handle, 1, size - 1) == b"\n" else b"\n"
             os.write(handle, whole + msgspec.json.encode(line) + b"\n")
             os.fsync(handle)

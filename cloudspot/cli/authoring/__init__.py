@@ -1,1 +1,1 @@
-"""For authors of plugins: the files of a new plugin, and the run of its kits."""
+"""For plugin authors: the files of a new plugin, and runs of the test kits."""

@@ -1,4 +1,4 @@
-"""Run the kits of a plugin's tests by pytest, and tell what they were run with."""
+"""Run the kits in a plugin's tests with pytest, and report the versions that were used."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _STANDARD_ERROR = 2
 
 
 def report_on(name: str, tests: Path, kits: Sequence[str] = ()) -> Mapping[str, Any]:
-    """Run the kits that the tests wire to the plugin, and return the report as JSON values.
+    """Run the kits that the tests apply to the plugin, and return the report as JSON values.
 
-    ``kits`` names those to run; if it is empty, all are.
+    ``kits`` names the kits to run; if it is empty, all of them run.
 
-    pytest's own output goes to standard error. A run that ends early, as by Ctrl-C or by a test that ends the
-    process, is reported as far as it came.
+    pytest's own output goes to standard error. The report of a run that ends early, for example by Ctrl-C or
+    a test that ends the process, covers everything up to that point.
 
     Raises:
         PluginError: the plugin is not installed, or is broken.
-        CloudspotError: pytest is not installed, or did not come to its end.
+        CloudspotError: pytest is not installed, or has ended without a report.
     """
     distribution, version = registry.distribution_of(name)
     missing = [one for one in ("pytest", "pytest-timeout") if find_spec(one.replace("-", "_")) is None]
@@ -54,7 +54,7 @@ def report_on(name: str, tests: Path, kits: Sequence[str] = ()) -> Mapping[str, 
             try:
                 status = process.wait()
             except KeyboardInterrupt:
-                status = process.wait()  # It was interrupted, too, and writes what there is.
+                status = process.wait()  # pytest was interrupted, too, and writes a partial report.
         if not path.exists():
             raise CloudspotError(f"pytest ended with status {status} and no report; see its output above")
         told = decode(path.read_bytes(), dict[str, Any])
@@ -74,7 +74,7 @@ def report_on(name: str, tests: Path, kits: Sequence[str] = ()) -> Mapping[str, 
 
 
 def _dependencies(distribution: str) -> dict[str, str]:
-    """Return the installed versions of what the plugin's distribution itself requires, its SDK among them."""
+    """Return the installed versions of the plugin's requirements, such as its SDK."""
     if distribution == "cloudspot":
         return {}
     lines = [line for line in metadata.requires(distribution) or () if "extra ==" not in line]
@@ -84,5 +84,5 @@ def _dependencies(distribution: str) -> dict[str, str]:
         try:
             installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            continue  # of another platform or Python
+            continue  # for another platform or Python
     return installed

@@ -1,4 +1,4 @@
-"""The files of a new plugin: templates, filled with its names and with the interfaces' docstrings."""
+"""The files of a new plugin: templates, filled in with its names and the docstrings of the interfaces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudspot.testing.machine import Machine
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _PLACES = {"ci.yml": ".github/workflows/ci.yml"}
-"""Where a file goes, if not to its own name in the template."""
+"""The paths of files that do not have their name in the template."""
 _DOC = re.compile(r"^( *)@DOC (\w+)\.(\w+)@$", re.MULTILINE)
 _DESCRIBED = {
     **{kind.__name__: kind for kind in (Account, LogAccount, Machine, Service, StoreAccount)},
@@ -40,7 +40,7 @@ def check_name(name: str) -> None:
     """Check the name of a new provider and store scheme.
 
     Raises:
-        SpecError: it is malformed, or something of that name is there already.
+        SpecError: it is malformed, or the name is in use already.
     """
     if _NAME.fullmatch(name) is None:
         raise SpecError(
@@ -54,12 +54,12 @@ def check_name(name: str) -> None:
 
 
 def package_of(name: str) -> str:
-    """Return the Python package of the plugin of that name."""
+    """Return the name of the Python package for the plugin of that name."""
     return f"cloudspot_{name.replace('-', '_')}"
 
 
 def files(name: str) -> Mapping[str, str]:
-    """Return the text of each file of the distribution, by its path in it."""
+    """Return the text of each file of the distribution, by its path."""
     values = {
         "NAME": name,
         "PACKAGE": package_of(name),
@@ -79,10 +79,10 @@ def files(name: str) -> Mapping[str, str]:
 
 
 def write_files(directory: Path, texts: Mapping[str, str]) -> None:
-    """Write the files into the directory, none of which may be there.
+    """Write the files to the directory, where none of them may exist yet.
 
     Raises:
-        SpecError: one is there; nothing was written.
+        SpecError: one of them exists; nothing was written.
         CloudspotError: a file cannot be written.
     """
     for place in texts:
@@ -98,7 +98,7 @@ def write_files(directory: Path, texts: Mapping[str, str]) -> None:
 
 
 def _docstring(match: re.Match[str]) -> str:
-    """Return the docstring of the method that the line names, with the line's indentation."""
+    """Return the docstring of the method named in the line, with the line's indentation."""
     indent, kind, method = match.groups()
     doc = inspect.getdoc(vars(_DESCRIBED[kind])[method])
     assert doc, f"{kind}.{method} has no docstring"

@@ -1,1 +1,1 @@
-"""The pictures of ``--plot``."""
+"""The charts of ``--plot``."""

@@ -1,4 +1,4 @@
-"""Draws the curves, bars and legends of the pictures; the only module that uses matplotlib."""
+"""Draw the curves, bars and legends of charts; this is the only module that uses matplotlib."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 MAX_METRICS = 12
 MIN_SHARE = 0.001
-"""The smallest share of all bars at which a state is visible, and so named in the legend."""
+"""A state with a smaller share of all bars is not visible, so the legend omits it."""
 NUM_MARKED = 60
-"""Curves of up to this many points have each point marked."""
+"""The points of curves with at most this many points are marked."""
 
 _COLORS = {
     "queued": "#dddddd",
@@ -43,7 +43,7 @@ _COLORS = {
     "ended": "#ffffff",
     "unknown": "#ffffff",
 }
-"""The palette of Okabe and Ito, which colour-blind people can tell apart."""
+"""The palette of Okabe and Ito, which colour-blind people can distinguish."""
 _HATCHES = {"lost": "////", "standby": "\\\\\\\\", "unknown": "xxxx", "waiting": "....", "suspended": "oo"}
 CURVE_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9")
 GREY = "#767676"
@@ -64,7 +64,7 @@ def new_figure(names: Sequence[str], *, num_rows: int) -> tuple[Figure, list[tup
     panels = []
     for number, name in enumerate(shown):
         line, column = divmod(number, num_columns)
-        # The last of an odd number has a row to itself.
+        # The last of an odd number has its own row.
         is_alone = number == len(shown) - 1 and column == 0
         axes = figure.add_subplot(grid[line, :] if is_alone else grid[line, column])
         axes.set_title(name, fontsize=10, loc="left", parse_math=False)
@@ -95,7 +95,7 @@ def draw_curve(
     marker: str | None = None,
     label: str | None = None,
 ) -> Any:
-    """Draw a curve and return its line; values that are not finite are gaps, marked at the lower edge."""
+    """Draw a curve and return its line; values that are not finite become gaps with a mark at the bottom."""
     if not len(curve):
         return None
     values = [value if math.isfinite(value) else math.nan for value in curve.values]
@@ -123,7 +123,7 @@ def draw_curve(
 def draw_bars(
     axes: Axes, rows: Sequence[tuple[str, Sequence[Span]]], starts: Sequence[datetime], total_seconds: float
 ) -> float:
-    """Draw a line of bars for each row, the first on top; return the seconds per unit of the axis."""
+    """Draw a line of bars for each row, the first at the top; return the seconds per unit of the axis."""
     unit, scale = _unit(total_seconds)
     for number, ((_, spans), start) in enumerate(zip(rows, starts, strict=True)):
         for state, found in _by_state(_merged(spans)):
@@ -137,7 +137,7 @@ def draw_bars(
 
 
 def _merged(spans: Sequence[Span]) -> list[Span]:
-    """Join neighbours in the same state; what lies between generations still separates them."""
+    """Join adjacent spans in the same state; gaps between generations still separate them."""
     merged: list[Span] = []
     for span in spans:
         if merged and merged[-1].state == span.state and merged[-1].end == span.start:
@@ -167,7 +167,7 @@ def _unit(seconds: float) -> tuple[str, float]:
 
 
 def draw_ranges(rows: Sequence[tuple[str, float, tuple[float, float]]], *, label: str) -> Figure:
-    """Return a figure with a mean and a range for each row, the first on top, on an axis from 0."""
+    """Return a figure with a mean and a range for each row, the first at the top, on an axis from 0."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -207,7 +207,7 @@ def draw_legend(axes: Axes, spans: Sequence[Span], handles: Sequence[Any]) -> No
 
 
 def new_cost_figure(num_rows: Sequence[int]) -> tuple[Figure, list[Axes]]:
-    """Return a figure with axes one below the other, for so many bars each."""
+    """Return a figure with axes one below the other, each with space for its number of bars."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -224,7 +224,7 @@ def new_cost_figure(num_rows: Sequence[int]) -> tuple[Figure, list[Axes]]:
 def draw_stacks(
     axes: Axes, rows: Sequence[tuple[str, Mapping[str, float], float]], *, unit: str
 ) -> list[str]:
-    """Draw a bar for each row (name, parts by state, a mark), the first on top; return the states."""
+    """Draw a bar for each row (name, parts by state, mark), the first at the top; return the states."""
     shown = [state for state in _COLORS if any(parts.get(state) for _, parts, _ in rows)]
     for number, (_, parts, mark) in enumerate(rows):
         left = 0.0
@@ -243,7 +243,7 @@ def draw_stacks(
 
 
 def draw_cost_legend(figure: Figure, states: Sequence[str], mark: str) -> None:
-    """Add a legend below all axes for the colours of the bars, and for what the marks say."""
+    """Add a legend below all axes for the colours of the bars and for the marks."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -253,14 +253,14 @@ def draw_cost_legend(figure: Figure, states: Sequence[str], mark: str) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the picture in the format of the path's suffix; CloudspotError if the file cannot be written."""
+    """Write the chart in the format of the path's suffix; raise CloudspotError if that fails."""
     import matplotlib as mpl
 
     data = io.BytesIO()
-    # A million points in one piece overflow the renderer; text in an SVG stays text.
+    # A million points in one path overflow the renderer. Text in an SVG remains text.
     settings = {"agg.path.chunksize": 20_000, "svg.fonttype": "none"}
     with mpl.rc_context(settings), warnings.catch_warnings():
-        # Metrics are named by the user; a letter that the font lacks is drawn as a box.
+        # Users name the metrics; a character that the font lacks is drawn as a box.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(data, format=path.suffix.lower()[1:])
     try:

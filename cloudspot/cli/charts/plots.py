@@ -1,4 +1,4 @@
-"""The pictures of ``--plot``: metrics against steps, above the job's timeline; and what jobs have cost."""
+"""The charts of ``--plot``: metrics against steps, above the job's timeline; and the costs of jobs."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 MAX_ROWS = 48
-"""Nodes in the timeline; the oldest ones are left out if there are more, and the picture says so."""
+"""The most nodes in the timeline; older ones are omitted, and the chart states their number."""
 LABEL_SHARE = 0.07
-"""The share of the axis that a launch's label needs."""
+"""The share of the axis that the label of a launch needs."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """What is drawn for one job."""
+    """The data for the chart of one job."""
 
     history: History
     times: Timeline
@@ -57,7 +57,7 @@ class Picture:
 
 
 def check_plot(path: Path) -> None:
-    """Refuse, before anything is read, a picture that cannot be drawn there: a SpecError says why."""
+    """Raise SpecError if a chart cannot be written there; called before anything is read."""
     if path.suffix.lower() not in SUFFIXES:
         raise SpecError(f"--plot must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}: got {str(path)!r}")
     if not path.parent.is_dir():
@@ -69,21 +69,19 @@ def check_plot(path: Path) -> None:
 
 
 def take_picture(job: Job) -> Picture:
-    """Read what is drawn for the job, including its whole log; TransientError if that does not answer."""
+    """Read the data for the job's chart, including the whole log; TransientError if that fails."""
     history = job.first_history
     series = MetricSeries()
     series.know(history.generations)
     warn_of_gaps(job)
     series.extend(LogTail(job.log_sink, lives=lambda: lives_of(history)).new_records())
     if series.num_malformed:
-        output.warn(
-            f"lines of job {job.id}'s metrics that cannot be read and are not drawn: {series.num_malformed}"
-        )
+        output.warn(f"{series.num_malformed} unreadable lines in the metrics of job {job.id} are not drawn")
     return Picture(history, timeline(history, datetime.now(timezone.utc)), series)
 
 
 def plot_job(path: Path, picture: Picture) -> None:
-    """Draw a job's metrics, one panel each, above its timeline; raises as ``save`` does."""
+    """Draw a job's metrics, one panel each, above its timeline; errors as for ``save``."""
     shown = picture.times.nodes[max(0, len(picture.times.nodes) - MAX_ROWS) :]
     figure, panels, below = new_figure(picture.series.names(), num_rows=1 + len(shown))
     figure.suptitle(_title(picture), fontsize=12, parse_math=False)
@@ -116,7 +114,7 @@ def plot_job(path: Path, picture: Picture) -> None:
 
 
 def plot_jobs(path: Path, pictures: Sequence[Picture]) -> None:
-    """Draw the metrics of two to ten jobs over one another, above their timelines; raises as ``save``."""
+    """Draw the metrics of several jobs in common panels, above their timelines; errors as for ``save``."""
     names = tuple(dict.fromkeys(name for picture in pictures for name in picture.series.names()))
     figure, panels, below = new_figure(names, num_rows=len(pictures))
     ids = [picture.history.submission.job_id for picture in pictures]
@@ -135,12 +133,12 @@ def plot_jobs(path: Path, pictures: Sequence[Picture]) -> None:
 
 
 def plot_outcomes(path: Path, costs: Sequence[tuple[str, float, tuple[float, float]]]) -> None:
-    """Draw each policy's mean cost and its range; raises as ``save`` does."""
+    """Draw each policy's mean cost and its range; errors as for ``save``."""
     save(draw_ranges(costs, label="cost as a share of on-demand: mean, 10th to 90th percentile"), path)
 
 
 def plot_costs(path: Path, rows: Sequence[Row], *, title: str) -> None:
-    """Draw what was paid under each heading, by purpose, a panel a currency; raises as ``save`` does."""
+    """Draw the costs of each row by purpose, with one panel per currency; errors as for ``save``."""
     currencies = list(dict.fromkeys(row.currency for row in rows)) or [""]
     panels = [[row for row in rows if row.currency == currency] for currency in currencies]
     figure, found = new_cost_figure([max(1, min(len(panel), MAX_ROWS)) for panel in panels])

@@ -1,1 +1,1 @@
-"""The commands of ``cloudspot``, a module each; main.py imports one when it runs."""
+"""The commands of ``cloudspot``, one module each; main.py imports a module when its command runs."""

@@ -1,4 +1,4 @@
-"""``cloudspot artifacts``: the files that a job keeps beside its checkpoints."""
+"""``cloudspot artifacts``: list and download the files that a job keeps besides its checkpoints."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def ls(job_id: str, patterns: Sequence[str], store_url: str | None, as_json: boo
     "target",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Where to put them. Default: ID-artifacts in the current directory.",
+    help="The directory for the files. Default: ID-artifacts in the current directory.",
 )
 @store_option
 @json_option
@@ -70,7 +70,7 @@ def download_(
 ) -> None:
     """Download a job's artifacts, except those already there.
 
-    Exits with 1 if a file could not be put where its name says.
+    Exits with 1 if a file could not be written under its name.
     """
     job = open_job(store_url, job_id)
     directory = target or Path(f"{job.id}-artifacts")
@@ -108,7 +108,7 @@ def _described(
 
 
 def _matching(job: Job, patterns: Sequence[str]) -> list[Artifact]:
-    """Return the artifacts that match a pattern (without patterns, all); each must match something."""
+    """Return the artifacts that match a pattern, or all without patterns; each pattern must match one."""
     stored = list_artifacts(job.store, job.id)
     for pattern in patterns:
         if not any(each.matches(pattern) for each in stored):

@@ -1,4 +1,4 @@
-"""``cloudspot attach``: follows a job that was submitted before, from any machine."""
+"""``cloudspot attach``: follow a job that was submitted before, from any machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudspot.controller.ownership import adopt, check_adopted
 from cloudspot.errors import NotAdopted, SpecError
 
 WAIT_SECONDS = 60.0
-"""For how long a store that does not answer at the start is asked for the job."""
+"""How long to look for the job at the start if the store does not answer."""
 
 
 @click.command("attach")
@@ -25,7 +25,7 @@ WAIT_SECONDS = 60.0
     "--adopt",
     "is_adopted",
     is_flag=True,
-    help="Run a job of the provider local here that was submitted elsewhere. Trust its code first.",
+    help="Run a job of the provider local here although it was submitted elsewhere. Check its code first.",
 )
 @trust_option
 @plain_option
@@ -41,25 +41,26 @@ def attach(
 ) -> None:
     """Follow and drive a job that is already submitted.
 
-    The second half of `run`: relaunches after a reclaim, prints events and the log, and exits when the
-    job ends. Several may be attached at once. Ctrl-C detaches. If the store does not answer at the start,
-    it is asked again for a minute.
+    This is the second half of `run`: it relaunches after a reclaim, prints events and the log, and exits
+    when the job ends. Several drivers may be attached at once. Ctrl-C detaches. If the store does not
+    answer at the start, the command retries for a minute.
 
-    A machine of the provider local is processes of the computer that drives the job. So a job of it is
-    driven only from where it was submitted, by the same user, or adopted: whoever can write to the store
-    could put one there. With --adopt, it goes on here from its newest checkpoint. It is refused for ten
-    minutes after a node of it last reported, since the job must not run twice.
+    The machines of the provider local are processes of the computer that drives the job. So such a job is
+    driven only where it was submitted, by the same user, or where it was adopted: otherwise anyone who can
+    write to the store could run programs there. With --adopt, the job continues here from its newest
+    checkpoint. This is refused for ten minutes after the last report of a node, because the job must not
+    run twice.
     """
     job = _find(store_url, job_id)
     if trust is not None and not is_adopted:
-        raise SpecError("--trust needs --adopt: a job that is only driven needs no trust")
+        raise SpecError("--trust needs --adopt: without it, nothing is trusted")
     if is_adopted:
         _adopt(job, trust)
     ctx.exit(follow(job, is_plain=is_plain))
 
 
 def _find(store_url: str | None, job_id: str) -> Job:
-    """Return the job once the store answers: a short outage must not leave a job without a driver."""
+    """Return the job once the store answers, because a short outage must not leave a job without a driver."""
 
     def find() -> Job:
         job = open_job(store_url, job_id)

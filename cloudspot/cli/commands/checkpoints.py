@@ -1,4 +1,4 @@
-"""``cloudspot checkpoints``: lists what a job can resume from, verifies it, and exports its weights."""
+"""``cloudspot checkpoints``: list and verify a job's checkpoints, and export its weights."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def ls(ctx: click.Context, job_id: str, store_url: str | None, as_json: bool) ->
 @json_option
 @click.pass_context
 def verify_(ctx: click.Context, job_id: str, step: int | None, store_url: str | None, as_json: bool) -> None:
-    """Compare every chunk with its checksum.
+    """Verify the checksum of every chunk.
 
-    Reads the checkpoints whole. Exits with 8 if one of them is corrupt.
+    Reads the checkpoints completely. Exits with 8 if one of them is corrupt.
     """
     job = open_job(store_url, job_id)
     found = [_Described(job, each) for each in job.checkpoints_at(step)]
@@ -67,7 +67,7 @@ def verify_(ctx: click.Context, job_id: str, step: int | None, store_url: str | 
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="FILE.safetensors or FILE.pt; a directory for a checkpoint that the script wrote itself.",
+    help="FILE.safetensors or FILE.pt; a directory if the script wrote the checkpoint itself.",
 )
 @click.option(
     "--step",
@@ -90,8 +90,8 @@ def export(
 ) -> None:
     """Export the weights as a file.
 
-    Plain safetensors or torch.load reads it. Every chunk read is compared with its checksum; exits with 8
-    if one is corrupt.
+    safetensors and torch.load can read it. The checksum of every chunk read is verified; exits with 8 if one
+    of them is corrupt.
     """
     from cloudspot.cli.stored.checkpointexport import export_checkpoint
 
@@ -127,7 +127,7 @@ class _Described:
         self._job = job
         self._manifest: Manifest | None = None
         self.is_gone = False
-        """It has been deleted since the list was read."""
+        """Whether it was deleted after the list was read."""
         fields = ("kind", "bytes", "shared_bytes", "sent_bytes", "num_parts", "at", "verified", "error")
         unknown = dict.fromkeys(fields)
         self.value: dict[str, Any] = {"id": str(checkpoint), **msgspec.structs.asdict(checkpoint), **unknown}
@@ -148,7 +148,7 @@ class _Described:
             }
 
     def verify(self, progress: Callable[[int], None]) -> None:
-        """Read it whole."""
+        """Read the whole checkpoint and verify it."""
         if self._manifest is None:
             return
         job = self._job

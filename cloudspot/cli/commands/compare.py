@@ -1,4 +1,4 @@
-"""``cloudspot compare``: how jobs differ."""
+"""``cloudspot compare``: show how jobs differ."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CHANGES = {"added": "+", "removed": "-", "changed": "~"}
 
 @click.command("compare")
 @click.argument("job_ids", metavar="A B [C ...]", nargs=-1, shell_complete=complete_jobs)
-@click.option("--no-diff", is_flag=True, help="Name the files that differ, without their diffs.")
+@click.option("--no-diff", is_flag=True, help="List the files that differ, without their diffs.")
 @plot_option
 @store_option
 @json_option
@@ -47,8 +47,8 @@ def compare(
 ) -> None:
     """Show how jobs differ.
 
-    Compares the job files, the code, and the results, including the metrics, of two to ten jobs. The
-    differences of code are shown of two.
+    Compares the job files, the code, and the results, including the metrics, of two to ten jobs.
+    Differences of the code are shown only for two jobs.
     """
     if not 2 <= len(job_ids) <= MOST_JOBS:
         raise SpecError(f"name 2 to {MOST_JOBS} jobs: got {len(job_ids)}")
@@ -181,7 +181,7 @@ def _echo_code(value: Mapping[str, Any]) -> None:
         output.echo(f"the code is the same, {value['a']['code_sha256'][:12]}")
         return
     if code["files"] is None:
-        output.echo(f"the code differs; it cannot be compared: {code['error']}")
+        output.echo(f"the code differs, but cannot be compared: {code['error']}")
         return
     output.echo("the code differs:", style="bold")
     for file in code["files"]:

@@ -1,4 +1,4 @@
-"""``cloudspot cost``: what the jobs of a store have cost."""
+"""``cloudspot cost``: show what the jobs of a store have cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cloudspot.story.outlays import KINDS, LABEL, JobOutlays, Row, of_summary, o
 from cloudspot.story.states import TERMINAL_STATES, labels_of
 
 MOST = 30
-"""How many rows are shown unless all are asked for."""
+"""The number of rows that are shown without --all."""
 
 
 def _parse_by(text: str) -> str:
@@ -49,22 +49,22 @@ def _parse_day(text: str) -> date:
     show_default=True,
     callback=parsed(_parse_by),
     metavar="WHAT",
-    help="Add up by job, day, provider, market, zone, purpose, label (all of a job's) or label.NAME.",
+    help="Group by job, day, provider, market, zone, purpose, label (all labels of a job) or label.NAME.",
 )
 @click.option(
     "--since",
     callback=parsed(_parse_day),
     metavar="WHEN",
-    help="Count from this day on (UTC), such as 30d (ago) or 2026-11-01.",
+    help="The first day (UTC), such as 2026-11-01, or 30d for 30 days ago.",
 )
-@click.option("--until", callback=parsed(_parse_day), metavar="WHEN", help="Count up to this day, included.")
-@click.option("-a", "--all", "show_all", is_flag=True, help=f"Every row, not only the first {MOST}.")
+@click.option("--until", callback=parsed(_parse_day), metavar="WHEN", help="The last day (UTC), inclusive.")
+@click.option("-a", "--all", "show_all", is_flag=True, help=f"Show all rows instead of the first {MOST}.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @click.option(
     "--plot",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Draw what was paid, by purpose, into FILE (.png, .svg or .pdf).",
+    help="Draw the costs by purpose into FILE (.png, .svg or .pdf).",
 )
 @store_option
 @json_option
@@ -82,9 +82,9 @@ def cost(
 ) -> None:
     """Add up what jobs have cost.
 
-    Estimated from list prices, as the bill of `show`, with what the same machines cost on demand. Money of
-    different currencies is never added up. A job whose records are malformed is left out and named in a
-    warning; the status is then 8.
+    The amounts are estimates from list prices, as in the bill of `show`, next to the on-demand cost of the
+    same machines. Different currencies are never added. A job with malformed records is left out and named in
+    a warning; the command then exits with 8.
     """
     if as_csv and as_json:
         raise SpecError("give --csv or --json, not both")
@@ -98,7 +98,7 @@ def cost(
 
     def look(job_id: str) -> JobOutlays | None:
         summary = None if job_id in live else stored.find_summary(job_id)
-        # Only the last summary of a settled job is final: machines of any other may still run.
+        # Only the last summary of a settled job is final; machines of other jobs may still run.
         known = of_summary(summary) if summary is not None and summary.state in TERMINAL_STATES else None
         return known or stored.work_out(job_id, _job_outlays)
 
@@ -121,7 +121,7 @@ def cost(
         if len(cost_rows) > MOST and not show_all:
             output.echo(f"{len(cost_rows) - MOST} more rows; see them with --all", error=True)
     else:
-        output.echo(f"nothing was paid in {store.url}" + (" in that time" if since or until else ""))
+        output.echo(f"no costs in {store.url}" + (" in that time" if since or until else ""))
     if plot is not None:
         plot_costs(plot, cost_rows, title=f"cost by {by}")
         output.echo(f"drawn: {plot}", error=True)

@@ -1,4 +1,4 @@
-"""``cloudspot cp``: copies a file to or from one of a job's nodes."""
+"""``cloudspot cp``: copy a file to or from one of a job's nodes."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _MAX_LINE_BYTES = 64 << 20
 @click.command("cp")
 @click.argument("source")
 @click.argument("target")
-@node_option(help="The node, such as 2.0. Default: the first that trains.")
+@node_option(help="The node, such as 2.0. Default: the first node that trains.")
 @max_requests_option
 @store_option
 def cp(source: str, target: str, node: Seat | None, max_requests: int, store_url: str | None) -> None:
     """Copy a file to or from one of a job's nodes.
 
     One of SOURCE and TARGET is ID:PATH, where PATH is relative to the training's working directory. The file
-    is compared by its hash, and is in its place only when it is whole. A copy that was cut off goes on where
-    it stood when the same command is given again.
+    is verified by its hash, and appears only when it is complete. To continue an interrupted copy, give the
+    same command again.
     """
     from_node, to_node = _split(source), _split(target)
     if (from_node is None) == (to_node is None):
@@ -58,7 +58,7 @@ def cp(source: str, target: str, node: Seat | None, max_requests: int, store_url
             )
         except ChannelEnded as error:
             raise CloudspotError(
-                f"the copy was cut off: {process.said or error}; give it again to go on"
+                f"the copy was interrupted: {process.said or error}; repeat the command to continue"
             ) from None
         finally:
             process.close()
@@ -70,13 +70,13 @@ def cp(source: str, target: str, node: Seat | None, max_requests: int, store_url
 
 
 def _split(text: str) -> tuple[str, str] | None:
-    """Return the job and the path of ``ID:PATH``; None: it is a path of this computer."""
+    """Return the job and the path of ``ID:PATH``, or None for a path on this computer."""
     job_id, colon, path = text.partition(":")
     return (job_id, path or ".") if colon and "/" not in job_id and job_id else None
 
 
 class _Talk:
-    """The other end's lines and blocks."""
+    """The connection to the node's end of the copy, in lines and blocks."""
 
     def __init__(self, process: RemoteProcess) -> None:
         self._process = process
@@ -93,11 +93,11 @@ class _Talk:
         """Return the next message.
 
         Raises:
-            CopyError: the other end refuses.
+            CopyError: the node refuses.
         """
         while (end := self._rest.find(b"\n")) < 0:
             if len(self._rest) > _MAX_LINE_BYTES or not self._more():
-                raise CopyError(f"the node has not understood: it ended with {self._process.status}")
+                raise CopyError(f"the node's program ended with status {self._process.status}")
         line = bytes(self._rest[:end])
         del self._rest[: end + 1]
         message: dict[str, Any] = json.loads(line)
@@ -106,7 +106,7 @@ class _Talk:
         return message
 
     def read(self, most: int) -> bytes:
-        """Return some bytes, ``most`` of them at most; none: there are no more."""
+        """Return at most ``most`` bytes, or none at the end."""
         while not self._rest:
             if not self._more():
                 return b""
@@ -115,7 +115,7 @@ class _Talk:
         return data
 
     def has_answer(self) -> bool:
-        """Return whether the other end has something to say already, or has ended."""
+        """Return whether the node has sent a message or has ended."""
         frame = self._process.frames(seconds=0.0)
         if frame is not None and frame.kind is Kind.OUTPUT:
             self._rest += frame.data
@@ -150,7 +150,7 @@ def _send(talk: _Talk, local: Path, remote: str, about: dict[str, Any]) -> tuple
 def _fetch(talk: _Talk, remote: str, local: Path) -> tuple[str, int, int]:
     talk.say({"do": "read", "path": remote})
     told = talk.hear()
-    # By the name that was asked for: the node must not choose which file here is replaced.
+    # Use the requested name: the node must not choose which file is replaced here.
     path = local / Path(remote).name if local.is_dir() else local
     talk.say({"has": file_copy.blocks_of(file_copy.partial_of(path))})
     start = talk.hear()["start"]

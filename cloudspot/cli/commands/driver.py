@@ -1,4 +1,4 @@
-"""``cloudspot driver``: a function in the cloud that drives a store's jobs while nobody is awake."""
+"""``cloudspot driver``: a cloud function that drives a store's jobs without a computer of the user's."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ DEFAULT_EVERY = "2m"
 def driver() -> None:
     """Let a cloud function drive the store's jobs.
 
-    It does what `reconcile` does, on a schedule and whenever the cloud takes one of the machines: it
-    relaunches, ends what should not run, and holds the limits. So no computer of yours has to be on. It
-    runs in the provider's account and region, and drives the jobs of one store.
+    The function does the same as `reconcile`, on a schedule and whenever the cloud reclaims one of the
+    machines: it relaunches nodes, ends machines that should not run, and enforces the limits. So none of
+    your computers has to be on. It runs in the provider's account and region, and drives the jobs of one
+    store.
     """
 
 
 @driver.command("deploy")
 @provider_option
 @click.option(
-    "--every", default=DEFAULT_EVERY, show_default=True, metavar="DURATION", help="From one pass to the next."
+    "--every", default=DEFAULT_EVERY, show_default=True, metavar="DURATION", help="Time between two passes."
 )
 @click.option("--reap", "reaps", is_flag=True, help="Let it run `cloudspot reap` once a day, too.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
@@ -42,9 +43,8 @@ def driver() -> None:
 def deploy(provider_name: str, every: str, reaps: bool, yes: bool, store_url: str | None) -> None:
     """Make the function, or bring it up to date.
 
-    Prints first what will be made and what it costs. The function is made of the cloudspot that is
-    installed here, with its plugins, and runs once before this command ends. Its role has what a driver
-    needs and no more.
+    First prints what will be made and what it costs. The function contains the installed cloudspot with its
+    plugins, and runs once before this command ends. Its role has only the rights that a driver needs.
     """
     store, host = open_named_store(store_url), _host(provider_name)
     seconds = parse_duration(every)
@@ -81,7 +81,7 @@ def deploy(provider_name: str, every: str, reaps: bool, yes: bool, store_url: st
 @store_option
 @click.pass_context
 def status(ctx: click.Context, provider_name: str, store_url: str | None) -> None:
-    """Show the function of the store.
+    """Show the store's function.
 
     Exits with 1 if there is none.
     """
@@ -109,9 +109,9 @@ def status(ctx: click.Context, provider_name: str, store_url: str | None) -> Non
 @provider_option
 @store_option
 def remove(provider_name: str, store_url: str | None) -> None:
-    """Remove the function, what runs it, its role, and its log where the cloud can.
+    """Remove the function, its schedule and its role, and its log if the cloud allows it.
 
-    The jobs are left as they are; nothing but another driver relaunches them from then on.
+    The jobs stay as they are; from then on, only other drivers relaunch them.
     """
     store = open_named_store(store_url)
     removed = _host(provider_name).remove(_name(store))
@@ -128,5 +128,5 @@ def _host(provider_name: str) -> FunctionHost:
 
 
 def _name(store: ObjectStore) -> str:
-    """Return the same name for every spelling of the store's URL."""
+    """Return the function's name, which is the same for every spelling of the store's URL."""
     return driver_name(store_label(store))

@@ -1,4 +1,4 @@
-"""``cloudspot exec``: runs a command on one of a job's nodes, beside the training."""
+"""``cloudspot exec``: run a command on one of a job's nodes, in parallel with the training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudspot.jobstore.layout.records import Seat
 @click.command("exec")
 @job_argument
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@node_option(help="The node, such as 2.0. Default: the first that trains.")
+@node_option(help="The node, such as 2.0. Default: the first node that trains.")
 @click.option("-t", "--tty", "has_terminal", is_flag=True, help="Give the command a terminal.")
 @max_requests_option
 @store_option
@@ -32,11 +32,11 @@ def exec(  # noqa: A001 - the command's name
 ) -> None:
     """Run a command on one of a job's nodes.
 
-    Put `--` before COMMAND, whose options are not cloudspot's. It runs in the training's environment and
-    working directory, and in its container if it has one. Standard streams are relayed through the store, and
-    the exit status is the command's.
+    Put `--` before COMMAND so that its options are not taken for cloudspot's. It runs in the training's
+    environment and working directory, and in its container if there is one. The standard streams are relayed
+    through the store, and the exit status is that of the command.
 
-    The command ends with the node, or when you leave. The job's log names each command and its user.
+    The command ends when the node ends or when you leave. The job's log names each command and its user.
     """
     size = terminal_size() if has_terminal else None
     job = open_job(store_url, job_id)

@@ -1,4 +1,4 @@
-"""``cloudspot fork``: submits a new job that begins from a checkpoint of another."""
+"""``cloudspot fork``: submit a new job that starts from a checkpoint of another one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,13 @@ from cloudspot.jobstore.layout.records import Origin
 
 @click.command("fork")
 @job_argument
-@click.option("--from", "step", type=click.IntRange(min=0), metavar="STEP", help="Default: the newest one.")
+@click.option(
+    "--from",
+    "step",
+    type=click.IntRange(min=0),
+    metavar="STEP",
+    help="The step of the checkpoint. Default: the newest.",
+)
 @click.option("--name", metavar="ID", help="The new job's id. Default: its name and a random suffix.")
 @overrides_option
 @click.option(
@@ -38,14 +44,14 @@ from cloudspot.jobstore.layout.records import Origin
     is_flag=False,
     flag_value=".",
     metavar="DIR",
-    help="Take the code from this directory, as of a job file in it. Default of DIR: the present one.",
+    help="Take the code from this directory, as if the job file were there. Default of DIR: the current one.",
 )
 @click.option(
     "--provider",
     "provider_name",
     metavar="NAME",
     shell_complete=complete_providers,
-    help="Where to run the new job. Default: where the other one ran.",
+    help="The provider of the new job. Default: that of the other job.",
 )
 @trust_option
 @click.option("--detach", is_flag=True, help="Return as soon as the first machine is requested.")
@@ -67,14 +73,14 @@ def fork(
     is_plain: bool,
     store_url: str | None,
 ) -> None:
-    """Begin a new job from a checkpoint of another.
+    """Start a new job from a checkpoint of another one.
 
-    The new job has the other one's job file (change it with --set) and code (or that of --code), and a copy
-    of the checkpoint in the same store: it needs the other job no longer. Its bill begins at 0. The other
-    job may still run. Exits as `run` does.
+    The new job has the job file of the other job, which --set can change, its code or that of --code, and a
+    copy of the checkpoint in the same store, so it does not need the other job any more. Its bill starts at
+    0. The other job may still run. Exits like `run`.
 
-    If the other job's record is not as it was submitted from this computer, the command shows how it differs
-    and which variables would be sent where, and asks. --trust answers where there is no terminal.
+    If the other job's record differs from what was submitted from this computer, the command shows the
+    differences, and which variables would be sent where, and asks. Without a terminal, --trust answers.
     """
     if as_json and not detach:
         raise SpecError("--json needs --detach; a followed job prints its log")
@@ -96,7 +102,7 @@ def fork(
         bundle = _bundle(spec, code_directory)
     environ = with_secrets(spec, {})
     spec, provider = open_pinned(spec, provider_name or submission.provider, bundle.digests, environ=environ)
-    find_offers(spec, provider)  # raises here, before there is a job, if no offer can fit it
+    find_offers(spec, provider)  # raises before the job exists if no offer fits it
     find_inputs(spec, provider)
     agent = agent_archive(provider, job.store, spec)
     origin = Origin(job_id=job.id, checkpoint=checkpoint)

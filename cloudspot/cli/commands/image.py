@@ -1,4 +1,4 @@
-"""``cloudspot image``: images of machines on which a job's setup is done, so that launches skip it."""
+"""``cloudspot image``: make images of machines on which a job's setup is done, so that launches skip it."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ from cloudspot.jobstore.layout.records import SetupReady
 from cloudspot.model import Capability, Instance, InstanceState, MachineImage
 
 MAX_RUNTIME_SECONDS = 6 * 3600.0
-"""How long the machine may run on which an image is made, unless the job file says less."""
+"""The maximal running time of the machine for an image, unless the job file sets a shorter one."""
 LOOK_SECONDS = 2.0
-"""How often it is looked for the end of the setup, and of the copy."""
+"""The interval between checks whether the setup and the copy are finished."""
 LISTED_LOOKS = 5
-"""In how many listings in a row an image may be missing that was begun."""
+"""The number of consecutive listings in which an image that was begun may be missing."""
 STOP_WAITS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 60.0, 60.0)
-"""How long to wait for the store if it does not take the request to stop, in seconds."""
+"""Waits, in seconds, if the store does not accept the stop request."""
 _SUFFIX = "-image"
 _PLACES = ("region", "project")
-"""The options that say in whose images a provider looks."""
+"""The options that select where a provider looks for images."""
 
 
 @click.group("image")
 def image() -> None:
     """Make images of machines on which a job's setup is done.
 
-    Machines that start from one have the agent, what the setup has installed and the container of run.image,
-    and skip all that. An image is billed like a disk until it is removed.
+    Machines that start from such an image have the agent, everything that the setup installed and the
+    container of run.image, and skip these steps. An image is billed like a disk until it is removed.
     """
 
 
@@ -64,17 +64,19 @@ def image() -> None:
 @job_file_argument
 @provider_option
 @overrides_option
-@click.option("--again", is_flag=True, help="Replace the image, for a setup that fetches what changes.")
+@click.option(
+    "--again", is_flag=True, help="Replace an existing image, for a setup that fetches changing data."
+)
 @store_option
 def bake(
     job_file: Path, provider_name: str, overrides: tuple[str, ...], again: bool, store_url: str | None
 ) -> None:
-    """Run a job's setup on one machine, and make an image of that.
+    """Run a job's setup on one machine, and make an image of the machine.
 
-    JOB_FILE is job.toml by default. From then on, what `run` submits in this region starts from the image,
-    as long as the setup and the code that it reads are the same: see run.setup_files. Without the image, or
-    with another setup, machines run it as always. Does nothing if the image is there. Ctrl-C ends the
-    machine and makes no image.
+    JOB_FILE is job.toml by default. Later jobs that `run` submits in this region start from the image, as
+    long as the setup and the code that it reads are the same: see run.setup_files. Without the image, or
+    with another setup, machines run the setup as usual. If the image exists, nothing happens. Ctrl-C ends
+    the machine and makes no image.
     """
     prepared = prepare_job(job_file, provider_name, overrides, store_url)
     prepared.provider.require(Capability.IMAGES)
@@ -83,9 +85,9 @@ def bake(
     image = host.find(key := str(table["setup_key"]))
     if image is not None and not again and not image.failure:
         if not image.is_ready:
-            output.echo(f"image {image.id} is being made")
+            output.echo(f"image {image.id} is still being made")
             _wait_until_ready(host, key)
-        output.echo(f"image {image.id} holds this setup; jobs start from it")
+        output.echo(f"image {image.id} exists with this setup; jobs start from it")
         return
     where = [f"--set providers.{provider_name}.{name}={table[name]}" for name in _PLACES if table.get(name)]
     remove = " ".join(("cloudspot image rm --provider", provider_name, *where))
@@ -107,7 +109,7 @@ def bake(
         raise CloudspotError(f"no image was made{why}; see {job.command('logs')}")
     size = "" if made.size_gib is None else f" ({made.size_gib:g} GiB)"
     output.echo(f"made image {made.id}{size} of {made.job_name}; jobs with this setup start from it")
-    output.echo(f"it is billed until: {remove} {made.id}")
+    output.echo(f"it is billed until you remove it: {remove} {made.id}")
 
 
 @image.command("ls")
@@ -115,9 +117,9 @@ def bake(
 @overrides_option
 @json_option
 def ls(provider_name: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """List the images of a provider, in its region.
+    """List the images that `cloudspot image bake` has made, in the provider's region.
 
-    That is the one of the environment; --set can name another, as in --set providers.NAME.region=REGION.
+    This is the region of the environment; select another with --set providers.NAME.region=REGION.
     """
     host = _host(provider_name, overrides)
     images = sorted(host.images(), key=lambda one: (one.job_name, one.id))
@@ -125,7 +127,7 @@ def ls(provider_name: str, overrides: tuple[str, ...], as_json: bool) -> None:
         output.echo_json([msgspec.to_builtins(one) for one in images])
         return
     if not images:
-        output.echo(f"{provider_name} has no image that `cloudspot image bake` has made")
+        output.echo(f"{provider_name} has no image made by `cloudspot image bake`")
         return
     output.echo_table(
         ("IMAGE", "JOB", "MADE", "SIZE", "STATE", "WHERE"),
@@ -148,18 +150,16 @@ def ls(provider_name: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @overrides_option
 @click.argument("image_ids", nargs=-1, required=True, metavar="IMAGE...")
 def rm(provider_name: str, overrides: tuple[str, ...], image_ids: tuple[str, ...]) -> None:
-    """Delete images, and with them what they are billed for.
+    """Delete images, which ends their billing.
 
-    Jobs go on: their next machines run the setup. Only images that `cloudspot image bake` has made are
+    Jobs continue: their next machines run the setup. Only images that `cloudspot image bake` has made are
     deleted.
     """
     host = _host(provider_name, overrides)
     known = {one.id for one in host.images()}
     for image_id in image_ids:
         if image_id not in known:
-            raise CloudspotError(
-                f"{provider_name} has no image {image_id!r} that `cloudspot image bake` has made"
-            )
+            raise CloudspotError(f"{provider_name} has no image {image_id!r} made by `cloudspot image bake`")
     for image_id in image_ids:
         host.remove(image_id)
         output.echo(f"removed {image_id}")
@@ -172,22 +172,22 @@ def _host(provider_name: str, overrides: Sequence[str]) -> ImageHost:
 
 
 class _Baking:
-    """Waits, in a thread of its own, for the setup's end, has the image made and then the machine ended."""
+    """Waits in a thread for the end of the setup, has the image made, and then has the machine ended."""
 
     def __init__(
         self, job: Job, host: ImageHost, provisioner: Provisioner, key: str, *, replaces: bool, remove: str
     ) -> None:
-        """``replaces``: an image that is there for the key goes first. ``remove`` is the command to type."""
+        """``replaces`` deletes an existing image with the key first. ``remove`` is the command for users."""
         self._job, self._host, self._provisioner, self._key = job, host, provisioner, key
         self._replaces, self._command = replaces, remove
         self.is_over = threading.Event()
-        """Once it is set, no image is made any more, and none is left that is half made."""
+        """Once it is set, no image is begun any more, and an unfinished one is removed."""
         self._has_begun = False
-        """An image may have been begun, and is to go unless it is ready."""
+        """Whether an image may have been begun, which must be removed unless it becomes ready."""
         self._num_missed = 0
-        """How many listings in a row have lacked it."""
+        """The number of consecutive listings without the image."""
         self._copied: SetupReady | None = None
-        """Of which machine the image is being made."""
+        """The machine of which the image is being made."""
         self._complaint = ""
         self.made: MachineImage | None = None
         """The image, once machines can start from it."""
@@ -195,7 +195,7 @@ class _Baking:
         """Why no image was made."""
 
     def run(self) -> None:
-        """Do it, and ask the job to stop, whatever comes of it."""
+        """Make the image, and ask the job to stop in any case."""
         try:
             while self.made is None and not self.is_over.wait(LOOK_SECONDS):
                 try:
@@ -221,21 +221,21 @@ class _Baking:
         if image is not None and image.is_ready:
             self.made = image
         elif self._num_missed == LISTED_LOOKS or (image is not None and image.failure):
-            why = "somebody has removed it" if image is None else image.failure
+            why = "it was removed" if image is None else image.failure
             if self._has_begun and self._machine(self._copied) is not None:
                 raise CloudspotError(f"the image could not be made: {why}")
-            output.echo(f"the machine is gone, or its image ({why}): another one takes its place")
+            output.echo(f"the machine or its image is gone ({why}); trying again on another machine")
             self._copied, self._num_missed = None, 0
 
     def _begin(self, ready: SetupReady, machine: Instance) -> None:
         if ready.key != self._key:
-            raise CloudspotError("the code has changed while it was submitted: make the image again")
+            raise CloudspotError("the code changed during the submission; make the image again")
         theirs = None if self._has_begun else self._host.find(self._key)
         if theirs is not None and self._replaces:
             self._host.remove(theirs.id)
-            return  # until it is listed no more
+            return  # until it is no longer listed
         if theirs is not None and not theirs.failure:
-            output.echo(f"the setup is done: image {theirs.id}, which somebody else has begun, is waited for")
+            output.echo(f"the setup is done: waiting for image {theirs.id}, which someone else has begun")
             self._copied = ready
             return
         self._has_begun = True
@@ -245,13 +245,13 @@ class _Baking:
         output.echo(f"the setup is done: image {begun.id} is being made")
 
     def _machine(self, ready: SetupReady) -> Instance | None:
-        """Return the machine on which the setup is done, if it runs."""
+        """Return the machine on which the setup is done, if it is running."""
         found = self._provisioner.instances(InstancesRequest(job_id=self._job.id)).instances
         running = (one for one in found if one.state is InstanceState.RUNNING)
         return next((one for one in running if one.id == ready.instance_id), None)
 
     def _stop(self) -> None:
-        """Ask for the machine's end; without that it ends by itself, after some hours."""
+        """Ask for the end of the machine, which would otherwise end by itself after some hours."""
         job, number = self._job, self._job.submitted[0].resumption
         try:
             retry(
@@ -261,16 +261,16 @@ class _Baking:
                 on_wait=self._complain,
             )
         except CloudspotError as error:
-            output.warn(f"the machine may run on: {error}; end it with: {job.command('stop')}")
+            output.warn(f"the machine may still run: {error}; end it with: {job.command('stop')}")
 
     def _remove(self) -> None:
-        """Remove what is half made; some clouds refuse that until it is whole, or list it late."""
+        """Remove an unfinished image; some clouds refuse this until it is finished, or list it late."""
         image: MachineImage | None = None
         try:
             for _ in range(LISTED_LOOKS):
                 image = self._host.find(self._key)
                 if image is not None and image.is_ready:
-                    self.made = image  # after all, or somebody else has made it
+                    self.made = image  # finished after all, or made by someone else
                     return
                 if image is not None:
                     output.echo(f"removing image {image.id}, which is not ready")
@@ -281,7 +281,7 @@ class _Baking:
         except CloudspotError as error:
             why = str(error)
         which = "IMAGE" if image is None else image.id
-        output.warn(f"an image may still come to be, and be billed: {why}; then: {self._command} {which}")
+        output.warn(f"an image may still appear and be billed: {why}; if so, run: {self._command} {which}")
 
     def _complain(self, error: Exception) -> None:
         if str(error) != self._complaint:
@@ -290,10 +290,10 @@ class _Baking:
 
 
 def _wait_until_ready(host: ImageHost, key: str) -> None:
-    """Wait for an image that somebody else has begun.
+    """Wait for an image that someone else has begun.
 
     Raises:
-        CloudspotError: it is not made.
+        CloudspotError: the image was not made.
     """
     pause = threading.Event()
     while True:
@@ -308,7 +308,7 @@ def _wait_until_ready(host: ImageHost, key: str) -> None:
 
 
 def _for_setup(prepared: PreparedJob) -> PreparedJob:
-    """Return the job whose one machine only runs the setup, on the image that the provider's table names."""
+    """Return the job with one machine that only runs the setup, on the image in the provider's table."""
     spec, name = prepared.spec, prepared.provider.name
     runtime = min(MAX_RUNTIME_SECONDS, spec.limits.max_runtime or MAX_RUNTIME_SECONDS)
     spec = msgspec.structs.replace(

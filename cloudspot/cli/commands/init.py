@@ -1,4 +1,4 @@
-"""``cloudspot init``: a job file to start from, and a script if there is none."""
+"""``cloudspot init``: write a job file to start from, and a script if there is none."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ print(json.dumps(measure(sys.argv[1:])))
 """
 _MEASURE_SECONDS = 60.0
 _WORTH_SECONDS = 1.0
-"""How long imports have to take before ``run.preload`` is suggested."""
+"""The least import time for which ``run.preload`` is suggested."""
 MAX_NAMED = 5
-"""How many files that could be the script are named."""
+"""The most candidates for the script that are listed."""
 _FRAMEWORK = re.compile(r"\b(torch|lightning|pytorch_lightning|transformers|accelerate)\b")
-"""A script that mentions none of these trains nothing that cloudspot knows."""
+"""A script that mentions none of these does not train with anything that cloudspot knows."""
 _FOR_A_SHELL = re.compile(r"[$`|&;<>*?~]")
-"""What in a command line only a shell understands; in quotes it costs no more than a shell too many."""
-_WITH_SESSION = 'interval = "auto"  # balances what a save costs against what a loss would cost'
+"""Characters that only a shell interprets. In quotes they do not need a shell, which then does no harm."""
+_WITH_SESSION = 'interval = "auto"  # balances the cost of saves against the cost of losses'
 _WITHOUT_SESSION = """\
 # The script opens no session (cloudspot.train.session), so name its own checkpoints here, directories or
-# files, and it resumes from the newest one. Without either, it starts over after each reclaim.
+# files, and it resumes from the newest one. Without this, it starts over after each reclaim.
 # directory = @PATTERN@\
 """
 _DIRECTORIES = '"output/checkpoint-*"'
 _SAVED = re.compile(r"[^\s\"]*\.(pt|pth|pth\.tar|ckpt|safetensors|zip|keras|h5)")
-"""Names of files that look like a checkpoint."""
+"""Names of files that look like checkpoints."""
 
 
 @click.command("init")
@@ -54,20 +54,20 @@ _SAVED = re.compile(r"[^\s\"]*\.(pt|pth|pth\.tar|ckpt|safetensors|zip|keras|h5)"
 @click.option(
     "--entrypoint",
     metavar="FILE",
-    help="The training script, inside DIR. Default: the one found there, else a small one is written.",
+    help="The training script, inside DIR. Default: the one found there, or a small new one.",
 )
 @click.option(
     "--command",
     "command_line",
     metavar="LINE",
-    help="A command that trains, as you type it in a shell, in place of a script.",
+    help="A command that trains, as typed in a shell, instead of a script.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing job.toml.")
 def init(directory: Path, entrypoint: str | None, command_line: str | None, force: bool) -> None:
     """Write a job file to start from.
 
-    It goes into DIR, by default the current directory, and fits the training script found there or below.
-    If there is none, a small working script is written too. A script is never replaced.
+    The file is written to DIR, by default the current directory, for the training script found there or
+    below. If there is no script, a small working one is written, too. A script is never replaced.
     """
     if entrypoint is not None and command_line is not None:
         raise SpecError("give --entrypoint or --command, not both")
@@ -82,7 +82,7 @@ def init(directory: Path, entrypoint: str | None, command_line: str | None, forc
             script = SCRIPT
             with (directory / SCRIPT).open("x", encoding="utf-8") as file:
                 file.write(_template("train.py.txt"))
-            output.echo(f"wrote {directory / SCRIPT}, a small training script that works as it is")
+            output.echo(f"wrote {directory / SCRIPT}, a small working training script")
         has_session = script is not None and opens_session(directory / script)
         slow = slow_imports(directory / script) if script is not None else {}
         saved = () if script is None else saved_files(directory / script)
@@ -101,17 +101,17 @@ def init(directory: Path, entrypoint: str | None, command_line: str | None, forc
     output.echo(f"wrote {job_file} for {program}")
     if not has_session:
         output.warn(
-            f"{program} opens no session: it starts over after a reclaim; see [checkpoint] in {job_file}"
+            f"{program} opens no session, so it starts over after a reclaim; see [checkpoint] in {job_file}"
         )
     named = "" if directory == Path() else f" {job_file}"
     output.echo(f"see what it would launch: cloudspot plan{named}; start it: cloudspot run{named}")
 
 
 def find_script(directory: Path, entrypoint: str | None) -> str | None:
-    """Return the training script, relative to the directory; None if there is none.
+    """Return the training script, relative to the directory, or None if there is none.
 
-    Without ``entrypoint`` it is train.py, else the only Python file that mentions a framework: the one in the
-    directory itself, or else the one anywhere in its code, as ``run`` would send it.
+    Without ``entrypoint`` it is train.py or, failing that, the only Python file that mentions a framework:
+    one in the directory itself or, without one, anywhere in the code that ``run`` would send.
 
     Raises:
         SpecError: ``entrypoint`` is not a file inside the directory, or several files could be the script.
@@ -143,14 +143,14 @@ def find_script(directory: Path, entrypoint: str | None) -> str | None:
 
 
 def _is_apart(directory: Path) -> bool:
-    """Return whether the directory holds programs of others: a virtual environment, or what is hidden."""
+    """Return whether the directory is hidden or a virtual environment, and so holds foreign programs."""
     return directory.name.startswith(".") or (directory / "pyvenv.cfg").is_file()
 
 
 def slow_imports(script: Path) -> dict[str, float]:
-    """Return what the script imports at its top besides torch and its own modules, and how long that takes.
+    """Return the script's top-level imports besides torch and its own modules, with their import times.
 
-    It is measured with this Python. Empty if there is no such import, or it cannot be measured.
+    The times are measured with this Python. The result is empty without such imports, or if measuring fails.
     """
     names = []
     with suppress(SyntaxError, ValueError):
@@ -172,7 +172,7 @@ def slow_imports(script: Path) -> dict[str, float]:
 
 
 def saved_files(script: Path) -> tuple[str, ...]:
-    """Return the names of files in the script that look like checkpoints, with ``*`` for what it fills in."""
+    """Return the file names in the script that look like checkpoints, with ``*`` for formatted parts."""
     found: dict[str, None] = {}
     with suppress(SyntaxError, ValueError):
         tree = ast.parse(_read(script))
@@ -192,14 +192,14 @@ def split_command(line: str) -> tuple[str, ...]:
     """Return the words of a command as a shell splits them.
 
     Raises:
-        SpecError: it is malformed, or needs a shell for more than that.
+        SpecError: it is malformed or empty.
     """
     try:
         words = shlex.split(line, comments=True)
     except ValueError as error:
         raise SpecError(f"--command: {line!r} is not a command: {error}") from None
     if not words:
-        raise SpecError("--command: names no program")
+        raise SpecError("--command: it is empty; name a program")
     if _FOR_A_SHELL.search(line) or "=" in words[0]:
         return ("bash", "-c", line)
     return tuple(words)
@@ -213,9 +213,9 @@ def job_file_text(
     slow: Mapping[str, float] | None = None,
     saved: Sequence[str] = (),
 ) -> str:
-    """Return a commented job file for a script, or for a command as its words.
+    """Return a commented job file for a script, or for a command given as its words.
 
-    ``slow`` are its imports, and ``saved`` the files that it seems to save.
+    ``slow`` are the script's slow imports, and ``saved`` the files that it seems to save.
     """
     slow = slow or {}
     preload = f"# preload = {json.dumps([*slow])}  # would save {sum(slow.values()):.1f} s of each restart\n"
@@ -239,7 +239,9 @@ def _without_session(saved: Sequence[str]) -> str:
     if not saved:
         return _WITHOUT_SESSION.replace("@PATTERN@", f'{_DIRECTORIES}  # or a file: "checkpoint.pt"')
     patterns = json.dumps(list(saved) if saved[1:] else saved[0], ensure_ascii=False)
-    return _WITHOUT_SESSION.replace("@PATTERN@", f"{patterns}  # as in the script; add where it writes them")
+    return _WITHOUT_SESSION.replace(
+        "@PATTERN@", f"{patterns}  # as in the script; add the directory if needed"
+    )
 
 
 @functools.cache
@@ -248,7 +250,7 @@ def _template(name: str) -> str:
 
 
 def _job_name(directory: Path) -> str:
-    """Return a job's name made from the directory's."""
+    """Return a job name derived from the name of the directory."""
     near = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower())[:40].strip("-")
     return near or "job"
 

@@ -1,4 +1,4 @@
-"""``cloudspot logs``: a job's log, even long after its machines are gone."""
+"""``cloudspot logs``: print a job's log, even long after its machines are gone."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SOURCES = ("train", "setup", "agent", METRICS, UTILIZATION)
     shell_complete=complete_generations,
     type=click.IntRange(min=1),
     metavar="N",
-    help="Only the lines of generation N: of its nodes, from its start to the next one's.",
+    help="Only the lines of generation N: those of its nodes between its start and the next one's.",
 )
 @click.option(
     "--source",
@@ -81,7 +81,7 @@ SOURCES = ("train", "setup", "agent", METRICS, UTILIZATION)
     "--prune",
     callback=_to_moment,
     metavar="WHEN",
-    help="Delete the log of the days before WHEN, written as for --since.",
+    help="Delete the logs of all days before WHEN, written as for --since.",
 )
 @click.option("-y", "--yes", is_flag=True, help="With --prune: do not ask.")
 @store_option
@@ -105,18 +105,18 @@ def logs(
 ) -> None:
     """Print a job's log.
 
-    Prints the lines of setup, training script and agent, all nodes merged by time. With --follow, lines are
-    printed when they arrive: those that a node delivers late come after newer ones of others. With --list and
-    --prune, lists what is kept and deletes what is old.
+    Prints the lines of the setup, the training script and the agent of all nodes, merged by time. With
+    --follow, lines are printed when they arrive, so lines that a node delivers late follow newer lines of
+    other nodes. --list lists what is kept, and --prune deletes old logs.
 
     With --json, each line is one JSON object.
     """
     if download is not None and (follow or count is not None):
-        raise SpecError("--download writes whole files: give it without --follow and --tail")
+        raise SpecError("--download writes whole files; give it without --follow and --tail")
     if until is not None and follow:
         raise SpecError("give --until or --follow, not both")
     if yes and prune is None:
-        raise SpecError("--yes answers the question that --prune asks: give both or neither")
+        raise SpecError("--yes answers the question of --prune; give both or neither")
     given = {
         "--list": listed,
         "--prune": prune is not None,
@@ -159,12 +159,12 @@ def logs(
 
 @dataclass(frozen=True)
 class _Filter:
-    """Which lines are shown."""
+    """Selects the lines that are shown."""
 
     sources: frozenset[str]
-    """If empty, all."""
+    """The sources to show; if it is empty, all."""
     with_all: bool
-    """Whether an empty ``sources`` includes those that are for programs."""
+    """Whether an empty ``sources`` includes sources whose lines are for programs."""
     grep: re.Pattern[str] | None
     since: datetime | None
     until: datetime | None
@@ -185,7 +185,7 @@ class _Filter:
 def _print_log(
     job: Job, tail: LogTail, shown: _Filter, count: int | None, *, follow: bool, as_json: bool
 ) -> None:
-    """Print the lines that are ``shown``, or the last ``count`` of them; ``follow``: until the job's end."""
+    """Print the selected lines, or the last ``count`` of them; with ``follow``, until the job's end."""
     name_nodes = are_nodes_named(job.spec.nodes.max, job.first_history)
 
     def show(records: Iterable[LogRecord]) -> None:
@@ -199,7 +199,7 @@ def _print_log(
     complaint = ""
     while True:
         try:
-            # Asked before reading, so that what a node wrote before its end is still read below.
+            # Ask before reading, so that lines that a node wrote before its end are still read below.
             ended = not follow or job.history().finished is not None
             if not begun and count is not None:
                 show(tail.last_records(count, since=shown.since, shown=shown))
@@ -223,7 +223,7 @@ def _print_log(
 def print_records(
     records: Iterable[LogRecord], *, name_nodes: bool, highlight: re.Pattern[str] | None
 ) -> None:
-    """Print log lines with their time and source; what ``highlight`` matches is coloured."""
+    """Print log lines with time and source, and colour the matches of ``highlight``."""
     for record in records:
         line = record_line(record, name_nodes=name_nodes)
         if highlight is None:
@@ -255,10 +255,10 @@ def _record_json(record: LogRecord) -> dict[str, Any]:
 
 
 def _check_whole(name: str, given: Mapping[str, bool]) -> None:
-    """Refuse options that choose lines beside one that is about whole streams."""
+    """Refuse options that select lines together with an option for whole streams."""
     other = next((one for one, is_given in given.items() if is_given and one != name), None)
     if given[name] and other is not None:
-        raise SpecError(f"{name} works on whole days of a node's log: give it without {other}")
+        raise SpecError(f"{name} works on whole days of a node's log; give it without {other}")
 
 
 def _check_node(job: Job, node: Seat) -> Seat:
@@ -270,11 +270,11 @@ def _check_node(job: Job, node: Seat) -> Seat:
 
 
 def _generation(job: Job, number: int) -> tuple[Generation, datetime | None]:
-    """Return the generation, and when the next one began."""
+    """Return the generation, and the start of the next one."""
     generations = job.first_history.generations
     if number > len(generations):
         raise SpecError(
-            f"--generation must be <= {len(generations)}, the generations of {job.id} so far: got {number}"
+            f"--generation must be <= {len(generations)}, the number of generations of {job.id}: got {number}"
         )
     following = generations[number:][:1]
     return generations[number - 1], following[0].at if following else None

@@ -1,4 +1,4 @@
-"""``cloudspot move``: lets a running job train on other machines, which are made ready first."""
+"""``cloudspot move``: move a running job to other machines, which are prepared first."""
 
 from __future__ import annotations
 
@@ -33,15 +33,19 @@ from cloudspot.story.outcomes import end_so_far, own_beat
 from cloudspot.story.stretches import stretches
 
 _MAX_TRIES = 10
-"""To record the launch in a job that records something itself at the same time."""
+"""The number of tries to record the launch while the job writes records itself."""
 
 
 @click.command("move")
 @job_argument
-@click.option("--zone", metavar="ZONE", help="The zone in which it is to train. Default: any.")
-@click.option("--type", "instance_type", metavar="TYPE", help="The type of machine. Default: as now.")
+@click.option("--zone", metavar="ZONE", help="The zone to move to. Default: any.")
 @click.option(
-    "--market", type=click.Choice([one.value for one in Market]), help="Spot or on-demand. Default: as now."
+    "--type", "instance_type", metavar="TYPE", help="The machine type to move to. Default: the present one."
+)
+@click.option(
+    "--market",
+    type=click.Choice([one.value for one in Market]),
+    help="Spot or on-demand. Default: the present one.",
 )
 @trust_option
 @click.option("--detach", is_flag=True, help="Return as soon as the machines are requested.")
@@ -61,21 +65,20 @@ def move(
 ) -> None:
     """Move a running job to another zone, machine type or market.
 
-    New machines are bought, set up and restored while the job trains on. Once they are ready, and the
-    training has made a checkpoint and run ten times as long as it took to start, it saves and goes on with
-    them; the old ones end. Until then both are billed, and limits.max_cost counts both. If the new ones
-    cannot be had, or are lost before, the job trains on as it did, and the next offer that fits is tried.
+    New machines are bought, set up and restored while the job keeps training. They take over once they are
+    ready, the training has made a checkpoint, and it has run ten times as long as it took to start: then it
+    saves, continues on them, and the old machines end. Until then both are billed, and limits.max_cost
+    counts both. If the new machines cannot be bought, or are lost before, the job keeps training, and the
+    next fitting offer is tried. Any driver of the job completes the move, so this command need not run until
+    then. If the job ends before it has moved, the exit status is that of `run`.
 
-    The rest of the move needs no command: whatever drives the job completes it. If the job ends before, the
-    status is that of `run`.
+    To change the provider or the store, stop the job and resume it there.
 
-    For another provider or store, stop the job and resume it there.
-
-    If the job's record is not as it was submitted from this computer, the command shows how it differs, and
-    asks. --trust answers where there is no terminal.
+    If the job's record differs from what was submitted from this computer, the command shows the
+    differences, and asks. Without a terminal, --trust answers.
     """
     if zone is None and instance_type is None and market is None:
-        raise SpecError("say where to move: give --zone, --type or --market")
+        raise SpecError("give --zone, --type or --market to move to")
     target = Target(zone=zone, instance_type=instance_type, market=None if market is None else Market(market))
     job = open_job(store_url, job_id)
     job.check_not_moved()
@@ -113,7 +116,7 @@ def _open(
     offers: Sequence[Offer],
     target: Target,
 ) -> OpenLaunch:
-    """Record the launch; what happens meanwhile, such as a commit, counts only if it changes the plan."""
+    """Record the launch. Records that the job writes in the meantime matter only if they change the plan."""
     for _ in range(_MAX_TRIES):
         launch = _plan(job, history, offers, target)
         if dataclasses.replace(launch, number=planned.number) != planned:
@@ -130,7 +133,7 @@ def _echo_plan(launch: OpenLaunch) -> None:
     nodes = named(seat for seat in launch.stands_in_for if seat is not None)
     output.echo(f"moving {nodes} {launch.detail} to {offer.key}")
     machines = "machine trains" if count == 1 else "machines train"
-    output.echo(f"until the new {machines}, {price} an hour come on top")
+    output.echo(f"this adds {price} an hour until the new {machines}")
 
 
 def _warn_of_end(history: History) -> None:
@@ -138,8 +141,8 @@ def _warn_of_end(history: History) -> None:
     left, needed = seconds_to_end(history), start_seconds(history) + restart_seconds(history)
     if left is not None and left < needed:
         output.warn(
-            f"the job ends by itself in about {output.duration_text(left)}, and new machines would train in "
-            f"about {output.duration_text(needed)}: it is likely to end before it has moved"
+            f"the job will end by itself in about {output.duration_text(left)}, but new machines would train "
+            f"only in about {output.duration_text(needed)}: it will probably end before it has moved"
         )
 
 
@@ -151,13 +154,13 @@ def _look(job: Job, controller: Controller) -> History | None:
 
 
 def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target) -> int:
-    """Drive the job until it has moved, or cannot; return the exit status."""
+    """Drive the job until it has moved or cannot move; return the exit status."""
     printed = ""
     while True:
         history = _look(job, controller)
         if history is not None and len(history.launches) >= launch.launch:
             if has_moved(history, launch.launch):
-                output.echo(f"job {job.id} has moved to {launch.offer.key}; the machines from before end now")
+                output.echo(f"job {job.id} has moved to {launch.offer.key}; the old machines end now")
                 tell_of_drivers(job)
                 return exit_codes.SUCCEEDED
             if history.finished is not None:
@@ -173,7 +176,9 @@ def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target
                 try:
                     launch = _plan(job, history, offers, target)
                 except CapacityError as error:
-                    raise CloudspotError(f"job {job.id} has not moved, and trains on: {error}") from error
+                    raise CloudspotError(
+                        f"job {job.id} has not moved, but keeps training: {error}"
+                    ) from error
                 _echo_plan(launch)
                 launch = _open(job, controller, launch, history, offers, target)
                 continue
@@ -181,7 +186,7 @@ def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target
 
 
 def wait_text(history: History, number: int, now: datetime) -> str:
-    """Return what machines of the launch that are ready wait for; empty if they are not ready yet."""
+    """Return what the launch's machines wait for once they are ready; it is empty before."""
     launch, generation = history.launches[number - 1], history.generations[-1]
     beats = [own_beat(launch, rank) for rank in range(launch.intent.num_nodes)]
     if any(beat is None or beat.state != "ready" for beat in beats):
@@ -192,8 +197,8 @@ def wait_text(history: History, number: int, now: datetime) -> str:
     if begun is None:
         first.append("begins")
     elif (until := begun + JOIN_AFTER_STARTS * (begun - generation.at)) > now:
-        first.append(f"trains until {output.clock_text(until)}, ten times as long as its start took")
-    what = f"wait, billed, while the training first {' and '.join(first)}" if first else "take over now"
+        first.append(f"trains until {output.clock_text(until)}, ten times the duration of its start")
+    what = f"wait, while billed, until the training {' and '.join(first)}" if first else "take over now"
     return f"the new machines are ready and {what}"
 
 

@@ -1,4 +1,4 @@
-"""``cloudspot notify``: whether the messages of jobs reach people."""
+"""``cloudspot notify``: check whether the messages of jobs reach people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cloudspot.model import Message, Severity
 
 @click.group("notify")
 def notify() -> None:
-    """Try whether the messages of jobs arrive."""
+    """Check whether the messages of jobs arrive."""
 
 
 @notify.command("test")
@@ -31,7 +31,7 @@ def notify() -> None:
 def test(ctx: click.Context, job_file: Path | None, overrides: tuple[str, ...]) -> None:
     """Send a message to each URL of [notify], and print whether it was accepted.
 
-    Takes [notify] from JOB_FILE, or from job.toml where there is one; if that has none, from the config file.
+    [notify] is read from JOB_FILE or from job.toml, if it exists; if that has none, from the config file.
     Exits with 1 if a URL has not accepted the message.
     """
     path = job_file or Path("job.toml")
@@ -41,18 +41,18 @@ def test(ctx: click.Context, job_file: Path | None, overrides: tuple[str, ...]) 
         spec = with_notify(load_job(path, overrides=overrides))
         settings, job = spec.notify, spec.name
     if not settings.is_wanted:
-        raise SpecError(f"neither {path} nor {config_path()} has [notify] with urls and events")
+        raise SpecError(f"neither {path} nor {config_path()} has a [notify] with urls and events")
     check_secrets(settings.secret_names, os.environ)
     check_messages(settings, os.environ)
     urls = settings.resolved(os.environ)
     message = Message(
         job_id=job,
         title=f"{job}: test",
-        body="A test: messages of jobs arrive here. Events: "
+        body="This is a test. Messages about jobs arrive here. Events: "
         + ", ".join(kind.value for kind in settings.events),
         severity=Severity.INFO,
     )
-    errors = send(settings.through, message, urls, own=urls)  # the user has just named them
+    errors = send(settings.through, message, urls, own=urls)  # the user named them in this command
     for name in urls:
         mark = output.Styled("FAILED", "red") if name in errors else output.Styled("ok    ", "green")
         output.echo(mark, f"  {name}", f" {errors[name]}" if name in errors else "")

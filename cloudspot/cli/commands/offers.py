@@ -1,4 +1,4 @@
-"""``cloudspot offers``: what would be bought now, and what it is expected to come to."""
+"""``cloudspot offers``: show what would be bought now, and the expected price including losses."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def offers(
 ) -> None:
     """Show what a job could buy now, and how soon it would be lost.
 
-    Lists the offers that fit, the cheapest first once the losses of spot machines are counted, as far as the
-    store's jobs have met them.
+    Lists the offers that fit, in the order of their prices including the losses of spot machines that the
+    store's jobs have seen.
     """
     prepared = prepare_job(job_file, provider_name, overrides, store_url)
     available = find_offers(prepared.spec, prepared.provider)
@@ -109,13 +109,15 @@ def _explanation(
     if not any(one.offer.market is Market.SPOT for one in expected):
         return (start,)
     if not experience.num_jobs:
-        seen = f"no job in {prepared.store.url} has seen this spot market yet: all is taken to be as usual"
+        seen = f"no job in {prepared.store.url} has seen this spot market yet, so usual values are assumed"
     else:
         hours = sum(sum(one.up_hours) + sum(one.down_hours) for one in experience.knowledge.tallies.values())
         jobs = "1 job" if experience.num_jobs == 1 else f"{experience.num_jobs} jobs"
         watched = output.duration_text(3600 * hours)
-        seen = f"SEEN: by {jobs} in {prepared.store.url}, in {watched} in all; usual: not seen there"
-    return (seen, f"WITH RESTARTS: an hour of training, with another start after each loss; {start}")
+        seen = (
+            f"SEEN: losses seen by {jobs} in {prepared.store.url} during {watched}; usual: no job was there"
+        )
+    return (seen, f"WITH RESTARTS: the price of an hour of training and of its restarts; {start}")
 
 
 def _json(

@@ -1,4 +1,4 @@
-"""``cloudspot plan``: what ``run`` would try, in order, with the exact requests; nothing is launched."""
+"""``cloudspot plan``: show what ``run`` would try, in order, with the exact requests, without launching."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ request_option = click.option(
     "--request",
     "shows_request",
     is_flag=True,
-    help="Print the whole request for the first offer too, with the boot script.",
+    help="Also print the whole request for the first offer, including the boot script.",
 )
 
 
@@ -70,8 +70,8 @@ def plan(
 ) -> None:
     """Show what a job would launch, without launching it.
 
-    The same as `run --dry-run`: makes every check that `run` makes locally, asks the provider for its
-    offers, and prints what the job is expected to cost, and the offers. --request adds what would be sent.
+    The same as `run --dry-run`: makes all the local checks of `run`, asks the provider for its offers, and
+    prints the offers and the expected cost of the job. --request adds the first request.
     """
     prepared = prepare_job(job_file, provider_name, overrides, store_url)
     print_plan(
@@ -86,7 +86,7 @@ def plan(
 def print_plan(
     prepared: PreparedJob, job_id: str, *, anyway: bool, shows_request: bool, as_json: bool
 ) -> None:
-    """Print what a submission under that id would try, or raise as it would; launch and store nothing."""
+    """Print what a submission with that id would try, with the same errors; launch and store nothing."""
     spec, store = prepared.spec, prepared.store
     check_secrets(spec.secret_names, os.environ)
     check_places(spec, prepared.workdir)
@@ -106,17 +106,17 @@ def print_plan(
     output.echo(f"job {job_id} on {submission.provider}, {spec.nodes.max} node(s), store {store.url}")
     for line in outlook(prospects, spec, [launch.offer for launch in planned]):
         output.echo(line)
-    output.echo("nothing was launched or stored; to start it: cloudspot run, with the same arguments")
+    output.echo("nothing was launched or stored; to start it, use cloudspot run with the same arguments")
     output.echo()
     output.echo(f"code {bundle.sha256[:12]}: {len(bundle.files)} files, {size_text(bundle.size)}")
     for line in inputs_text(inputs, [launch.offer for launch in planned]):
         output.echo(line)
     for line in setup_text([launch.offer for launch in planned]):
         output.echo(line)
-    output.echo(f"starts on each node: {_start_text(spec)}")
+    output.echo(f"command on each node: {_start_text(spec)}")
     output.echo()
     output.echo("offers, in the order in which they are tried:", style="bold")
-    # An offer is for one machine; the job pays for all of its nodes.
+    # An offer is for one machine, but the job pays for all of its nodes.
     counts = sorted({1, spec.nodes.max})
     header, cells = transfer_column([launch.offer for launch in planned])
     output.echo_table(
@@ -140,11 +140,11 @@ def print_plan(
     if header:
         output.echo(EXPLAINED)
     if planned[0].offer.price_text:
-        output.echo(f"an hour of offer 1: {planned[0].offer.price_text}")
+        output.echo(f"price parts of offer 1 per hour: {planned[0].offer.price_text}")
     output.echo(_overlap_text(spec, planned))
     if shows_request:
         output.echo()
-        output.echo("request for offer 1 (--json prints them all):", style="bold")
+        output.echo("request for offer 1 (--json prints all requests):", style="bold")
         _echo_body(planned[0].request.body, indent="  ")
 
 
@@ -152,9 +152,7 @@ def _overlap_text(spec: JobSpec, planned: Sequence[PlannedLaunch]) -> str:
     dearest = max((launch.offer for launch in planned), key=lambda offer: offer.price_per_hour)
     most = MOST_AT_ONCE * spec.nodes.max
     price = money_text(most * dearest.price_per_hour, dearest.currency)
-    return (
-        f"while new machines take over from old ones, at most {most} run at once, for up to {price} an hour"
-    )
+    return f"while new machines replace old ones, at most {most} run at once, for up to {price} an hour"
 
 
 def _start_text(spec: JobSpec) -> str:
@@ -165,7 +163,7 @@ def _start_text(spec: JobSpec) -> str:
 
 
 def _echo_body(body: Mapping[str, Any], *, indent: str) -> None:
-    """Print a request's fields; text of several lines, such as the boot script, is printed as it is."""
+    """Print the fields of a request; multi-line text, such as the boot script, is printed unchanged."""
     for name, value in body.items():
         if isinstance(value, Mapping):
             output.echo(f"{indent}{name}:")

@@ -1,4 +1,4 @@
-"""``cloudspot plugin``: begin a plugin, and show which promises one keeps."""
+"""``cloudspot plugin``: start a new plugin, and show which promises one keeps."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def plugin() -> None:
 def new(name: str, directory: Path | None) -> None:
     """Write a distribution cloudspot-NAME to start from.
 
-    It goes into DIR, by default ./cloudspot-NAME, and brings a provider NAME and stores at NAME://. Every
-    method says what it promises, and raises NotImplementedError until it is written. The tests show what is
-    left to do. No file is replaced.
+    The files are written to DIR, by default ./cloudspot-NAME, for a provider NAME and stores at NAME://. The
+    docstring of every method states its promise, and its body raises NotImplementedError until you write it.
+    The failing tests show what is left to do. No file is replaced.
     """
     from cloudspot.cli.authoring import scaffold
 
     scaffold.check_name(name)
     directory = Path(f"cloudspot-{name}") if directory is None else directory
     scaffold.write_files(directory, scaffold.files(name))
-    output.echo(f"wrote {directory}; begin with its README.md. Next:")
+    output.echo(f"wrote {directory}; read its README.md first. Next:")
     output.echo(f"    cd {shlex.quote(str(directory))}")
     output.echo('    python -m pip install --editable ".[test]"')
-    output.echo("    python -m pytest  # what fails is what is left to do")
+    output.echo("    python -m pytest  # failures show what is left to do")
     output.echo(f"    cloudspot plugin check {name}")
 
 
@@ -51,29 +51,29 @@ def new(name: str, directory: Path | None) -> None:
     default="tests",
     show_default=True,
     type=click.Path(path_type=Path, exists=True),
-    help="Where the plugin's tests are, in which its kits are wired.",
+    help="The directory of the plugin's tests, which apply the kits.",
 )
 @click.option(
     "--kit",
     "kits",
     metavar="KIT",
     multiple=True,
-    help="Run this kit alone, such as ObjectStoreTests; repeatable.",
+    help="Run only this kit, such as ObjectStoreTests. Repeatable.",
 )
 @click.option(
     "--json",
     "json_file",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    help="Write the report there as JSON.",
+    help="Write the report to FILE as JSON.",
 )
 @click.pass_context
 def check(ctx: click.Context, name: str, tests: Path, kits: tuple[str, ...], json_file: Path | None) -> None:
     """Show which promises the installed plugin NAME keeps.
 
-    Runs the kits in its tests, and no other test, and names each promise that is broken, left out or declared
-    as a deviation. Exits with 1 if one is broken or was not run. After Ctrl-C, or where a test has ended the
-    process, the report says how far the run came.
+    Runs only the kits in the plugin's tests, and lists each promise that is broken, skipped or declared as a
+    deviation. Exits with 1 if one is broken or was not run. After Ctrl-C, or if a test has ended the process,
+    the report covers the tests that were run.
     """
     from cloudspot.cli.authoring.kitrun import report_on
 

@@ -1,4 +1,4 @@
-"""``cloudspot preempt``: reclaims a machine on purpose, to see that the job survives."""
+"""``cloudspot preempt``: reclaim a machine on purpose, to test that the job survives."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cloudspot.story.states import live_members
 
 @click.command("preempt")
 @job_argument
-@node_option(help="The node to reclaim, such as 2.0. Default: the first that trains.")
+@node_option(help="The node to reclaim, such as 2.0. Default: the first node that trains.")
 @click.option(
     "--notice",
     callback=parsed(parse_duration),
     metavar="DURATION",
-    help='Time between the notice and the end, such as "30s".',
+    help='The time between notice and reclaim, such as "30s".',
 )
-@click.option("--no-notice", is_flag=True, help="Take the machine at once, without notice.")
+@click.option("--no-notice", is_flag=True, help="Reclaim the machine immediately, without notice.")
 @store_option
 def preempt(
     job_id: str, node: Seat | None, notice: float | None, no_notice: bool, store_url: str | None
@@ -52,7 +52,7 @@ def preempt(
         raise CloudspotError(f"job {job.id} has {what}; see: {job.command('show')}")
     instance_id = history.launches[node.launch - 1].slots[node.rank].instance_id
     assert instance_id is not None, "it was claimed"
-    # The id is the record's word, and the provider's listing tells whose machine it is.
+    # The id comes from a record, so check in the provider's listing that the machine belongs to the job.
     listed = job.provider.provisioner().instances(InstancesRequest(job_id=job.id)).instances
     if all(one.id != instance_id for one in listed):
         raise CloudspotError(f"{job.provider.name} lists no machine {instance_id} of job {job.id}")

@@ -1,4 +1,4 @@
-"""``cloudspot ps``: the jobs of a store."""
+"""``cloudspot ps``: list the jobs of a store."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from cloudspot.jobstore.layout.records import Summary
 from cloudspot.story.states import TERMINAL_STATES
 
 PAGE = 16
-"""How many jobs are shown by default: each costs a request, and the two lists of jobs cost one each."""
+"""The number of jobs shown by default. Each takes a request, and so does each of the two lists of jobs."""
 MOST = 20
-"""How many ended jobs are shown of a choice (``--filter``, ``--sort``)."""
+"""The most ended jobs that are shown with ``--filter`` or ``--sort``."""
 FRESH_SECONDS = 30.0
 """Drivers write the summary of an unfinished job more often than this."""
 MAX_WORKED_OUT = 2
-"""Up to so many jobs of the page whose summary is older are worked out from their records, at about ten
-requests each. If there are more, their summaries are shown with a warning."""
+"""If at most this many jobs on the page have an older summary, their state is computed from their records,
+with about ten requests each. If there are more, their summaries are shown with a warning."""
 
 
 @click.command("ps")
-@click.option("-a", "--all", "show_all", is_flag=True, help=f"All jobs, not only the first {PAGE}.")
+@click.option("-a", "--all", "show_all", is_flag=True, help=f"Show all jobs instead of the first {PAGE}.")
 @click.option(
     "--filter",
     "filters",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="Only jobs that match; also != < <= > >=, as in metrics.loss<0.3. Repeatable; all must match.",
+    help="Only jobs that match; also with != < <= > >=, as in metrics.loss<0.3. Repeatable; all must match.",
 )
 @click.option(
     "--sort", metavar="FIELD", help="Sort by this field, such as cost; -cost puts the largest first."
@@ -58,14 +58,14 @@ def ps(
 ) -> None:
     """List jobs.
 
-    Unfinished jobs, then the newest ended ones; newest first, unless --sort says otherwise. Only --all,
-    --filter and --sort read every job of the store. A job whose records are malformed is named in a
-    warning; the status is then 8.
+    Shows unfinished jobs first, then the newest ended ones; newest first, unless --sort is given. Only --all,
+    --filter and --sort read every job of the store. A job with malformed records is named in a warning; the
+    command then exits with 8.
     """
     now = datetime.now().astimezone()
     tests = [parse_filter(text, now=now) for text in filters]
     if sort is not None:
-        sort_jobs((), sort)  # A wrong field is refused before anything is read.
+        sort_jobs((), sort)  # Refuse a wrong field before anything is read.
     store = open_named_store(store_url)
     stored = StoredJobs(store)
     is_whole = show_all or filters or sort is not None
@@ -79,8 +79,8 @@ def ps(
     shown = jobs if show_all else _without_most_ended(jobs)
     num_more = page.num_more + len(jobs) - len(shown)
     if store_url is not None and not page.jobs and not with_retries(store).list_page("", limit=1).objects:
-        # A typo in its name looks the same as a new store.
-        output.warn(f"nothing is stored in {store.url}; is that the store you meant?")
+        # The store is new, or its name has a typo.
+        output.warn(f"{store.url} is empty; check its name")
     asked = [metric for text in (sort or "", *filters) if (metric := metric_of(text)) is not None]
     if as_json:
         output.echo_json([_as_json(job) for job in shown])
@@ -96,7 +96,7 @@ def ps(
 
 
 def _without_most_ended(jobs: Sequence[Summary]) -> list[Summary]:
-    """Leave out the ended jobs after the first ``MOST``."""
+    """Return the jobs without the ended ones after the first ``MOST``."""
     ended = [job.job_id for job in jobs if job.state in TERMINAL_STATES]
     left_out = set(ended[MOST:])
     return [job for job in jobs if job.job_id not in left_out]
@@ -104,13 +104,13 @@ def _without_most_ended(jobs: Sequence[Summary]) -> list[Summary]:
 
 @dataclass(frozen=True)
 class _Page:
-    """Some of a store's jobs."""
+    """A selection of a store's jobs."""
 
     jobs: Sequence[Summary]
     num_more: int = 0
-    """How many others there are, not counting those that nobody has listed."""
+    """The number of other jobs that were listed."""
     is_counted: bool = True
-    """All of them were listed."""
+    """Whether all jobs were listed, so that the number is exact."""
 
 
 def _read_page(store: ObjectStore, now: datetime, jobs: StoredJobs) -> _Page:
@@ -132,7 +132,7 @@ def _read_page(store: ObjectStore, now: datetime, jobs: StoredJobs) -> _Page:
 
 
 def _freshened(stored: StoredJobs, jobs: list[Summary], now: datetime) -> list[Summary]:
-    """Return the jobs, a few whose driver may have died as their records say; warn if there are more."""
+    """Return the jobs, with old summaries of a few computed again; warn if there are more of these."""
     stale = {
         job.job_id: job
         for job in jobs
@@ -142,7 +142,7 @@ def _freshened(stored: StoredJobs, jobs: list[Summary], now: datetime) -> list[S
         age = output.duration_text(max(abs((now - job.at).total_seconds()) for job in stale.values()))
         output.warn(
             f"{len(stale)} unfinished jobs are shown as a driver last saw them, up to {age} ago; "
-            "see how one stands now with: cloudspot show ID"
+            "see the present state of one with: cloudspot show ID"
         )
         return jobs
     worked_out = {

@@ -1,4 +1,4 @@
-"""``cloudspot reap``: ends what jobs that have ended, or are in no store, have left in the account."""
+"""``cloudspot reap``: end what jobs have left in the account if they have ended or are in no store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HEADERS = ("KIND", "A DAY", "WHERE", "ID", "WHY")
 
 
 def _choose_stores(_ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[str]:
-    """Return the URLs of the stores after the command, else of the one before it, by variable or default."""
+    """Return the URLs of the stores given after the command, before it, or in the variable, in this order."""
     assert param.name is not None
     if values:
         return [named_store(one, "--store").url for one in values]
@@ -55,9 +55,9 @@ def _choose_stores(_ctx: click.Context, param: click.Parameter, values: Sequence
     show_default=True,
     metavar="NAME",
     shell_complete=complete_providers,
-    help="Where to look. Repeatable.",
+    help="The provider to look in. Repeatable.",
 )
-@click.option("--all-regions", is_flag=True, help="Look in every region of the account, not in one.")
+@click.option("--all-regions", is_flag=True, help="Look in every region of the account instead of one.")
 @click.option(
     "--store",
     "store_urls",
@@ -65,14 +65,14 @@ def _choose_stores(_ctx: click.Context, param: click.Parameter, values: Sequence
     metavar="STORE",
     callback=_choose_stores,
     shell_complete=complete_stores,
-    help=f"Whose jobs to go by. Repeatable. Default: as for other commands, with {STORE_VARIABLE}.",
+    help=f"The store whose jobs decide. Repeatable. Default: as for other commands, with {STORE_VARIABLE}.",
 )
 @click.option(
     "--gone-store",
     "gone_urls",
     multiple=True,
     metavar="URL",
-    help="A store that no longer exists: end all that was made for it. Repeatable.",
+    help="A store that no longer exists: end everything that was made for it. Repeatable.",
 )
 @click.option(
     "--older-than",
@@ -80,9 +80,9 @@ def _choose_stores(_ctx: click.Context, param: click.Parameter, values: Sequence
     show_default=True,
     metavar="DURATION",
     callback=parsed(parse_duration),
-    help="Leave alone what is younger.",
+    help="Keep everything younger than this.",
 )
-@click.option("-n", "--dry-run", is_flag=True, help="Only show what would be ended.")
+@click.option("-n", "--dry-run", is_flag=True, help="Show what would be ended, and end nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
 @json_option
 @click.pass_context
@@ -99,14 +99,15 @@ def reap(
 ) -> None:
     """End what jobs have left in the account and in the bucket.
 
-    Machines, disks, placement groups, schedules, drivers, unfinished uploads, staged agents: whatever
-    carries cloudspot's tag and this store's, and whose job has ended or is not in the store. Shows it first,
-    with what it costs a day, and asks. Nothing of a job that is live or cannot be read is ended, nothing
-    younger than an hour, and nothing of another store unless --gone-store names it.
+    This covers machines, disks, placement groups, schedules, drivers, unfinished uploads and staged agents:
+    everything with the tags of cloudspot and of this store whose job has ended or is not in the store. It is
+    shown first, with its daily cost, and the command asks before ending it. Nothing is ended if its job is
+    live or cannot be read, if it is younger than an hour, or if it belongs to another store that
+    --gone-store does not name.
 
-    Not every provider lists the parts of drivers; `cloudspot driver remove` removes all parts of one.
+    Not every provider lists the parts of drivers; `cloudspot driver remove` removes all parts of a driver.
 
-    Exits with 1 if something could not be looked at or ended.
+    Exits with 1 if something could not be listed or ended.
     """
     stores = [open_job_store(url) for url in dict.fromkeys(store_urls or [unnamed_store().url])]
     gone = [_gone_label(url) for url in gone_urls]
@@ -141,11 +142,11 @@ def reap(
 
 
 def _gone_label(url: str) -> str:
-    """Return the label of a store that is said to be gone.
+    """Return the label of a store that the user declares gone.
 
     Raises:
-        SpecError: it is there, with live jobs.
-        CloudspotError: it may be there, and cannot be read: nobody said that its bucket does not exist.
+        SpecError: it exists, and has live jobs.
+        CloudspotError: it may exist but cannot be read; its service does not report that the bucket is gone.
     """
     store = open_store(url)
     label = store_label(store)
@@ -154,7 +155,7 @@ def _gone_label(url: str) -> str:
     except StoreMissing:
         return label
     if live:
-        raise SpecError(f"--gone-store: {url} is there, and {', '.join(live)} may be live in it")
+        raise SpecError(f"--gone-store: {url} exists, and jobs in it may be live: {', '.join(live)}")
     return label
 
 
@@ -166,13 +167,13 @@ def _show(judged: Sequence[Judged], problems: Sequence[Unlisted], stores: Sequen
         output.echo_table(HEADERS, [_row(one) for one in orphans])
         output.echo(_sum_text(orphans))
     else:
-        output.echo(f"nothing is left of jobs of {', '.join(store.url for store in stores)}")
+        output.echo(f"nothing to end from jobs in {', '.join(store.url for store in stores)}")
     kept = [one for one in judged if one.fate is Fate.KEPT]
     if kept:
-        output.echo(f"{len(kept)} more are kept: live jobs need them, or they are young (--json names them)")
+        output.echo(f"{len(kept)} more are kept: live jobs need them, or they are young (--json lists them)")
     foreign = [one for one in judged if one.fate is Fate.FOREIGN]
     if foreign:
-        output.echo("of other stores, left alone (if one is gone: --gone-store URL):")
+        output.echo("kept, because they belong to other stores (if a store is gone: --gone-store URL):")
         output.echo_table(HEADERS, [_row(one) for one in foreign])
 
 
@@ -190,7 +191,7 @@ def _sum_text(orphans: Sequence[Judged]) -> str:
             sums[orphan.asset.currency] += orphan.asset.price_per_day
     num_unknown = sum(orphan.asset.price_per_day is None for orphan in orphans)
     parts = [money_text(amount, currency) for currency, amount in sorted(sums.items())]
-    unknown = f"; the price of {num_unknown} is not known" if num_unknown else ""
+    unknown = f"; the price of {num_unknown} is unknown" if num_unknown else ""
     return f"together {' and '.join(parts) or '?'} a day{unknown}"
 
 
@@ -200,7 +201,7 @@ def _show_ended(done: Sequence[Ended]) -> None:
         if ended.error is None:
             output.echo(f"ended {name}")
         else:
-            output.warn(f"{name} is not ended: {ended.error}")
+            output.warn(f"{name} was not ended: {ended.error}")
 
 
 def _json(judged: Sequence[Judged], problems: Sequence[Unlisted], done: Sequence[Ended]) -> dict[str, Any]:
@@ -224,8 +225,8 @@ def _json(judged: Sequence[Judged], problems: Sequence[Unlisted], done: Sequence
 
 
 def _time_of(stores: Sequence[ObjectStore]) -> datetime:
-    """Return the time by the first store that tells it, else by this computer's clock."""
+    """Return the time by the first store that answers or, without one, by this computer's clock."""
     for store in stores:
-        with suppress(CloudspotError):  # The search says which one does not answer.
+        with suppress(CloudspotError):  # The search itself reports stores that do not answer.
             return store_time(store)
     return utc_now()

@@ -1,4 +1,4 @@
-"""``cloudspot reconcile``: drives jobs that nothing is attached to, from cron or as a service."""
+"""``cloudspot reconcile``: drive jobs without an attached command, from cron or as a service."""
 
 from __future__ import annotations
 
@@ -40,36 +40,36 @@ from cloudspot.story.report import summarise
 
 WATCH_SECONDS = 5.0
 LONG_OVER = timedelta(days=1)
-"""``--all`` skips jobs that finished longer ago: every kill path has ended their machines by then."""
+"""``--all`` skips jobs that finished earlier than this: all their machines have been ended by then."""
 
 
 @click.command("reconcile")
-@click.option("--watch", is_flag=True, help=f"Retry every {WATCH_SECONDS:g} seconds, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help=f"Make a pass every {WATCH_SECONDS:g} seconds, until Ctrl-C.")
 @click.option(
     "--job",
     "job_id",
     metavar="ID",
     shell_complete=complete_jobs,
-    help="Only this job; --watch then ends when the job does.",
+    help="Drive only this job; --watch then ends with the job.",
 )
 @click.option(
     "--all",
     "verify_all",
     is_flag=True,
-    help="Look at all jobs first, also at those that are not marked live; mark what has not ended for long.",
+    help="First check all jobs, and mark those live that have not ended long ago.",
 )
 @click.option(
     "--as",
     "driver",
     metavar="NAME",
-    help="What `show` and `run` call this driver. Default: the command and the host's name.",
+    help="The name of this driver in `show` and `run`. Default: the command and the host's name.",
 )
 @click.option(
     "--every",
     "every_seconds",
     type=click.FloatRange(min=1.0),
     metavar="SECONDS",
-    help="How long it is from one pass to the next, if you know. By default, the second pass tells.",
+    help="The time between two passes, if it is known. By default, it is known after the second pass.",
 )
 @store_option
 @click.pass_context
@@ -84,12 +84,12 @@ def reconcile(
 ) -> None:
     """Drive a store's unfinished jobs, once or continuously.
 
-    One pass relaunches what was reclaimed, closes what has ended, terminates machines that should no
-    longer run, and prints what it did. Any number may run at once, also beside attached commands. An
-    error in one job does not hold up the others; a single pass then exits with 1, or, with --job, with the
+    One pass relaunches reclaimed nodes, closes ended jobs, terminates machines that should no longer run,
+    and prints what it did. Any number of drivers may run at once, also together with attached commands. An
+    error in one job does not delay the others; a single pass then exits with 1 or, with --job, with the
     status of that error.
 
-    A pass costs requests for the jobs that are live, not for those that have ended.
+    The cost of a pass in requests depends on the number of live jobs, not on that of ended ones.
     """
     store = open_named_store(store_url)
     wanted = None if job_id is None else find_job(store, job_id)
@@ -132,20 +132,20 @@ class _Rounds:
         self._outbox = outbox
         self._reconciler = reconciler
         self._is_last = is_last
-        """No pass follows another."""
+        """Whether no other pass follows."""
         self._seen: set[str] = set()
         self._complaints: dict[str, str] = {}
-        """What was last said of each job, provider or store that could not be dealt with."""
+        """The last error of each job, provider or store."""
         self._failing: set[str] = set()
-        """Those of the newest pass."""
+        """The jobs, providers and stores with errors in the newest pass."""
         self._began = time.monotonic()
-        """When the newest pass began."""
+        """The start of the newest pass."""
         self.num_errors = 0
-        """In the newest pass."""
+        """The number of errors in the newest pass."""
         self._job_error: CloudspotError | None = None
-        """Why the newest pass could do nothing for its last job."""
+        """The error that kept the newest pass from driving its last job."""
         self.is_settled = False
-        """The last job of the newest pass is finished and its machines are gone."""
+        """Whether the last job of the newest pass is finished and its machines are gone."""
 
     def run_one(self) -> None:
         """Make one pass and print what it did; TransientError if the jobs cannot be listed."""
@@ -168,26 +168,26 @@ class _Rounds:
 
     @property
     def exit_code(self) -> int:
-        """Return the status of a command that ends after the newest pass."""
+        """The exit status of a command that ends after the newest pass."""
         if self._wanted is not None and self._job_error is not None:
             return self._job_error.exit_code
         return exit_codes.FAILED if self.num_errors else exit_codes.SUCCEEDED
 
     def _print(self, done: Reconciled) -> None:
         if isinstance(done.error, JobNotFound) and self._wanted is None:
-            return  # Its submission was cut short or is still running: there is nothing to drive.
+            return  # Its submission was interrupted or is under way.
         if done.error is not None:
             self.complain(done.job_id, done.error)
             return
         tick = done.tick
         assert tick is not None
         self.num_errors += bool(tick.problems)
-        # A resumed job has a driver that is new to it, too.
+        # A resumed job counts as new.
         is_first = done.job_id not in self._seen or any(e.kind is EventKind.RESUMED for e in tick.events)
         events = [
             event for event in in_order_of_time(tick.events) if not is_first or self._is_of_this_pass(event)
         ]
-        # A job that ended before this pass needs no mention.
+        # A job that ended before this pass is not mentioned.
         history = tick.history if is_first else None
         summary = None
         try:
@@ -204,14 +204,14 @@ class _Rounds:
             _print_state(summary)
 
     def _is_of_this_pass(self, event: Event) -> bool:
-        """Return whether to print the event on the first look at a job, which finds its whole past."""
+        """Return whether to print the event on the first look at a job, which finds its whole history."""
         if event.kind in {EventKind.WAITING, EventKind.WARNED}:
             return True
         began = clock_of(self._store).now() - timedelta(seconds=time.monotonic() - self._began)
         return event.at is not None and event.at >= began
 
     def complain(self, about: str, error: CloudspotError) -> None:
-        """Print an error of a job, a provider or the store, once for as long as passes repeat it."""
+        """Print an error of a job, a provider or the store, but only once while it is repeated."""
         self.num_errors += 1
         self._failing.add(about)
         if self._complaints.get(about) != str(error):
@@ -225,7 +225,7 @@ class _Rounds:
         self.complain(f"the machines of {unlisted.provider}{options}", unlisted.error)
 
     def warn_of_orphans(self) -> None:
-        """Name live machines that no job of this store owns."""
+        """Warn about live machines that no job of this store owns."""
         orphans, problems = self._reconciler.orphans()
         for problem in problems:
             self._complain_of(problem)
@@ -246,7 +246,7 @@ def _print_state(job: Summary) -> None:
 
 
 def mark_all(store: ObjectStore) -> None:
-    """Mark all jobs live that have not ended for long; each pass unmarks those that it finds settled."""
+    """Mark all jobs live that have not ended long ago; each pass removes the marks of settled jobs."""
     unmarked = sorted(set(list_jobs(store)) - set(list_live(store)))
     if not unmarked:
         return
@@ -255,20 +255,20 @@ def mark_all(store: ObjectStore) -> None:
     def mark(job_id: str) -> None:
         if is_long_over(store, job_id, now):
             return
-        with suppress(JobNotFound):  # Its submission was cut short or is still running.
+        with suppress(JobNotFound):  # Its submission was interrupted or is under way.
             try:
                 writer = HistoryReader(store, job_id).read_job()[0].writer
             except (CorruptData, SpecError):
-                writer = "unreadable"  # Each pass names it, until it is removed.
+                writer = "unreadable"  # Each pass reports it until it is removed.
             mark_live(store, job_id, writer)
 
     map_parallel(mark, unmarked)
 
 
 def is_long_over(store: ObjectStore, job_id: str, now: datetime) -> bool:
-    """Return whether the job's journal ended more than ``LONG_OVER`` ago, at the cost of two requests.
+    """Return whether the job's journal ended more than ``LONG_OVER`` ago; this takes two requests.
 
-    The summary cannot tell: it may say ``succeeded`` before anything has ended the journal.
+    The summary does not suffice: it may say ``succeeded`` before the journal has ended.
     """
     try:
         listed = (meta.key for meta in store.list_objects(keys.journal_prefix(job_id)))
@@ -279,5 +279,5 @@ def is_long_over(store: ObjectStore, job_id: str, now: datetime) -> bool:
         if isinstance(last, Moved) and len(records) > 1:
             last = codec.decode_journal(store.get(records[-2]), key=records[-2])
     except CloudspotError:
-        return False  # The pass itself reports what is wrong; `rm` may have deleted the record meanwhile.
+        return False  # The pass reports errors itself; `rm` may have deleted the record.
     return isinstance(last, Finished) and now - last.at > LONG_OVER

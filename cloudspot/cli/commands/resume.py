@@ -1,4 +1,4 @@
-"""``cloudspot resume``: lets a job that was stopped, failed or suspended go on, perhaps otherwise."""
+"""``cloudspot resume``: resume a job that was stopped, failed or suspended, possibly with changes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from cloudspot.story.states import is_over
     "provider_name",
     metavar="NAME",
     shell_complete=complete_providers,
-    help="Where it goes on. Default: where it ran.",
+    help="The provider to resume on. Default: the one it ran on.",
 )
 @overrides_option
 @anyway_option
@@ -60,9 +60,9 @@ from cloudspot.story.states import is_over
     "source_url",
     metavar="STORE",
     shell_complete=complete_stores,
-    help="Move the job from there to --store. Default: the default store, if it is not in --store.",
+    help="Move the job from this store to --store. Default: the default store, if the job is not in --store.",
 )
-@click.option("-y", "--yes", is_flag=True, help="With --store: copy the job without a question.")
+@click.option("-y", "--yes", is_flag=True, help="With --store: copy the job without asking.")
 @plain_option
 @store_option
 @click.pass_context
@@ -82,16 +82,16 @@ def resume(
 ) -> None:
     """Resume a job that was stopped, has failed or is suspended.
 
-    It keeps its id, its code and its bill, and trains on from its newest checkpoint. Limits count over the
-    whole job: raise the one that ended it, as with --set limits.max_cost=40. Earlier failures, refusals and
-    waits no longer count. Exits as `run` does.
+    The job keeps its id, its code and its bill, and continues from its newest checkpoint. Limits cover the
+    whole job: raise the limit that ended it, as in --set limits.max_cost=40. Earlier failures, refusals and
+    waits no longer count. Exits like `run`.
 
-    Secrets were deleted at the job's end. They come from the environment again, or are asked for.
+    Secrets were deleted when the job ended. They are read from the environment again, or asked for.
 
-    If --store names another store than the job's, the job moves there first, after a question.
+    If --store names another store than the job's, the command asks and then moves the job there first.
 
-    If the job's record is not as it was submitted from this computer, the command shows how it differs and
-    which variables would be sent where, and asks. --trust answers where there is no terminal.
+    If the job's record differs from what was submitted from this computer, the command shows the
+    differences, and which variables would be sent where, and asks. Without a terminal, --trust answers.
     """
     if as_json and not detach:
         raise SpecError("--json needs --detach; a followed job prints its log")
@@ -100,7 +100,7 @@ def resume(
     before = history.job_file
     changed = change_job(before, overrides)
     check_trusted(job, history, trust=trust, action="resume", sends=changed)
-    # Until the job has ended, its secrets are in the store.
+    # While the job has not ended, its secrets are in the store.
     number = history.submission.resumption
     stored = read_secrets(job.store, job.id, changed.secret_names, resumption=number)
     environ = with_secrets(changed, stored)
@@ -128,7 +128,7 @@ def resume(
     if now.submission_sha256 != history.submission_sha256:
         raise CloudspotError(resumption.CHANGED.format(job.id))
     if now.head is not None and not job.checkpoints_at(None):
-        raise CorruptData(f"no checkpoint of job {job.id} is left, so it cannot go on; submit it anew")
+        raise CorruptData(f"no checkpoint of job {job.id} is left, so it cannot be resumed; submit it again")
     resumption.resume(
         job.store,
         now,
@@ -141,11 +141,11 @@ def resume(
     )
     if not as_json:
         found = job.checkpoints_at(None)
-        where = f"at step {found[0].step}" if found else "from the start: it has no checkpoint"
-        output.echo("resumed job ", output.Styled(job.id, "bold"), f" on {provider.name}; it goes on {where}")
+        where = f"at step {found[0].step}" if found else "from step 0, because it has no checkpoint"
+        output.echo("resumed job ", output.Styled(job.id, "bold"), f" on {provider.name}, {where}")
     _warn_of_inexactness(before, spec)
     resumed = Job(job.store, job.id)
-    with suppress(CloudspotError):  # Else `ps` tells the old end until a driver writes it.
+    with suppress(CloudspotError):  # Otherwise `ps` shows the old end until the first pass of a driver.
         write_summary(job.store, summarise(resumed.first_history, store_time(job.store)))
     if detach:
         ctx.exit(launch(resumed, as_json=as_json, since=now))
@@ -157,10 +157,10 @@ def _options(spec: JobSpec, provider: Provider) -> Mapping[str, Any]:
 
 
 def _ended(job: Job, target: ObjectStore | None) -> History:
-    """Return the job's records; CloudspotError if it has not ended, or goes on in another store."""
+    """Return the job's records; CloudspotError if it has not ended, or was moved to another store."""
     history = job.history()
     if history.finished is None and is_over(history):
-        # Its nodes have ended it, and nothing drives it: write that down.
+        # Its nodes have ended it, and nothing drives it, so record the end.
         job.controller().run_pass()
         history = job.history()
     if target is None or history.moved_to != target.canonical_url:
@@ -171,7 +171,7 @@ def _ended(job: Job, target: ObjectStore | None) -> History:
 def _check_limits(
     spec: JobSpec, history: History, offers: Sequence[Offer], *, now: datetime, anyway: bool
 ) -> None:
-    """SpecError if the job would end at once, or if it is not clear what its limit counts."""
+    """Raise SpecError if the job would end immediately, or if its limit is ambiguous."""
     currency = offers[0].currency
     assessed = Assessment(spec, history, now)
     ledger, limits = assessed.ledger, spec.limits
@@ -181,14 +181,14 @@ def _check_limits(
         besides = ", ".join(money_text(amount, other) for other, amount in others.items())
         if limits.currency is None:
             raise SpecError(
-                f"limits.max_cost has no currency, and the job has spent {besides} before it is to spend "
-                f"{currency}; say what it may spend in that: --set 'limits.max_cost=... {currency}'"
+                f"limits.max_cost has no currency, but the job has spent {besides}, and will now spend "
+                f"{currency}; set a limit for that: --set 'limits.max_cost=... {currency}'"
             )
-        output.warn(f"limits.max_cost counts {limits.currency}, and not the {besides} that the job has spent")
+        output.warn(f"limits.max_cost counts {limits.currency} only, not the {besides} already spent")
     reached, spent = assessed.reached, spent_in(ledger, limits.currency)
     if reached is None:
         check_affordable(assessed.budget, offers, spec.nodes.min)
-        # At the job's own pace; its length says nothing once a part of it is done.
+        # Use the job's own pace; spot.length does not apply once a part of the job is done.
         left = seconds_to_end(history) or (spec.spot.length if history.head is None else None)
         start = start_seconds(history)
         refuse(hopeless(spec, offers, length_seconds=left, start_seconds=start, spent=spent), anyway=anyway)
@@ -215,6 +215,6 @@ def _warn_of_inexactness(before: JobSpec, spec: JobSpec) -> None:
     ]
     if changed:
         output.warn(
-            f"{' and '.join(changed)} changed: training goes on from the same state, but with other "
-            "machines or another number of ranks not bit for bit"
+            f"{' and '.join(changed)} changed: training continues from the same state, but on other machines "
+            "or with another number of ranks, the results are not bit for bit the same"
         )

@@ -1,4 +1,4 @@
-"""``cloudspot rm``: deletes finished jobs and all their data."""
+"""``cloudspot rm``: delete finished jobs and all their data."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from cloudspot.registry import open_provider, with_driver_options
 from cloudspot.story.states import is_over
 
 LONGEST_SUBMISSION = timedelta(hours=1)
-"""A younger entry in the index may belong to a submission that is still running."""
+"""A younger entry in the index may belong to a submission that is still under way."""
 
 
 @click.command("rm")
@@ -55,20 +55,20 @@ LONGEST_SUBMISSION = timedelta(hours=1)
 @click.option(
     "--force",
     is_flag=True,
-    help="Also jobs of which nobody here can tell whether they have ended, unless they may have machines.",
+    help="Also delete jobs that may not have ended, unless they may have machines.",
 )
 @store_option
 @click.pass_context
 def rm(ctx: click.Context, job_ids: Sequence[str], yes: bool, force: bool, store_url: str | None) -> None:
     """Delete finished jobs and all their data.
 
-    Checkpoints, logs, artifacts and records are deleted for good, after a question. If interrupted, run
-    the same command again to finish. A job whose records are malformed is left alone: they do not tell
-    whether it has ended. The status is then 8.
+    Checkpoints, logs, artifacts and records are deleted permanently, after a question. To finish an
+    interrupted deletion, run the same command again. A job with malformed records is kept, because they do
+    not show whether it has ended; the command then exits with 8.
 
-    With --force, such jobs are deleted too, and jobs of the provider local that only another computer can
-    drive (see attach --adopt). But they are not while their provider lists a machine of theirs, or within
-    ten minutes of a node's last report.
+    --force also deletes such jobs, and jobs of the provider local that only another computer can drive (see
+    attach --adopt). But it keeps them while their provider lists a machine of theirs, and for ten minutes
+    after the last report of a node.
     """
     store = open_named_store(store_url)
     jobs = []
@@ -78,7 +78,7 @@ def rm(ctx: click.Context, job_ids: Sequence[str], yes: bool, force: bool, store
             jobs.append(_checked(store, text, force=force))
         except (CorruptData, SpecError) as error:
             status = CorruptData.exit_code
-            output.warn(f"job {text} is not deleted: {error}; to delete it all the same, add --force")
+            output.warn(f"job {text} is not deleted: {error}; to delete it anyway, add --force")
     if jobs:
         _delete(store, jobs, yes=yes)
     ctx.exit(status)
@@ -104,13 +104,13 @@ def _delete(store: ObjectStore, jobs: Sequence[Job], *, yes: bool) -> None:
         except BaseException:  # Ctrl-C too.
             output.warn(f"job {job.id} is only partly deleted; finish with: {job.command('rm')}")
             raise
-        with suppress(SpecError):  # Without a usable state home there is no note.
+        with suppress(SpecError):  # Without a usable state home, there is no note.
             own_jobs.forget_job(job.id, store_url=store_label(store))
         output.echo(f"deleted job {job.id}")
 
 
 def _log_elsewhere(job: Job) -> Sequence[LogPiece]:
-    """Return the pieces of the log that are in the store but outside the job's prefix; they go first."""
+    """Return the pieces of the log that are in the store, but outside the job's prefix; delete them first."""
     try:
         if read_entry(job.store, job.id).removal is not None:
             return ()  # An interrupted removal has deleted them already.
@@ -122,10 +122,10 @@ def _log_elsewhere(job: Job) -> Sequence[LogPiece]:
 
 
 def _checked(store: ObjectStore, text: str, *, force: bool) -> Job:
-    """Return the job; an error if it is not over, still has machines, or the id is not its whole id."""
+    """Return the job; raise an error if it is not over, has machines, or the id is not complete."""
     found = find_job(store, text)
     if found != text:
-        raise JobNotFound(f"rm needs the whole id: there is no job {text!r}; did you mean {found}?")
+        raise JobNotFound(f"rm needs the complete id, but there is no job {text!r}; did you mean {found}?")
     job = Job(store, found)
     try:
         _check_end(job, force=force)
@@ -148,8 +148,8 @@ def _check_end(job: Job, *, force: bool) -> None:
         age = store_time(job.store) - entry.since
         if age < LONGEST_SUBMISSION:
             raise CloudspotError(
-                f"job {job.id} is being submitted, or its submission was cut short: it began "
-                f"{output.duration_text(age.total_seconds())} ago and can be removed an hour after it began"
+                f"job {job.id} is being submitted, or its submission was interrupted: it began "
+                f"{output.duration_text(age.total_seconds())} ago, and can be removed an hour after that"
             ) from None
         return
     if history.finished is None:
@@ -171,10 +171,10 @@ def _check_end(job: Job, *, force: bool) -> None:
 
 
 def _check_provider(job: Job, history: History) -> None:
-    """Refuse while a machine lives, since it uses what would be deleted; warn of what is not deleted."""
+    """Refuse while a machine is alive, because it uses the data; warn about data that is not deleted."""
     try:
         if not job.log_sink.is_in_store:
-            output.warn(f"the log of job {job.id} is not in {job.store.url} and is not deleted")
+            output.warn(f"the log of job {job.id} is not in {job.store.url}, so it is not deleted")
         machines = job.provider.provisioner().instances(InstancesRequest(job_id=job.id)).instances
     except (PluginError, TransientError) as error:
         if history.live_launches:
@@ -182,7 +182,7 @@ def _check_provider(job: Job, history: History) -> None:
                 f"job {job.id} has ended, but some of its machines may still run, and its provider does not "
                 f"answer: {error}"
             ) from error
-        # Each machine has said its last word, or has provably ended; this is only a second look.
+        # Each machine has written its exit record or provably ended, so this was only a second check.
         output.warn(f"cannot tell whether job {job.id} still has machines: {error}")
         return
     label = store_label(job.store)
@@ -199,7 +199,7 @@ def _check_provider(job: Job, history: History) -> None:
 
 
 def _check_no_machine(job: Job) -> None:
-    """Refuse while the job may have a machine, as far as the store's times and its provider tell."""
+    """Refuse while the job may have a machine, according to the store's times and the provider."""
     job.check_silence()
     request = InstancesRequest(job_id=job.id, store_url=store_label(job.store))
     alive = [
@@ -213,14 +213,14 @@ def _check_no_machine(job: Job) -> None:
 
 
 class _Named(msgspec.Struct):
-    """What a submission that is malformed elsewhere may still say."""
+    """The fields that a submission may still have if it is malformed otherwise."""
 
     provider: str
     spec: dict[str, Any]
 
 
 def _providers(job: Job) -> Sequence[Provider]:
-    """Return the providers that may have machines of the job; a warning says what they cannot be asked."""
+    """Return the providers that may have machines of the job; warn if some cannot be asked."""
     resumed = (meta.key for meta in job.store.list_objects(keys.submissions_prefix(job.id)))
     try:
         submissions = [read_record(job.store, key, _Named) for key in (keys.spec(job.id), *resumed)]
@@ -242,6 +242,6 @@ def _providers(job: Job) -> Sequence[Provider]:
             record = codec.decode_journal(job.store.get(meta.key), key=meta.key)
             if isinstance(record, Intent):
                 providers[record.request.provider] = open_configured(record.request.provider, None)
-    where = f"with default options: {', '.join(providers)}" if providers else "nowhere, as none is known"
-    output.warn(f"job {job.id}: its provider's options are malformed; machines are looked for {where}")
+    where = f"with default options: {', '.join(providers)}" if providers else "nowhere, because none is known"
+    output.warn(f"job {job.id}: its provider's options are malformed; looking for machines {where}")
     return list(providers.values())

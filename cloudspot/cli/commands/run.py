@@ -1,4 +1,4 @@
-"""``cloudspot run``: submits a job, then follows it or leaves it; or only shows what it would do."""
+"""``cloudspot run``: submit a job, then follow it or leave it; or only show what it would do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from cloudspot.model import Capability
 @overrides_option
 @anyway_option
 @click.option("--detach", is_flag=True, help="Return as soon as the first machine is requested.")
-@click.option("--dry-run", is_flag=True, help="Print what `plan` prints; launch and store nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the same as `plan`; launch and store nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run or --detach: print JSON.")
 @plain_option
 @store_option
@@ -56,7 +56,7 @@ def run(
     """Submit a job and follow it to its end.
 
     JOB_FILE is job.toml by default. Prints events and the log, relaunches after a reclaim, and exits when
-    the job ends: 0 succeeded, 1 failed, 10 stopped, 11 suspended. Ctrl-C detaches; the job goes on.
+    the job ends: 0 succeeded, 1 failed, 10 stopped, 11 suspended. Ctrl-C detaches; the job continues.
     """
     if as_json and not (dry_run or detach):
         raise SpecError("--json needs --dry-run or --detach; a followed job prints its log")
@@ -76,7 +76,7 @@ def run(
         return
     check_places(prepared.spec, prepared.workdir)
     inputs = find_inputs(prepared.spec, prepared.provider)
-    # Raises here, before there is a job, if no offer can fit it, or if it has no hope.
+    # These raise before there is a job if no offer fits, or if the job cannot succeed.
     offers = find_offers(prepared.spec, prepared.provider)
     prospects = find_prospects(prepared, offers, anyway=anyway)
     store = prepared.store

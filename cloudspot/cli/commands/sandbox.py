@@ -1,4 +1,4 @@
-"""``cloudspot sandbox``: runs a command inside an emulated cloud."""
+"""``cloudspot sandbox``: run a command inside an emulated cloud."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ RECLAIM_HELP = (
 )
 
 MARKET_HELP = (
-    "When there are no spot machines, or dearer ones: after=30s,lasts=1m,capacity=0 or price=2, and "
-    "zone=us-east-1a for one zone. The time counts from the first spot machine's start. Repeatable."
+    "When there are no spot machines, or at a higher price: after=30s,lasts=1m,capacity=0 or price=2, and "
+    "zone=us-east-1a for one zone. Times count from the start of the first spot machine. Repeatable."
 )
 
 
@@ -32,8 +32,8 @@ MARKET_HELP = (
     "--bare",
     "is_bare",
     is_flag=True,
-    help="Begin with an account in which nothing is set up, and COMMAND as its administrator; your config "
-    "file is left alone. For `cloudspot setup`.",
+    help="Start with an account in which nothing is set up, and with COMMAND as its administrator. Your "
+    "config file is not changed. This is for `cloudspot setup`.",
 )
 @click.option(
     "--contrary",
@@ -46,7 +46,7 @@ MARKET_HELP = (
 @click.option(
     "--loopback",
     is_flag=True,
-    help="Do not isolate the machines, as on a host without namespaces: they get addresses in 127.0.0.0/8.",
+    help="Do not isolate the machines, as on a host without namespaces. They get addresses in 127.0.0.0/8.",
 )
 def sandbox(
     name: str,
@@ -60,10 +60,10 @@ def sandbox(
 ) -> None:
     """Run a command inside an emulated cloud.
 
-    It needs no account and costs nothing. NAME is the provider's name. The cloud's API, object store
-    and machines exist only on this host and only while COMMAND runs, and COMMAND's environment points every
-    tool and SDK of the cloud at them. The machines really boot and really are reclaimed. Exits with
-    COMMAND's status.
+    This needs no account and costs nothing. NAME is the name of a provider. The cloud's API, object store
+    and machines exist only on this host and only while COMMAND runs, and COMMAND's environment directs all
+    tools and SDKs of the cloud to them. The machines really boot, and are really reclaimed. Exits with the
+    status of COMMAND.
     """
     from cloudspot.emulation.cloud import EmulatedCloud
     from cloudspot.emulation.sandbox_run import (
@@ -81,20 +81,20 @@ def sandbox(
     plan = parse_reclaims(reclaims, notice_seconds=cloud.notice_seconds)
     spot_plan = parse_market(spells, cloud)
     if is_bare and not cloud.can_be_bare:
-        raise SpecError(f"--bare: the sandbox {name} always has its store and its rights")
+        raise SpecError(f"--bare: the sandbox {name} cannot start without its store and rights")
     unknown = sorted({*contraries} - {*cloud.contraries})
     if unknown:
         known = ", ".join(sorted(cloud.contraries)) or "none"
         raise SpecError(f"--contrary {unknown[0]}: the sandbox {name} knows {known}")
     check_command(command)
-    reason = "as you asked" if loopback else why_not_isolated()
+    reason = "as requested" if loopback else why_not_isolated()
     if reason is None:
         kept = "" if keep else ", and nothing is kept"
         output.echo(f"sandbox {name}: nothing leaves this host{kept}", error=True)
     else:
         output.warn(
             f"sandbox {name}: the machines are not isolated ({reason}): they are processes of this host with "
-            "their own addresses, can see and change its files and its network, and import all that it has"
+            "their own addresses, can read and change its files and its network, and can import its packages"
         )
     with sandbox_directory(name, keep=keep) as directory:
         try:
@@ -107,7 +107,7 @@ def sandbox(
                 f"kept in {directory}"
                 if keep
                 else (
-                    "over, and its store with it. To fetch what a job has made, do so in the same sandbox: "
+                    "ended, and its store is gone. To fetch what a job has made, do it inside the sandbox: "
                     f"cloudspot sandbox {name} -- bash"
                 )
             )

@@ -1,4 +1,4 @@
-"""``cloudspot schema``: the JSON Schema of the job file, for editors and other programs."""
+"""``cloudspot schema``: print the JSON Schema of the job file, for editors and other programs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SHIPPED = "job.schema.json"
 def schema() -> None:
     """Print the JSON Schema of the job file.
 
-    It includes the tables of the providers installed here. The file that `cloudspot init` names in a job
-    file is the same, but knows only the built-in providers.
+    The schema includes the tables of the installed providers. The file that `cloudspot init` names in a job
+    file is the same, but covers only the built-in providers.
     """
     from cloudspot.errors import PluginError
     from cloudspot.jobfile.json_schema import job_schema
@@ -32,7 +32,7 @@ def schema() -> None:
 
 
 def shipped_schema_url() -> str:
-    """Return the ``file://`` URL of the schema that came with this cloudspot."""
+    """Return the ``file://`` URL of the schema in this installation of cloudspot."""
     from pathlib import Path
 
     return Path(str(resources.files("cloudspot") / SHIPPED)).resolve().as_uri()

@@ -1,4 +1,4 @@
-"""``cloudspot setup``: makes what an account needs before its first job, and removes it again."""
+"""``cloudspot setup``: make everything that an account needs before its first job, and remove it again."""
 
 from __future__ import annotations
 
@@ -30,25 +30,23 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="WHO",
     help="Who may submit jobs from then on, such as user/ada, group/ml or role/trainer. Repeatable. Nobody "
-    "else gets a right, and you do not unless you name yourself.",
+    "else gets rights; you get them only if you name yourself.",
 )
-@click.option("--dry-run", is_flag=True, help="Only show what would be made.")
+@click.option("--dry-run", is_flag=True, help="Show what would be made, and make nothing.")
 @click.option(
     "--print",
     "shown",
     type=click.Choice(["commands"]),
-    help="Print the commands of the cloud's own command line that make what is missing, and make nothing.",
+    help="Print commands for the cloud's own command line that would make the missing parts; make nothing.",
 )
 @click.option(
     "--budget",
     type=click.FloatRange(min=0, min_open=True),
     metavar="AMOUNT",
-    help="Also make an alarm for when a month's bill of the account reaches this amount; with --warn.",
+    help="Also make an alarm for when the account's monthly bill reaches this amount; needs --warn.",
 )
-@click.option("--warn", metavar="ADDRESS", help="The mail address that the alarm goes to.")
-@click.option(
-    "--remove", "removes", is_flag=True, help="Remove what this command has made, and nothing else."
-)
+@click.option("--warn", metavar="ADDRESS", help="The mail address for the alarm.")
+@click.option("--remove", "removes", is_flag=True, help="Remove only what this command has made.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
 @overrides_option
 @store_option
@@ -66,20 +64,21 @@ def setup(
     overrides: Sequence[str],
     store_url: str | None,
 ) -> None:
-    """Make what an account of PROVIDER needs before its first job.
+    """Make everything that an account of PROVIDER needs before its first job.
 
-    Shows first what it will make, why, and what it costs, and asks. Run it with the credentials of an
-    administrator. It uses what is there already if that belongs to the account and allows no more than is
-    needed; otherwise it stops, and names the difference. It never changes what it has not made. What it has
-    made is recorded in your state directory, so that it may be killed at any moment and repeated. At its end
-    it writes the store and the provider's options to your config file, and runs `providers check`.
+    First shows what it will make, why, and what it costs, and asks. Run it with the credentials of an
+    administrator. It uses existing parts if they belong to the account and allow no more than needed;
+    otherwise it stops and shows the difference. It never changes anything that it has not made. It records
+    what it has made in your state directory, so that you can repeat it after an interruption at any point.
+    At the end it writes the store and the provider's options to your config file, and runs `providers
+    check`.
     """
     # These import parsers and readers that `--help` does not need.
     from cloudspot.cli.account.parts import completed, look_at, make
     from cloudspot.cli.account.record import SetupRecord
 
     if (budget is None) != (warn is None):
-        raise SpecError("--budget and --warn belong together: an amount, and whom to tell")
+        raise SpecError("--budget and --warn belong together: give an amount and a mail address")
     provider = open_overridden(name, overrides)
     provider.require(Capability.SETUP)
     account = provider.account_setup()
@@ -128,7 +127,7 @@ def _remove(
     for part in parts:
         output.echo(f"remove {part.kind} {part.name}")
     if not parts:
-        output.echo("nothing of this account is recorded here as made by cloudspot setup")
+        output.echo("no parts of this account are recorded here as made by cloudspot setup")
         return
     if dry_run:
         return
@@ -136,7 +135,7 @@ def _remove(
     settings, path = account.settings(request), config_path()
     removal = remove(parts, settings.store_url, record)
     for number, (part, stays) in enumerate(removal):
-        if number == 0 and path is not None:  # the bucket, whose removal may be refused, is gone
+        if number == 0 and path is not None:  # the bucket was removed, which might have been refused
             withdraw_settings(path, name, settings)
         named = f"{part.kind} {part.name}"
         output.echo(f"removed {named}" if stays is None else f"{named} {stays}")
@@ -159,7 +158,7 @@ def _echo_settings(name: str, settings: SetupSettings) -> None:
 
     path = config_path()
     if path is None:
-        raise SpecError("there is no place for a config file: set CLOUDSPOT_CONFIG, and repeat this command")
+        raise SpecError("no path for a config file is known; set CLOUDSPOT_CONFIG, and repeat this command")
     for line in write_settings(path, name, settings):
         output.echo(f"{path}: {line}")
     for note in settings.notes:

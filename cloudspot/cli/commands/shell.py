@@ -1,4 +1,4 @@
-"""``cloudspot shell``: a shell on one of a job's nodes, beside the training."""
+"""``cloudspot shell``: open a shell on one of a job's nodes, in parallel with the training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHELL = ("/bin/sh", "-c", "if command -v bash > /dev/null; then exec bash -i; f
 
 @click.command("shell")
 @job_argument
-@node_option(help="The node, such as 2.0. Default: the first that trains.")
+@node_option(help="The node, such as 2.0. Default: the first node that trains.")
 @max_requests_option
 @store_option
 @click.pass_context
@@ -24,8 +24,9 @@ def shell(
 ) -> None:
     """Open a shell on one of a job's nodes.
 
-    It has the training's environment and working directory, and is in its container if it has one. Keystrokes
-    and output pass through the store. `~.` at the beginning of a line leaves it, as in ssh.
+    The shell has the training's environment and working directory, and runs in its container if there is
+    one. Keystrokes and output pass through the store. Type `~.` at the beginning of a line to leave, as in
+    ssh.
     """
     size = terminal_size()
     job = open_job(store_url, job_id)

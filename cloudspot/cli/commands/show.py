@@ -1,4 +1,4 @@
-"""``cloudspot show``: everything known about one job."""
+"""``cloudspot show``: show everything about one job."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from cloudspot.jobstore.remote.places import read_commands
 from cloudspot.story.states import TERMINAL_STATES
 
 UNDRIVEN_SECONDS = 900.0
-"""A job that no driver has looked at for so long is said to have none; a cron may come every ten minutes."""
+"""A job last driven longer ago than this counts as undriven. A cron job may come every ten minutes."""
 MAX_COMMANDS = 3
 MAX_WARNINGS = 8
-"""Many nodes may report the same thing, each with its own figures."""
+"""How many warnings are shown. Many nodes may report the same one, each with its own figures."""
 
 
 @click.command("show")
@@ -40,7 +40,7 @@ MAX_WARNINGS = 8
 @click.option(
     "--verify", "verify_chunks", is_flag=True, help="Read the whole newest checkpoint and verify it."
 )
-@click.option("-a", "--all", "show_all", is_flag=True, help="Every row of long tables, also of what is over.")
+@click.option("-a", "--all", "show_all", is_flag=True, help="Show every row of long tables.")
 @plot_option
 @store_option
 @json_option
@@ -101,7 +101,7 @@ def _stop(value: Mapping[str, Any]) -> str:
 
 
 def _driver_text(value: Mapping[str, Any]) -> str:
-    """Return who drives the job; empty once it has ended."""
+    """Return who drives the job and who drove it last. It is empty once the job has ended."""
     driven = value["driven"]
     if driven is None or value["state"] in TERMINAL_STATES:
         return ""
@@ -117,7 +117,7 @@ def _origin(origin: Mapping[str, Any] | None) -> str:
 
 
 def _resumptions(turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield when the job was resumed, and from what."""
+    """Yield when the job was resumed, and from which state."""
     before = "waiting"
     for turn in turns:
         if turn["what"] == "resumed":
@@ -139,7 +139,7 @@ def _command_json(one: RemoteCommand) -> dict[str, Any]:
 
 
 def _commands(commands: Sequence[Mapping[str, Any]]) -> str:
-    """Return the newest commands that people have run, a line each."""
+    """Return a line for each of the newest commands that people have run on nodes."""
     lines = []
     for one in commands[-MAX_COMMANDS:]:
         ended = "runs" if one["ended"] is None else one["cut_off"] or f"ended with {one['status']}"

@@ -1,4 +1,4 @@
-"""``cloudspot simulate``: what a job would cost under each market policy; nothing is launched."""
+"""``cloudspot simulate``: show what a job would cost under each market policy, without launching."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 POLICIES = ("on-demand", "greedy", "uniform-progress", "spot-then-on-demand", "deadline", "optimum")
 NEEDS_DEADLINE = ("uniform-progress", "deadline")
 SPOT_PRICE = 0.318
-"""What a machine with one V100 cost on the spot market in 2023, the year of the best public traces, as a
-share of its price on demand: 0.9731 of 3.06 USD an hour."""
+"""The spot price of a machine with one V100 in 2023, the year of the best public traces, as a share of its
+on-demand price: 0.9731 of 3.06 USD per hour."""
 OVERHEAD_SECONDS = 300.0
 MADE_UP_TICK_HOURS = 0.05
 LONGEST = 10.0
-"""Without a deadline, a run may take so many times as long as the job, if the traces are long enough."""
+"""Without a deadline, a run may take this many times as long as the job, if the traces are long enough."""
 MANY_VALUES = ("--trace", "--learn-from", "--policy")
 
 
 class _ManyValues(click.Command):
-    """Options that take all words up to the next option, as in ``--trace A B C``."""
+    """A command whose options take all words up to the next option, as in ``--trace A B C``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Let click read them as if the option stood before each of these words."""
+        """Repeat the option before each of these words, so that click can parse them."""
         return super().parse_args(ctx, _spelled_out(args))
 
 
@@ -66,13 +66,13 @@ def _positive_duration(text: str) -> float:
 
 
 def _known_policies(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names, if each is one of ours or of an installed plugin."""
+    """Return the names if each is a built-in policy or one of an installed plugin."""
     from cloudspot.registry import policy_names
 
     for name in names:
         if name not in POLICIES and name not in policy_names():
             known = ", ".join((*POLICIES, *policy_names()))
-            raise click.BadParameter(f"no policy {name!r}; there are {known}", ctx=ctx, param=param)
+            raise click.BadParameter(f"unknown policy {name!r}; known: {known}", ctx=ctx, param=param)
     return names
 
 
@@ -81,21 +81,19 @@ _FILES: dict[str, Any] = {"multiple": True, "metavar": "FILE...", "type": click.
 
 @click.command("simulate", cls=_ManyValues)
 @click.argument("job", required=False)
-@click.option("--trace", "traces", help="Recorded markets, one zone each. Default: a made-up one.", **_FILES)
+@click.option("--trace", "traces", help="Recorded markets, one zone each. Default: generated.", **_FILES)
 @click.option(
     "--length",
     metavar="DURATION",
     callback=parsed(_positive_duration),
-    help="How long the job trains on machines that nobody takes. Default: as long as JOB.",
+    help="The training time on machines that are never reclaimed. Default: that of JOB.",
 )
-@click.option(
-    "--deadline", metavar="DURATION", callback=parsed(_positive_duration), help="When it has to be done."
-)
+@click.option("--deadline", metavar="DURATION", callback=parsed(_positive_duration), help="The time allowed.")
 @click.option(
     "--overhead",
     metavar="DURATION",
     callback=parsed(parse_duration),
-    help="For how long each new machine does not train. Default: as JOB's, or 5m.",
+    help="How long each new machine takes until it trains. Default: that of JOB, or 5m.",
 )
 @click.option(
     "--starts",
@@ -103,21 +101,21 @@ _FILES: dict[str, Any] = {"multiple": True, "metavar": "FILE...", "type": click.
     type=click.IntRange(1, 10_000),
     default=300,
     show_default=True,
-    help="How many runs, each from a random place.",
+    help="The number of runs, each from a random start.",
 )
 @click.option(
-    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of what is random."
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="The random seed."
 )
 @click.option(
     "--spot-price",
     type=click.FloatRange(0, 1, min_open=True),
-    help=f"The price of spot machines as a share of on-demand's. Default: JOB's, or {SPOT_PRICE}.",
+    help=f"The spot price as a share of the on-demand price. Default: that of JOB, or {SPOT_PRICE}.",
 )
 @click.option(
     "--on-demand-price",
     metavar="MONEY",
     callback=parsed(parse_money),
-    help="What the job's machines cost an hour on demand, to tell costs in money. Default: as JOB's.",
+    help="The on-demand price of the job's machines per hour, for costs in money. Default: that of JOB.",
 )
 @click.option(
     "--max-wait",
@@ -125,7 +123,7 @@ _FILES: dict[str, Any] = {"multiple": True, "metavar": "FILE...", "type": click.
     default="10m",
     show_default=True,
     callback=parsed(parse_duration),
-    help="How long spot-then-on-demand waits for spot.",
+    help="How long the policy spot-then-on-demand waits for spot machines.",
 )
 @click.option(
     "--policy",
@@ -133,19 +131,19 @@ _FILES: dict[str, Any] = {"multiple": True, "metavar": "FILE...", "type": click.
     multiple=True,
     metavar="NAME...",
     callback=_known_policies,
-    help=f"Only these: {', '.join(POLICIES)}, or a plugin's. Default: all of ours that can be followed.",
+    help=f"Only these policies: {', '.join(POLICIES)}, or a plugin's. Default: all built-in ones that apply.",
 )
-@click.option("--zones", type=click.IntRange(1, 20), help="How many zones the made-up market has; default 1.")
+@click.option("--zones", type=click.IntRange(1, 20), help="Zones of a generated market; default 1.")
 @click.option(
     "--nodes",
     "num_nodes",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="How many machines a zone must have for the job.",
+    help="The number of machines that a zone must have for the job.",
 )
 @click.option(
-    "--learn-from", help="Traces by which the policies know the market. Default: built in.", **_FILES
+    "--learn-from", help="Traces from which policies learn the market. Default: built in.", **_FILES
 )
 @click.option(
     "--plot",
@@ -176,11 +174,11 @@ def simulate(
 ) -> None:
     """Show what a job would cost under each market policy.
 
-    Plays the policies through recorded markets, or one that is made up, from many random places. The last
-    line is what no policy can beat, as it knows the future.
+    Simulates the policies in recorded markets, or in a generated one, from many random starts. The last line
+    shows the optimum, which knows the future and which no policy can beat.
 
-    JOB is a job that has trained, or a job file (.toml), of whose name the newest such job in the store
-    counts: what the options do not say is taken from it. It comes before the options.
+    JOB is a job that has trained, or a job file (.toml), which stands for the newest such job with its name
+    in the store. It provides the values that the options do not give, and comes before the options.
     """
     from cloudspot.market.simulation import simulate as play
 
@@ -227,7 +225,7 @@ def simulate(
         past_job=None if past is None else past.job_id,
     )
     if len(traces) and result.num_runs < num_starts:
-        output.warn(f"the traces have only {result.num_runs} place(s) from which a run fits")
+        output.warn(f"the traces have only {result.num_runs} start(s) from which a whole run fits")
     if as_json:
         output.echo_json(result.as_json())
     else:
@@ -239,7 +237,7 @@ def simulate(
 
 @dataclass(frozen=True)
 class _Asked:
-    """The job, in seconds; the price is a share of on-demand's."""
+    """The job, in seconds; the price is a share of the on-demand price."""
 
     length: float
     deadline: float | None
@@ -250,12 +248,12 @@ class _Asked:
         needed = self.length + self.overhead
         if self.deadline is not None and self.deadline < needed:
             raise SpecError(
-                f"--deadline: {output.duration_text(self.deadline)} is too soon even on demand: --length and "
-                f"one --overhead take {output.duration_text(needed)}"
+                f"--deadline: {output.duration_text(self.deadline)} is too short even on demand: --length "
+                f"and one --overhead take {output.duration_text(needed)}"
             )
 
     def job(self, limit_hours: float) -> SimulatedJob:
-        """Return it for the simulation; without a deadline, a run has to end within the limit."""
+        """Return the job for the simulation; without a deadline, a run has to end within the limit."""
         from cloudspot.market.replay import SimulatedJob
 
         return SimulatedJob(
@@ -268,7 +266,7 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Market:
-    """What the runs meet, and the job that can be played in it."""
+    """The availability during the runs, and the job to simulate in it."""
 
     is_up: Bools
     tick_hours: float
@@ -276,13 +274,13 @@ class _Market:
 
 
 def _hazards(learn_from: Sequence[Path], traces: Sequence[Path], num_nodes: int) -> Hazards:
-    """Return what the policies know; the built-in hazards if there is nothing to learn from."""
+    """Return the policies' knowledge, or the built-in hazards if there is nothing to learn from."""
     from cloudspot.market.hazards import DEFAULT, estimate, tally_of, total
     from cloudspot.market.traces import read_market
 
     for path in learn_from:
         if any(path.resolve() == other.resolve() for other in traces):
-            raise SpecError(f"--learn-from: {path} is among --trace; a policy must not know its future")
+            raise SpecError(f"--learn-from: {path} is also in --trace; a policy must not know its future")
     if not learn_from:
         return DEFAULT
     markets = [read_market([path], num_nodes=num_nodes) for path in learn_from]
@@ -317,15 +315,15 @@ def _market(
         )
         return _Market(is_up, tick_hours, job)
     if zones is not None:
-        raise SpecError("--zones: each file of --trace is a zone; leave one of them out")
+        raise SpecError("--zones cannot be combined with --trace, where each file is a zone")
     market = read_market(traces, num_nodes=num_nodes)
-    # Half of what is recorded: runs are to begin at many places.
+    # Use at most half of the recorded time, so that runs can start at many points.
     job = asked.job(max(min(longest, market.hours / 2), (asked.length + 2 * asked.overhead) / 3600))
     num_ticks = num_ticks_needed(job, market.tick_hours)
     if num_ticks > len(market.is_up):
         until = "--length" if asked.deadline is None else "--deadline"
         raise SpecError(
-            f"--trace: {market.hours:.1f} h are recorded, and with this {until} a run needs "
+            f"--trace: {market.hours:.1f} h are recorded, but with this {until} a run needs "
             f"{num_ticks * market.tick_hours:.1f} h; give longer traces"
         )
     is_up = windows(market, num_ticks=num_ticks, num_runs=num_runs, seed=seed)

@@ -1,4 +1,4 @@
-"""``cloudspot stacks``: shows what every rank of a job is doing, also where it hangs."""
+"""``cloudspot stacks``: show what every rank of a job is doing, even if it hangs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _PROGRAM = python_words("cloudspot.agent.remote.stacks")
 def stacks(job_id: str, node: Seat | None, store_url: str | None) -> None:
     """Show what every rank of a job is doing.
 
-    The stacks of each rank's threads come from py-spy, if the training's environment has it, and otherwise
-    from the session of the script. A training that hangs in a collective answers, too.
+    The stacks of each rank's threads come from py-spy if the training's environment has it, and otherwise
+    from the script's session. This also works for a training that hangs in a collective operation.
     """
     job = open_job(store_url, job_id)
     failed = 0
@@ -33,7 +33,7 @@ def stacks(job_id: str, node: Seat | None, store_url: str | None) -> None:
         try:
             for line in _ask(job, seat).splitlines():
                 output.echo(line)
-        except CloudspotError as error:  # of the others it is still shown
+        except CloudspotError as error:  # the other nodes are still shown
             output.warn(str(error))
             failed += 1
     if failed:
@@ -52,5 +52,5 @@ def _ask(job: Job, seat: Seat) -> str:
         process.close()
     said = written.decode(errors="replace").rstrip()
     if process.status:
-        raise CloudspotError(f"node {seat}: {said or 'it says nothing'} (status {process.status})")
+        raise CloudspotError(f"node {seat}: {said or 'no output'} (status {process.status})")
     return said

@@ -1,4 +1,4 @@
-"""``cloudspot stop``: saves a checkpoint and stops a job."""
+"""``cloudspot stop``: save a checkpoint and stop a job."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from cloudspot.story.states import is_over, job_state
 def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> None:
     """Save a checkpoint and stop a job.
 
-    A script without a session saves one only if checkpoint.on_notice tells it to. Safe to repeat; a job that
-    has already ended is left as it is. With --wait, exits with the job's own status.
+    A script without a session saves a checkpoint only if checkpoint.on_notice tells it to. Safe to repeat;
+    a job that has already ended stays as it is. With --wait, exits with the job's own status.
     """
     job = open_job(store_url, job_id)
     job.check_not_moved()
@@ -37,25 +37,25 @@ def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> 
     output.echo(_answer(job))
     if wait:
         ctx.exit(follow(job))
-    # One pass, for a job that nothing else drives: without a machine, it ends right here.
+    # Make one pass, for a job without other drivers: without a machine, it ends here.
     try:
         job.controller().run_pass()
     except NotAdopted as error:
-        output.warn(f"this is left to the computer that drives it: {error}")
+        output.warn(f"the job can only be stopped by the computer that drives it: {error}")
         return
     output.echo(f"wait for its end with: {job.command('attach')}")
 
 
 def _answer(job: Job) -> str:
-    """Return what was asked for, and what the script can make of it."""
+    """Return a message about the request and its effect on the script."""
     spec = job.spec.checkpoint
     if not job.first_history.has_no_session:
         return f"asked job {job.id} to save a checkpoint and stop"
     asked = f"asked job {job.id} to stop"
     if spec.on_notice is not None:
-        return f"{asked}; its script has no session, and is told by {spec.on_notice} to save"
+        return f"{asked}; its script has no session, and gets {spec.on_notice} to save"
     if spec.directory is not None:
         newest = job.first_history.head
-        lost = "all that it made" if newest is None else f"what it made after checkpoint {newest}"
-        return f"{asked}; its script has no session and saves nothing now: {lost} is lost, as far as is known"
-    return f"{asked}; its script has no session and no checkpoint.directory, so nothing of it is kept"
+        lost = "all its work" if newest is None else f"its work after checkpoint {newest}"
+        return f"{asked}; its script has no session and saves nothing now: {lost} is probably lost"
+    return f"{asked}; its script has no session and no checkpoint.directory, so all its work is lost"

@@ -1,1 +1,1 @@
-"""Following a job: drives it, prints its events and log, and keeps the live panel below them."""
+"""Follow a job: drive it, print its events and its log, and show the live panel below them."""

@@ -1,4 +1,4 @@
-"""Draws a curve with characters: braille dots, or asterisks for terminals that only know ASCII; pure."""
+"""Draw a curve with braille dots, or with asterisks for terminals that only support ASCII; pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 @dataclass(frozen=True)
 class Drawing:
-    """A curve as lines of characters, the highest values on top."""
+    """A curve as lines of characters, the highest values at the top."""
 
     lines: tuple[str, ...]
     lowest: float
@@ -24,10 +24,10 @@ class Drawing:
 def draw(
     steps: Sequence[int], values: Sequence[float], *, width: int, height: int, ascii_only: bool
 ) -> Drawing | None:
-    """Return the curve as ``height`` lines of ``width`` characters; None if it has no finite value.
+    """Return the curve as ``height`` lines of ``width`` characters, or None if it has no finite value.
 
-    The steps must ascend, and are spread evenly. Each column of dots shows the mean of the finite values
-    that fall on it, and lines join the columns that have any.
+    The steps must be ascending, and are spread evenly. Each column of dots shows the mean of its finite
+    values, and lines connect the columns that have any.
     """
     across, down = (1, 1) if ascii_only else (2, 4)
     columns = _means(steps, values, width * across)
@@ -51,7 +51,7 @@ def _character(bits: int, *, ascii_only: bool) -> str:
 
 
 def _means(steps: Sequence[int], values: Sequence[float], num_columns: int) -> list[float | None]:
-    """Return the mean of the values that fall on each column, with the steps spread evenly."""
+    """Return the mean of the values in each column, with the steps spread evenly."""
     first, last = (steps[0], steps[-1]) if steps else (0, 0)
     span = max(1, last - first)
     sums, counts = [0.0] * num_columns, [0] * num_columns
@@ -70,7 +70,7 @@ def _rows(
     span = highest - lowest
 
     def row(value: float) -> int:
-        # A constant curve lies in the middle.
+        # A constant curve is in the middle.
         share = (value - lowest) / span if span > 0 else 0.5
         return round((1.0 - share) * (num_rows - 1))
 

@@ -1,4 +1,4 @@
-"""A job that nobody is going to follow: its launch, and who drives it then."""
+"""Launch a job that nobody will follow, and show who drives it then."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ TRY_SECONDS = 3.0
 
 
 def launch(job: Job, *, as_json: bool, since: History | None = None) -> int:
-    """Drive a job that is to be left alone until its first machines are requested; return the exit status.
+    """Drive a detached job until its first machines are requested; return the exit status.
 
-    ``since``: the records of a job that was just resumed, as they were before; what they say is not repeated.
+    ``since`` has the records of a job just before its resumption; their events are not repeated.
     """
     controller = job.controller(known=since)
     for number in range(TRIES):
@@ -50,30 +50,30 @@ def launch(job: Job, *, as_json: bool, since: History | None = None) -> int:
 
 
 def tell_of_drivers(job: Job, *, when: str = "From now on", until: str = " until you come back") -> None:
-    """Print who drives the job besides this command; warn that nobody does, and what would.
+    """Print who drives the job besides this command, or warn that nobody does, with a command that would.
 
-    ``when`` and ``until`` say of what time that is told.
+    ``when`` and ``until`` name the time for which this holds.
     """
     provider = job.provider
     try:
-        # Nobody else's cron can drive what runs on this computer.
+        # Drivers on other computers cannot drive jobs that run on this one.
         is_here = Capability.THIS_COMPUTER in provider.capabilities
         drivers = () if is_here else list_drivers(job.store, clock_of(job.store).now(), provider.name)
     except CloudspotError as error:
-        output.warn(f"nobody can tell whether anything drives the job: {error}")
+        output.warn(f"it is unknown whether anything drives the job: {error}")
         return
     if drivers:
         soonest = min(drivers, key=lambda one: one.every or 0.0)
         every = output.duration_text(soonest.every or 0.0)
-        # As the warning: what commands print on standard output may be JSON.
+        # Use standard error, because commands may print JSON on standard output.
         output.echo(f"{soonest.who} drives all jobs of this store, about every {every}", error=True)
         return
     command = job.command("reconcile --watch --job")
     if type(provider).function_host is not Provider.function_host:
         command += f"; or for good: {job.store_command(f'driver deploy --provider {provider.name}')}"
-    nothing = "nothing relaunches the job after a reclaim or holds its limits"
+    nothing = "nothing relaunches the job after a reclaim or enforces its limits"
     if job.spec.nodes.drive and not is_here:
-        nothing = "only its nodes relaunch the job, at their end, and nothing holds its limits"
+        nothing = "only its own nodes relaunch the job, when they end, and nothing enforces its limits"
     output.warn(f"{when}, {nothing}{until}, unless something runs: {command}")
 
 

@@ -1,4 +1,4 @@
-"""The loop of ``run`` and ``attach``: drives a job to its end and shows what happens on the way."""
+"""The loop of ``run`` and ``attach``: drive a job to its end and show its progress."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ if TYPE_CHECKING:
     from cloudspot.cli.following.livescreen import LiveScreen
 
 LOG_SECONDS = 1.0
-"""How often the log is looked at."""
+"""The interval between reads of the log."""
 STREAMS_A_LOOK = 4
-"""How many nodes' lines are looked for at a time: the first node's, and the others' in turn."""
+"""The number of nodes whose new lines are read at a time: the first node, and the others in turn."""
 CHECK_SECONDS = 0.25
-"""How often Ctrl-C, Ctrl-Z and the terminal's size are checked."""
+"""The interval between checks for Ctrl-C, Ctrl-Z and the terminal's size."""
 PROGRESS_SECONDS = 10.0
 PAST_LINES = 20
-"""How many earlier lines of the log are shown."""
+"""The number of earlier log lines that are shown."""
 PAST_RECORDS = 200
-"""How many earlier records are read at most, to draw a curve from."""
+"""The most earlier records that are read for the curve."""
 _MINOR = {EventKind.COMMITTED, EventKind.NODE_STATE}
 FOLDED = "  ... a C++ stack, which `cloudspot logs` shows"
 _FRAME = re.compile(r"(\[rank\d+\]:)?\s*frame #\d+: ")
-"""A line of such a stack, of which torch prints some 15 for each connection that a lost node had."""
-HINT = "Ctrl-C detaches; the job goes on"
-DETACHING_HINT = "detaching; Ctrl-C again to leave at once"
-ENDING_HINT = "the job has ended; waiting for its machines to go"
+"""A line of a C++ stack. torch prints about 15 of these for each connection to a lost node."""
+HINT = "Ctrl-C detaches; the job continues"
+DETACHING_HINT = "detaching; press Ctrl-C again to leave immediately"
+ENDING_HINT = "the job has ended; waiting for its machines to end"
 
 
 def follow(
@@ -71,21 +71,21 @@ def follow(
 ) -> int:
     """Drive the job until it has ended, is suspended or Ctrl-C is pressed; return the exit status.
 
-    A job that ``is_new`` was just submitted, so there is no past to skip. ``since``: the records of a job
-    that was just resumed, as they were before; only what is new to them is shown, and how to see the rest.
-    ``is_plain``: print plain lines even on a terminal that could show the live view. ``interrupted`` is then
-    called at Ctrl-C, and the job followed on to its end.
+    ``is_new`` says that the job was just submitted, so there is no history to skip. ``since`` has the records
+    of a job just before its resumption; only later events are shown, and a command for the earlier ones.
+    ``is_plain`` prints plain lines even on a terminal that supports the live view. ``interrupted`` is then
+    called at Ctrl-C instead of detaching, and the job is followed to its end.
 
     Raises:
-        CloudspotError: it can no longer be driven from here; the job itself goes on.
+        CloudspotError: it can no longer be driven from here; the job itself continues.
     """
     if since is not None:
-        output.echo(f"see what came before with: {job.command('show')}, or {job.command('logs')}")
+        output.echo(f"see the earlier history with: {job.command('show')}, or {job.command('logs')}")
     elif not is_new:
         output.echo("attached to job ", output.Styled(job.id, "bold"), f" in {job.store.url}")
     feed = LiveFeed()
     try:
-        # A store that does not answer is waited for, as later on: nobody else launches a new job.
+        # Wait for a store that does not answer, as later on, because nobody else launches a new job.
         waits = doubling(1.0, most=MAX_BACKOFF_SECONDS)
         retry(lambda: job.submitted, sleep=time.sleep, waits=waits, on_wait=output.warner())
         if is_plain or not can_hold_a_panel():
@@ -95,7 +95,7 @@ def follow(
         else:
             history = _follow_live(job, feed, is_new=is_new, since=since)
     except Detached:
-        output.echo(f"detached; job {job.id} goes on. Come back with: {job.command('attach')}")
+        output.echo(f"detached; job {job.id} continues. Follow it again with: {job.command('attach')}")
         tell_of_drivers(job)
         return exit_codes.INTERRUPTED
     except JobResumed:
@@ -104,26 +104,26 @@ def follow(
     except NotAdopted:
         raise
     except CloudspotError:
-        output.warn(f"job {job.id} is no longer followed; come back with: {job.command('attach')}")
+        output.warn(f"job {job.id} is no longer followed; follow it again with: {job.command('attach')}")
         raise
     if history.finished is None:
-        output.echo(f"job {job.id} is suspended: nothing of it runs, and nothing is billed")
+        output.echo(f"job {job.id} is suspended: it has no machines, and nothing is billed")
         output.echo(
-            f"it goes on once there is capacity, if this runs: {job.command('reconcile --watch --job')}"
+            f"it continues once there is capacity, if this runs: {job.command('reconcile --watch --job')}"
         )
-        output.echo(f"on demand, it goes on now: {job.command('resume')} --set spot.policy=on-demand")
+        output.echo(f"to continue on demand now: {job.command('resume')} --set spot.policy=on-demand")
         return exit_codes.SUSPENDED
     try:
         echo_summary(job, history)
     except TransientError as error:
-        # The job has ended all the same, and the exit status reports its outcome.
+        # The job has ended anyway, and the exit status reports its outcome.
         output.warn(f"job {job.id} {history.finished.outcome}, but its summary cannot be read now: {error}")
         output.warn(f"see it with: {job.command('show')}")
     if unproven := sorted(one for launch in history.launches for one in launch.unproven):
         has, it = ("has", "it") if len(unproven) == 1 else ("have", "them")
         machines = ", ".join(unproven)
-        output.warn(f"it is not proven that {machines} {has} ended, and until then the bill counts {it}")
-        output.warn(f"look again with: {job.command('attach')}")
+        output.warn(f"it is not proven yet that {machines} {has} ended, so the bill still counts {it}")
+        output.warn(f"check again with: {job.command('attach')}")
     return exit_codes.OF_OUTCOME[history.finished.outcome]
 
 
@@ -143,7 +143,7 @@ def _follow_live(job: Job, feed: LiveFeed, *, is_new: bool, since: History | Non
         return render(view, width=width, height=height, ascii_only=ascii_only, hint=hint)
 
     screen = LiveScreen(draw)
-    # The panel itself confirms Ctrl-C; anything else written would tear it.
+    # The panel itself confirms Ctrl-C; other output would garble it.
     interrupts = Interrupts(screen.leave_at_once)
     with interrupts, screen:
         follower = _Follower(job, interrupts, screen, feed, is_new=is_new, since=since, is_live=True)
@@ -158,7 +158,7 @@ def _drive(job: Job, follower: _Follower, since: History | None) -> History:
 
 
 class _PlainScreen:
-    """Prints lines as they come, in place of a LiveScreen."""
+    """Prints lines immediately; used in place of a LiveScreen."""
 
     warn = staticmethod(output.warn)
 
@@ -171,7 +171,7 @@ class _PlainScreen:
 
 
 class _Follower:
-    """Shows events as ticks bring them, and log lines as they arrive."""
+    """Shows the events of ticks, and log lines as they arrive."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class _Follower:
         self._screen = screen
         self._feed = feed
         self._is_live = is_live
-        # What is past is told by the launches, not by a moment: the nodes have clocks of their own.
+        # Launches define what is past; times would not do, because nodes have their own clocks.
         num_past = 0 if since is None else len(since.launches)
         self._tail = LogTail(
             job.log_sink,
@@ -210,18 +210,18 @@ class _Follower:
         self._is_resumed = since is not None
         self._read_at = 0.0
         self._in_stack = set[tuple[str, str]]()
-        """By stream and source: whose last line was a frame of a C++ stack."""
+        """The writers, by stream and source, whose last line was a frame of a C++ stack."""
         self._log_complaint = ""
         self._has_told_of_absence = False
         self._told_step = 0
         self._told_at = 0.0
 
     def on_tick(self, tick: Tick) -> None:
-        """Show what a tick has found."""
+        """Show the events of a tick."""
         self._feed.take(tick, self._now())
         events = tick.events
         if self._past and not self._is_resumed and tick.history is not None:
-            # Of the past, only the main events and the end of the log are shown.
+            # For the past, show only the main events and the end of the log.
             events = tuple(event for event in events if event.kind not in _MINOR)
         lines = [event_line(event, self._now()) for event in in_order_of_time(events)]
         if self._past and tick.history is not None:
@@ -231,7 +231,7 @@ class _Follower:
                 self._print_past_lines()
             elif self._is_live:
                 self._take_in_past_curve()
-            self.print_new_lines(lines)  # of launches that are over already, too
+            self.print_new_lines(lines)  # includes launches that are already over
             lines = []
             self._past = False
         self.print_new_lines(lines)
@@ -240,12 +240,12 @@ class _Follower:
         if tick.is_settled and tick.unproven and not self._has_told_of_absence:
             self._has_told_of_absence = True
             machines, has = ", ".join(tick.unproven), "has" if len(tick.unproven) == 1 else "have"
-            text = f"making sure that {machines} {has} ended, which takes half a minute as a rule"
+            text = f"checking that {machines} {has} ended, which usually takes half a minute"
             self._screen.print([event_line(Event(EventKind.WAITING, text), self._now())])
         self._check()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for as long as the controller asks, printing log lines; Ctrl-C raises Detached."""
+        """Sleep for the controller, but print log lines meanwhile; Ctrl-C raises Detached."""
         end = time.monotonic() + seconds
         while True:
             self._check()
@@ -262,9 +262,9 @@ class _Follower:
         self.print_new_lines()
 
     def print_new_lines(self, events: Sequence[Line] = ()) -> None:
-        """Print the log lines that have arrived, with the events by their times.
+        """Print new log lines, merged with the events by time.
 
-        A sink that does not answer is asked again later.
+        A sink that does not answer is tried again later.
         """
         records: list[LogRecord] = []
         try:
@@ -292,7 +292,7 @@ class _Follower:
         self._screen.check()
 
     def _show(self, records: Sequence[LogRecord], events: Sequence[Line] = ()) -> None:
-        """Show what has been read, even if reading failed afterwards."""
+        """Show the records that were read, even if reading failed afterwards."""
         self._feed.add(records)
         shown = self._folded(record for record in records if record.source not in FOR_PROGRAMS)
         name_nodes = are_nodes_named(self._max_nodes, self._feed.history)
@@ -300,7 +300,7 @@ class _Follower:
         self._screen.print(list(heapq.merge(events, lines, key=lambda line: line.at)))
 
     def _folded(self, records: Iterable[LogRecord]) -> Iterator[LogRecord]:
-        """Yield the records with each C++ stack of torch as one line."""
+        """Yield the records, with each C++ stack of torch replaced by one line."""
         for record in records:
             writer, is_frame = (record.stream, record.source), _FRAME.match(record.text) is not None
             if is_frame and writer not in self._in_stack:
@@ -323,7 +323,7 @@ class _Follower:
         self._show([record for record in records if record.source not in FOR_PROGRAMS][-PAST_LINES:])
 
     def _take_in_past_curve(self) -> None:
-        """Let the live view's curve begin before the job was resumed."""
+        """Let the curve of the live view start before the resumption."""
         try:
             records = self._past_tail.last_records(PAST_RECORDS)
         except TransientError as error:
@@ -332,7 +332,7 @@ class _Follower:
         self._feed.add([record for record in records if record.source == METRICS])
 
     def _print_progress(self, history: History) -> None:
-        """Report progress now and then, even if the script prints nothing."""
+        """Report progress from time to time, even if the script prints nothing."""
         job = summarise(history, self._now())
         step, now = job.step, time.monotonic()
         if job.state != "running" or step == self._told_step or now - self._told_at < PROGRESS_SECONDS:

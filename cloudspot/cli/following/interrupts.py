@@ -1,4 +1,4 @@
-"""Handles Ctrl-C while a job is followed: the first detaches, the second ends the process at once."""
+"""Handle Ctrl-C while a job is followed: the first one detaches, the second one exits immediately."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from cloudspot.cli import exit_codes
 
 
 class Detached(Exception):
-    """Ctrl-C was pressed: stop following and leave the job as it is."""
+    """Ctrl-C was pressed: stop following, and leave the job running."""
 
 
 class Interrupts:
-    """Within the block, Ctrl-C only asks for a detach; ``check`` carries it out at a safe moment."""
+    """Inside the block, Ctrl-C only requests a detach; ``check`` performs it at a safe moment."""
 
     def __init__(
         self, leave: Callable[[], None] | None = None, *, instead: Callable[[], None] | None = None
     ) -> None:
-        """Take what restores the terminal for an exit without clean-up; it must be safe in a signal handler.
+        """Take a function that restores the terminal for an immediate exit; it runs in a signal handler.
 
-        Whoever gives it confirms the first Ctrl-C on the screen. ``instead`` is called, once, in the place of
-        a detach, to end the job.
+        If it is given, the caller confirms the first Ctrl-C on the screen. ``instead`` is called once in
+        place of a detach, to end the job.
         """
         self.is_asked = False
-        """Whether it was pressed."""
+        """Whether Ctrl-C was pressed."""
         self._leave = leave
         self._instead = instead
         self._is_done = False
@@ -39,7 +39,7 @@ class Interrupts:
         signal.signal(signal.SIGINT, self._previous)
 
     def check(self) -> None:
-        """Raise Detached if Ctrl-C was pressed, or do what is to be done instead."""
+        """If Ctrl-C was pressed, raise Detached or call ``instead``."""
         if not self.is_asked or self._is_done:
             return
         if self._instead is None:
@@ -55,6 +55,6 @@ class Interrupts:
             os._exit(exit_codes.INTERRUPTED)
         self.is_asked = True
         if self._leave is None:
-            # A handler may run in the middle of a print, so bypass Python's buffers.
+            # The handler may interrupt a print, so bypass Python's buffers.
             what = b"detaching" if self._instead is None else b"ending the job's machine"
-            os.write(2, b"\n%b; Ctrl-C again to leave at once\n" % what)
+            os.write(2, b"\n%b; press Ctrl-C again to leave immediately\n" % what)

@@ -1,4 +1,4 @@
-"""Collects what has been seen of a job so far, and makes the live view from it."""
+"""Collect the observations of a job so far, and make the live view from them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from cloudspot.model import Instance, LogRecord
 from cloudspot.story.series import Curve, MetricSeries
 
 LATE_SECONDS = 60.0
-"""How long a node may still deliver log lines after it was seen to be over."""
+"""How long a node may still deliver log lines after it was first seen to be over."""
 LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 MAX_POINTS = 500
-"""Points kept of a metric between two resumes: more than a terminal has columns of dots."""
+"""The most points that are kept of a metric between two resumes: more than a terminal has columns of dots."""
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a view is made of; replaced as a whole, so that another thread can read it at any time."""
+    """The data for a view; replaced as a whole, so that another thread can read it at any time."""
 
     history: History
     instances: tuple[Instance, ...] | None
@@ -37,7 +37,7 @@ class LiveFeed:
     def __init__(self) -> None:
         self._seen: _Seen | None = None
         self._over: dict[Seat, datetime] = {}
-        """When each node was first seen to be over."""
+        """The time when each node was first seen to be over."""
         self._quiet: set[Seat] = set()
         """The nodes that no longer log anything."""
         self._series = MetricSeries(max_points=MAX_POINTS)
@@ -45,7 +45,7 @@ class LiveFeed:
         """The newest metrics and the curve to draw, replaced as a whole like ``_seen``."""
 
     def take(self, tick: Tick, now: datetime) -> None:
-        """Take in what a controller has seen at ``now``."""
+        """Take in a controller's observations at ``now``."""
         history = tick.history
         if history is None:
             return
@@ -69,7 +69,7 @@ class LiveFeed:
         self._seen = _Seen(history, instances, sights)
 
     def add(self, records: Sequence[LogRecord]) -> None:
-        """Take in log lines, each stream's in order, and keep their metrics."""
+        """Take in log lines, in order within each stream, and keep their metrics."""
         if not sum(self._series.add(record) for record in records):
             return
         names = self._series.names()
@@ -79,13 +79,13 @@ class LiveFeed:
 
     @property
     def history(self) -> History | None:
-        """Return the records as they were at the newest tick."""
+        """The records at the newest tick."""
         return None if self._seen is None else self._seen.history
 
     def streams(self, *, live: bool) -> tuple[str, ...]:
-        """Return the log's streams, one per node; with ``live``, those that may still receive lines.
+        """Return the log's streams, one per node; with ``live``, only those that may still receive lines.
 
-        Those of the nodes that train come first, in rank order.
+        The streams of training nodes come first, in rank order.
         """
         if self._seen is None:
             return ()
@@ -96,7 +96,7 @@ class LiveFeed:
         return tuple(stream_name(*seat) for seat in shown)
 
     def view(self, now: datetime) -> View | None:
-        """Return what to show at ``now``; None before the first tick."""
+        """Return the view at ``now``, or None before the first tick."""
         seen, (newest, curve) = self._seen, self._logged
         if seen is None:
             return None

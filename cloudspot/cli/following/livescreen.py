@@ -1,4 +1,4 @@
-"""Keeps a panel at the foot of the terminal, redrawn twice a second, with lines scrolling above it."""
+"""Show a panel at the bottom of the terminal, redrawn twice a second, with lines scrolling above it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from cloudspot.cli.screen.printable import in_one_line, shows_unicode
 
 REFRESHES_PER_SECOND = 2.0
 MAX_LINE_LENGTH = 2000
-"""Longer lines are cut; ``cloudspot logs`` has them whole."""
+"""Longer lines are cut; ``cloudspot logs`` prints them completely."""
 MAX_BURST = 500
-"""How many of the lines that arrive at once are printed: terminals are slow, and nobody reads more."""
+"""The most lines that are printed if many arrive at once: terminals are slow, and nobody reads more."""
 KEPT_LINES = 300
-"""How many lines are kept to print again when the terminal becomes narrower."""
+"""The number of lines that are kept to be printed again when the terminal becomes narrower."""
 
 Draw = Callable[[int, int, bool], Sequence[Text]]
-"""Makes the panel's lines from the width, the height, and whether the terminal only knows ASCII."""
+"""Makes the panel's lines, given the width, the height, and whether the terminal only supports ASCII."""
 
 
 class LiveScreen:
     """The terminal while a job is followed; not thread-safe.
 
-    ``draw`` is called from the screen's own thread, so that the panel stays alive while the caller waits.
+    ``draw`` is called from the screen's own thread, so that the panel is redrawn while the caller waits.
     """
 
     def __init__(self, draw: Draw) -> None:
@@ -62,7 +62,7 @@ class LiveScreen:
         left_out = max(0, len(lines) - MAX_BURST)
         texts = [_as_text(line) for line in lines[left_out:]]
         if left_out:
-            texts.insert(0, Text(f"({left_out} lines left out; cloudspot logs has them)", "dim"))
+            texts.insert(0, Text(f"({left_out} lines left out; see them with cloudspot logs)", "dim"))
         self._write(texts)
         self._printed.extend(texts)
 
@@ -71,7 +71,7 @@ class LiveScreen:
         self.print([Line(datetime.now(timezone.utc), WHO, f"warning: {text}", output.WARNING_STYLE)])
 
     def check(self) -> None:
-        """Handle what has happened to the terminal since the last call: Ctrl-Z, or a new width."""
+        """Handle changes of the terminal since the last call: Ctrl-Z, or a new width."""
         if self._state.is_suspend_asked:
             self._lower_panel()
             self._state.suspend()
@@ -91,7 +91,7 @@ class LiveScreen:
         self._state.restore()
 
     def _keep_to_foreground(self) -> None:
-        """Show the panel while the terminal is ours; in the background (``&``, ``bg``) print only lines."""
+        """Show the panel in the foreground; in the background (``&``, ``bg``), print only lines."""
         if self._state.is_ours and self._live is None:
             self._state.hush()
             self._raise_panel()
@@ -110,7 +110,7 @@ class LiveScreen:
         self._live.start(refresh=True)
 
     def _lower_panel(self) -> None:
-        """Remove the panel; the cursor is then where the panel began."""
+        """Remove the panel; the cursor is then at the panel's former beginning."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -121,7 +121,7 @@ class LiveScreen:
 
     def _write(self, texts: Sequence[Text]) -> None:
         if texts:
-            # The terminal wraps long lines itself, so that they can be copied whole.
+            # Let the terminal wrap long lines, so that they can be copied completely.
             self._console.print(*texts, sep="\n", soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""What the live view shows of a job, computed from its records; pure."""
+"""The contents of the live view of a job, computed from its records; pure."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from cloudspot.story.series import Curve
 from cloudspot.story.states import ended_at, is_holding, job_state, nodes_of
 
 SILENT_SECONDS = 20.0
-"""Nodes send a heartbeat every five seconds; four missing ones are worth a mention."""
+"""Nodes send a heartbeat every five seconds; the view mentions it if four are missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeView:
-    """A node of the newest generation, or one that is on its way or about to go."""
+    """A node of the newest generation, or one that is about to join or to leave."""
 
     name: str
     state: str
     """``requested``, ``booting``, ``holding``, the state in its heartbeat, or how it ended."""
     is_newcomer: bool = False
-    """It was in no generation yet."""
+    """Whether it has been in no generation yet."""
     stands_in_for: str | None = None
-    """Whose place it takes when it is ready."""
+    """The node that it replaces once it is ready."""
     leaves_seconds: float | None = None
-    """How much of its notice is left; None: it has none."""
+    """The remaining time of its notice; None if it has no notice."""
     is_excluded: bool = False
-    """The training has gone on without it."""
+    """Whether the training has continued without it."""
     address: str | None = None
     silent_seconds: float | None = None
-    """How long since its last new heartbeat; None if that is recent or it has ended."""
+    """The time since its last new heartbeat; None if that is recent or the node has ended."""
     transfer: Transfer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What is known about a job at one moment."""
+    """The known facts about a job at one moment."""
 
     job_id: str
     state: str
@@ -55,10 +55,10 @@ class View:
     generation: int
     """0 before the first."""
     num_nodes: int
-    """How many nodes the generation has."""
+    """The number of nodes in the generation."""
     max_nodes: int
     elapsed_seconds: float
-    """Since it was submitted."""
+    """The time since the submission."""
     step: int
     steps_total: int | None
     counts_steps: bool
@@ -68,42 +68,42 @@ class View:
     metrics: Mapping[str, float]
     curve: Curve | None
     offers: tuple[tuple[Offer, int], ...]
-    """Those of which nodes live or are requested, and how many; where there are none, the last one with 0."""
+    """The offers with live or requested nodes, and their numbers; without any, the last offer with 0."""
     nodes: tuple[NodeView, ...]
     spent: float
     on_demand: float
     currency: str
     others: Mapping[str, float]
-    """What was spent in other currencies."""
+    """The cost in other currencies."""
     commit: CheckpointId | None
     commit_age_seconds: float | None
     upload_seconds: float | None
-    """How long the newest upload took, on the slowest node."""
+    """The duration of the newest upload on the slowest node."""
     notice_seconds: float | None
-    """How much notice the provider gives before it reclaims a machine."""
+    """The length of the provider's notices."""
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """A node's newest heartbeat and when it was first seen here: other machines' clocks cannot give ages."""
+    """A node's newest heartbeat and when it was first seen here, because machines' clocks may differ."""
 
     counter: int
     at: datetime
     listed: object = field(default=None, compare=False)
-    """What the listing said of the newest one, which may not have been read."""
+    """The listing's version of the newest heartbeat, which may not have been read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sights:
-    """What is remembered from earlier looks at a job's records."""
+    """Observations from earlier looks at a job's records."""
 
     points: tuple[Point, ...] = ()
     heard: Mapping[Seat, Heard] = field(default_factory=dict)
 
 
 def hear(heard: Mapping[Seat, Heard], history: History, now: datetime) -> dict[Seat, Heard]:
-    """Return the newest heartbeats of the nodes that live; an unchanged one keeps its moment."""
+    """Return the newest heartbeats of the live nodes; an unchanged one keeps its time."""
     updated: dict[Seat, Heard] = {}
     for launch in history.live_launches:
         for rank, beat in launch.heartbeats.items():
@@ -124,10 +124,10 @@ def look(
     curve: Curve | None = None,
     instances: Sequence[Instance] | None = None,
 ) -> View:
-    """Return what to show at ``now``, by the reader's clock.
+    """Return the view at ``now``, by the reader's clock.
 
-    ``logged`` has the newest metrics, which the log has before the heartbeats do; ``instances``, a listing of
-    the machines, makes the bill of what runs more exact.
+    ``logged`` has the newest metrics, which reach the log before the heartbeats. ``instances``, a listing of
+    the machines, makes the bill of running machines more exact.
     """
     ledger = bill(history, now, instances=instances)
     step, total = newest_step(history), steps_total(history)
@@ -199,7 +199,7 @@ def _offers(history: History) -> tuple[tuple[Offer, int], ...]:
 
 
 def _nodes(history: History, seats: Seats, now: datetime, heard: Mapping[Seat, Heard]) -> Iterator[NodeView]:
-    """Yield the members in rank order, then who is on its way, then who was left out and still runs."""
+    """Yield the members in rank order, then joining nodes, then excluded nodes that still run."""
     if not seats.live:
         return
     is_held = bool(history.generations) and is_holding(history, history.generations[-1])

@@ -1,4 +1,4 @@
-"""How fast a job trains and how long it will still take, from its nodes' heartbeats; pure."""
+"""A job's speed and its remaining time, from the heartbeats of its nodes; pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cloudspot.story.progress import first_step
 from cloudspot.story.states import live_members
 
 WINDOW_SECONDS = 60.0
-"""The window for the rate: short enough to follow changes, long enough to be steady."""
+"""The window for the speed: short enough to follow changes, long enough to be stable."""
 LEAST_SECONDS = 2.0
-"""The least time between two heartbeats from which a rate is computed."""
+"""The least time between two heartbeats for which a speed is computed."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """The step that a generation had begun at a moment of its node's clock."""
+    """The step that a generation had begun at some moment, by its node's clock."""
 
     generation: int
     at: datetime
@@ -27,7 +27,7 @@ class Point:
 
 
 def sight(history: History) -> Point | None:
-    """Return how far the newest generation is, by its nodes' heartbeats; None if nothing counts its steps."""
+    """Return the newest generation's progress from its nodes' heartbeats, or None if no steps are counted."""
     if not live_members(history):
         return None
     number = history.generations[-1].number
@@ -35,13 +35,13 @@ def sight(history: History) -> Point | None:
     beats = [beat for beat in beats if beat.has_session and beat.state in {"running", "draining"}]
     if not beats:
         return None
-    # Always the first node's clock, so that two points are on the same one.
+    # Always use the first node's clock, so that points are comparable.
     first = beats[0]
     return Point(number, first.at, max(beat.step for beat in beats))
 
 
 def origin(history: History) -> Point | None:
-    """Return where the newest generation began its steps, by its first node; None if not yet reported."""
+    """Return the start of the newest generation's steps, by its first node, or None if not reported yet."""
     if not live_members(history):
         return None
     generation = history.generations[-1]
@@ -60,17 +60,17 @@ def _beats(history: History) -> list[Heartbeat]:
 
 
 def with_point(points: Sequence[Point], new: Point | None) -> tuple[Point, ...]:
-    """Return the points within the window, without those of older generations, whose steps are repeated."""
+    """Return the points in the window, without those of older generations, whose steps are repeated."""
     if new is None:
         return ()
     kept = [one for one in points if one.generation == new.generation and one.at < new.at]
-    # Keep one point older than the window, so that the rate covers the whole window.
+    # Keep one point before the window, so that the speed covers the whole window.
     old = [one for one in kept if (new.at - one.at).total_seconds() > WINDOW_SECONDS]
     return (*old[-1:], *(one for one in kept if one not in old), new)
 
 
 def steps_per_second(points: Sequence[Point]) -> float | None:
-    """Return the rate over the points, 0 if training stands still; None if too little is known."""
+    """Return the speed over the points, which is 0 if the training stands still, or None if it is unknown."""
     if not points:
         return None
     seconds = (points[-1].at - points[0].at).total_seconds()
@@ -80,7 +80,7 @@ def steps_per_second(points: Sequence[Point]) -> float | None:
 
 
 def seconds_left(step: int, steps_total: int | None, rate: float | None) -> float | None:
-    """Return how long the remaining steps take at this rate; None if unknown or never at that rate."""
+    """Return the time for the remaining steps at this speed, or None if it is unknown or infinite."""
     if steps_total is None or not rate:
         return None
     return max(0, steps_total - step) / rate

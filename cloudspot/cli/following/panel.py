@@ -1,4 +1,4 @@
-"""Renders the live view as lines of text for a terminal of a given size; pure."""
+"""Render the live view as lines of text for a terminal of a given size; pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from cloudspot.jobfile.amounts import cost_text
 
 LABEL_WIDTH = 9
 WIDE_COLUMNS = 110
-"""From this width on, the curve is beside the text and not below it."""
+"""From this width on, the curve is beside the text instead of below it."""
 LEAST_LINES = 4
 CURVE_LINES = 4
 WIDE_CURVE_LINES = 7
 NUM_NODE_LINES = 4
-"""Up to this many nodes have a line each; of more, only those that need attention."""
+"""Up to this many nodes get a line each; if there are more, only those that need attention."""
 NUM_OFFERS = 3
 NUM_METRICS = 6
 MAX_WARNINGS = 3
@@ -45,17 +45,17 @@ _ASCII = _Marks(rule="-", full="#", empty=".")
 
 @dataclass(frozen=True)
 class _Block:
-    """Lines that are shown together, or dropped together if the terminal is too low."""
+    """Lines that are shown together, or dropped together if the terminal has too few lines."""
 
     weight: int
-    """The lowest is dropped first."""
+    """Blocks with the lowest weight are dropped first."""
     lines: Sequence[Text]
 
 
 def render(view: View, *, width: int, height: int, ascii_only: bool, hint: str) -> list[Text]:
     """Return the panel's lines, each narrower than ``width`` cells, at most two thirds of ``height``.
 
-    The last column stays free, since a cursor there may wrap. ``hint`` is the last line.
+    The last column stays free, because a cursor there may wrap. ``hint`` is the last line.
     """
     view = printable_value(view)
     width = max(20, width - 1)
@@ -80,7 +80,7 @@ def render(view: View, *, width: int, height: int, ascii_only: bool, hint: str) 
         most = width if line is lines[0] else text_width
         line.truncate(most, overflow="crop" if ascii_only else "ellipsis")
     if is_wide and view.curve is not None:
-        # Beside the lines between the title and the hint.
+        # The curve is beside the lines between the title and the hint.
         num_lines = min(WIDE_CURVE_LINES, len(lines) - 1)
         beside = _curve(view, width - text_width - 2, num_lines, ascii_only=ascii_only)
         for line, more in zip(lines[1:], beside, strict=False):
@@ -165,7 +165,7 @@ def _curve(view: View, width: int, height: int, *, ascii_only: bool) -> list[Tex
     )
     if drawing is None:
         return []
-    # The name is on the left in the middle, the limits above and below it.
+    # The name is at the left in the middle, with the limits above and below it.
     labels = [""] * height
     labels[0], labels[-1] = _figure(drawing.highest), _figure(drawing.lowest)
     if height > 2:
@@ -266,7 +266,7 @@ def _warnings(view: View) -> Iterator[Text]:
 
 
 def _whole(seconds: float) -> str:
-    """Return a duration without tenths, which would flicker, unless it is less than a second."""
+    """Return a duration without tenths, which would flicker, unless it is shorter than a second."""
     if 0 < seconds < 1 or seconds >= 10:
         return output.duration_text(seconds)
     return f"{seconds:.0f}s"

@@ -1,4 +1,4 @@
-"""The terminal's own state while it shows a panel: changed on entry, and restored however it ends."""
+"""The terminal's state while it shows a panel: changed on entry, and always restored at the end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def can_hold_a_panel() -> bool:
 
 
 class TerminalState:
-    """Within the block, typed keys are not echoed, since they would tear the panel.
+    """Inside the block, typed keys are not echoed, because they would garble the panel.
 
-    The terminal is restored after an exception too, and after a SIGTERM, SIGHUP or SIGQUIT, which still end
-    the process, unless whoever started it ignores them (``nohup``). Ctrl-Z only asks for a pause:
-    ``suspend`` carries it out at a safe moment.
+    The terminal is also restored after an exception, and after a SIGTERM, SIGHUP or SIGQUIT, which still end
+    the process unless its parent has made it ignore them (``nohup``). Ctrl-Z only requests a pause;
+    ``suspend`` performs it at a safe moment.
     """
 
     def __init__(self) -> None:
@@ -47,14 +47,14 @@ class TerminalState:
 
     @property
     def is_ours(self) -> bool:
-        """Return whether the process is in the foreground; otherwise it must not touch the terminal."""
+        """Whether the process is in the foreground; otherwise it must not touch the terminal."""
         try:
             return os.tcgetpgrp(sys.__stdout__.fileno()) == os.getpgrp()  # type: ignore[union-attr]
         except (OSError, ValueError):
             return True  # There is no job control.
 
     def hush(self) -> None:
-        """Turn off the echo of typed keys, if the terminal is ours."""
+        """Turn off the echo of typed keys if the terminal is ours."""
         with suppress(OSError, ValueError):
             descriptor = sys.stdin.fileno()
             if not os.isatty(descriptor) or not self.is_ours:
@@ -67,9 +67,9 @@ class TerminalState:
             termios.tcsetattr(descriptor, termios.TCSADRAIN, changed)
 
     def restore(self) -> None:
-        """Restore the terminal, if it is ours; safe to repeat and to call from a signal handler."""
+        """Restore the terminal if it is ours; safe to repeat and to call from a signal handler."""
         if not self.is_ours:
-            return  # The shell has it and has restored it.
+            return  # The shell has the terminal, and has restored it.
         with suppress(OSError, ValueError):
             os.write(sys.__stdout__.fileno(), _SHOW_CURSOR)  # type: ignore[union-attr]
         with suppress(OSError, ValueError):
@@ -78,7 +78,7 @@ class TerminalState:
                 termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, self._attributes)
 
     def suspend(self) -> None:
-        """Stop the process as Ctrl-Z does, and return when it continues; the panel must be gone by now."""
+        """Stop the process as Ctrl-Z does, and return when it continues; remove the panel before."""
         self.is_suspend_asked = False
         self.restore()
         previous = signal.signal(signal.SIGTSTP, signal.SIG_DFL)

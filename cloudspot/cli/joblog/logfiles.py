@@ -1,4 +1,4 @@
-"""Downloads a job's log as text files, one per node."""
+"""Download a job's log as text files, one per node."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def download_logs(
     shown: Callable[[LogRecord], bool],
     as_json: bool,
 ) -> None:
-    """Write the lines that are ``shown`` to files in the directory, and print the files' names.
+    """Write the lines selected by ``shown`` to files in the directory, and print the files' names.
 
-    Each file appears whole and replaces an older one. The lines are kept as they were written, terminal
-    control sequences included. CloudspotError if the directory cannot be written to.
+    Each file appears complete and replaces an older one. The lines are written unchanged, including terminal
+    control sequences. Raise CloudspotError if the directory cannot be written to.
     """
     named = sorted(filter(is_node_stream, job.log_sink.streams()), key=parse_stream)
     streams = [stream for stream in named if wanted(*parse_stream(stream))]
@@ -52,13 +52,13 @@ def download_logs(
         for each in written:
             output.echo(f"{each['file']}: {each['lines']} lines")
     else:
-        output.echo(f"job {job.id} has no such log")
+        output.echo(f"job {job.id} has no log that matches")
 
 
 def _write(
     job: Job, path: Path, stream: str, shown: Callable[[LogRecord], bool], advance: Callable[[int], None]
 ) -> int:
-    """Write one node's lines and return how many; if there are none, write no file."""
+    """Write one node's lines and return their number; without lines, write no file."""
 
     def wanted() -> Iterator[bytes]:
         for record in job.log_sink.read(stream):

@@ -1,4 +1,4 @@
-"""Lists a job's log by node, with how much of it has been delivered, and prunes old days."""
+"""List a job's log by node, with the state of its delivery, and prune old days."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ Wanted = Callable[[int, int], bool]
 
 @dataclass(frozen=True)
 class _Stream:
-    """One node's log: what has arrived, and what should have."""
+    """One node's log: the lines that have arrived, and those that should have."""
 
     launch: int
     rank: int
     first_day: date | None
     last_day: date | None
     num_bytes: int | None
-    """None if the size of a piece is not known."""
+    """The total size; None if the size of a piece is unknown."""
     num_pieces: int
     num_lines: int
-    """From the number of the newest line: lines are numbered without gaps."""
+    """The number of lines, from the number of the newest one: lines are numbered without gaps."""
     standing: LogStanding | None
-    """What the node last reported; None if it reported nothing."""
+    """The node's last report about its log; None if it has reported nothing."""
     told_at: datetime | None
     is_over: bool
-    """Nothing writes to it any more."""
+    """Whether nothing writes to it any more."""
 
     @property
     def num_missing(self) -> int | None:
-        """Return how many of the node's lines the log lacks; None if that is not known."""
+        """The number of the node's lines that are missing in the log; None if unknown."""
         return None if self.standing is None else max(0, self.standing.num_lines - self.num_lines)
 
     @property
     def delivery(self) -> str:
-        """Return ``complete``, ``current``, ``behind``, ``incomplete``, ``gone`` or ``unknown``."""
+        """``complete``, ``current``, ``behind``, ``incomplete``, ``gone`` or ``unknown``."""
         if self.standing is None:
             return "unknown"
         is_all = self.num_missing == 0 and self.standing.waiting_bytes == 0
         if self.is_over:
-            # Nothing records what was pruned or removed by a service's retention.
+            # Nothing records what was pruned, or removed by a service's retention.
             is_gone = self.num_pieces == 0 and self.standing.num_lines > 0
             return "gone" if is_gone else "complete" if is_all else "incomplete"
         return "current" if is_all else "behind"
 
 
 def list_streams(job: Job, *, wanted: Wanted, as_json: bool) -> None:
-    """Print each node's log: days, size, lines, and how much has been delivered."""
+    """Print each node's log: days, size, lines, and the state of its delivery."""
     streams = _streams(job, wanted)
     if as_json:
         output.echo_json([_as_json(each) for each in streams])
         return
     if not streams:
-        output.echo(f"job {job.id} has no such log")
+        output.echo(f"job {job.id} has no log that matches")
         return
     output.echo_table(
         ("NODE", "FROM", "TO", "SIZE", "LINES", "DELIVERY"),
@@ -83,18 +83,18 @@ def list_streams(job: Job, *, wanted: Wanted, as_json: bool) -> None:
 
 
 def prune_log(job: Job, before: datetime, *, wanted: Wanted, yes: bool, as_json: bool) -> None:
-    """Delete the pieces of the log that ended on an earlier day than the moment's, after a question.
+    """Delete the pieces of the log whose last day is before that of the moment, after a question.
 
     Raises:
         SpecError: the moment is in the future, or there is no terminal to ask on.
         CloudspotError: this log's service does not allow removal.
     """
     if before > datetime.now(timezone.utc):
-        raise SpecError("--prune must name a time in the past: it deletes what is older")
+        raise SpecError("--prune must name a time in the past: older logs are deleted")
     day = before.astimezone(timezone.utc).date()
     old = [piece for piece in _pieces(job) if piece.last_day < day and wanted(*parse_stream(piece.stream))]
     size = sum(piece.num_bytes or 0 for piece in old)
-    doomed = f"{len(old)} pieces, {size_text(size)}, of the log of {job.id} from before {day} (UTC)"
+    doomed = f"{len(old)} pieces ({size_text(size)}) of the log of {job.id} from before {day} (UTC)"
     if old:
         output.confirm_deletion(doomed, yes=yes)
         job.log_sink.remove(old)
@@ -107,7 +107,7 @@ def prune_log(job: Job, before: datetime, *, wanted: Wanted, yes: bool, as_json:
 
 
 def warn_of_gaps(job: Job, *, wanted: Wanted = lambda _launch, _rank: True) -> None:
-    """Name the nodes from before the job's last resumption whose log is somewhere else."""
+    """Warn about nodes from before the job's newest resumption whose log is in another place."""
     history = job.first_history
     newer = {launch.number for launch in history.current_launches}
     older = [
@@ -122,8 +122,8 @@ def warn_of_gaps(job: Job, *, wanted: Wanted = lambda _launch, _rank: True) -> N
     missing = [seat for seat in older if seat.launch not in held]
     if missing:
         output.warn(
-            f"the log of {named(missing)} is not here: it stayed behind when job {job.id} moved "
-            "or changed its provider; to read it, name the store of then with --store"
+            f"the log of {named(missing)} is not here: it was left behind when job {job.id} moved or changed "
+            "its provider; to read it, name its former store with --store"
         )
 
 

@@ -1,4 +1,4 @@
-"""Reads a job's log, merged over its nodes, and continues from where it last stopped."""
+"""Read a job's log, merged over its nodes, and continue where the last call stopped."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cloudspot.jobstore.logs.log_streams import is_node_stream, parse_stream, st
 from cloudspot.model import LogRecord
 
 Life = tuple[datetime, datetime | None]
-"""Between which moments a node may have written lines; None: it may still write."""
+"""The moments between which a node may have written lines; None if it may still write."""
 SLACK = timedelta(minutes=1)
-"""How much a machine's clock may differ from the one by which its end was told."""
+"""The most by which a machine's clock may differ from the clock that recorded its end."""
 
 
 def lives_of(history: History) -> dict[str, Life]:
-    """Return when the nodes of the job wrote their logs, by stream."""
+    """Return the times during which the nodes of the job wrote their logs, by stream."""
     lives: dict[str, Life] = {}
     for launch in history.launches:
         for rank, slot in launch.claimed.items():
@@ -33,12 +33,12 @@ def lives_of(history: History) -> dict[str, Life]:
 
 
 class LogTail:
-    """Reads a job's log from where it last stopped, each line once.
+    """Reads a job's log from where the last call stopped, each line once.
 
-    What one call finds is merged by time, and each stream keeps its own order. A line that is late comes
-    with a later call, after newer lines of other nodes: to wait for a node would delay all others. Of a node
-    whose life is known, nothing is asked for before its lines are due. A sink that does not answer
-    raises TransientError; call again, and it goes on after the last line.
+    The lines found by one call are merged by time, but each stream keeps its order. A late line comes with a
+    later call, after newer lines of other nodes, because waiting for one node would delay all others. If the
+    life of a node is known, its stream is not read before its lines are due. A sink that does not answer
+    raises TransientError; another call continues after the last line.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class LogTail:
         wanted: Callable[[int, int], bool] | None = None,
         lives: Callable[[], Mapping[str, Life]] = dict,
     ) -> None:
-        """Read the streams that ``streams`` names at each call (default: those the sink lists).
+        """Read the streams that ``streams`` returns at each call (default: those that the sink lists).
 
-        ``wanted`` tells by launch and rank whether to read one; by default, all are read. ``lives`` tells
-        what is known of the nodes' lives, by stream.
+        ``wanted`` decides by launch and rank whether to read a stream; by default, all are read. ``lives``
+        returns the known lives of the nodes, by stream.
         """
         self._sink = sink
         self._streams = sink.streams if streams is None else streams
@@ -61,9 +61,9 @@ class LogTail:
         self._newest: dict[str, int] = {}
 
     def new_records(self) -> Iterator[LogRecord]:
-        """Yield what has arrived since the last call."""
+        """Yield the records that have arrived since the last call."""
         for record in self._merged(self._to_read(), self._read_on):
-            # Noted here and not where it is read, because merging reads one line of each stream ahead.
+            # Record it here and not in the reader, because merging reads one line of each stream ahead.
             self._newest[record.stream] = record.seq
             yield record
 
@@ -74,10 +74,10 @@ class LogTail:
         since: datetime | None = None,
         shown: Callable[[LogRecord], bool] = lambda _record: True,
     ) -> list[LogRecord]:
-        """Return the last ``count`` records that are ``shown``; ``new_records`` continues after them.
+        """Return the last ``count`` records selected by ``shown``; ``new_records`` continues after them.
 
-        Call it first. It reads backwards from the log's end, where the sink can, and no further than needed:
-        nothing before ``since``.
+        Call it first. If the sink can, it reads backwards from the log's end, and only as far as needed,
+        never before ``since``.
         """
         self._newest.clear()
         streams, opened = self._to_read(), set[str]()
@@ -120,13 +120,13 @@ class LogTail:
         *,
         is_backwards: bool = False,
     ) -> Generator[LogRecord]:
-        """Yield the records of all streams by time, and open each when its first one may be due."""
+        """Yield the records of all streams by time; open each stream when its first record may be due."""
         sign, lives = -1 if is_backwards else 1, self._lives()
         waiting: list[tuple[float, int, LogRecord | None, Iterator[LogRecord]]] = []
         for number, stream in enumerate(streams):
             bound = lives.get(stream, (None, None))[is_backwards]
             due = -math.inf if bound is None else sign * bound.timestamp()
-            # Of two lines with the same time, the one that comes first forwards comes last backwards.
+            # Of two lines with the same time, the first one forwards is the last one backwards.
             waiting.append((due, sign * number, None, iter(())))
         heapq.heapify(waiting)
         while waiting:
@@ -143,11 +143,11 @@ class LogTail:
                 heapq.heapreplace(waiting, (due, place, following, rest))
 
     def _skip(self, streams: Iterable[str]) -> None:
-        """Skip the streams of nodes that were over before anything that is read."""
+        """Skip the streams of nodes that ended before everything that is read."""
         self._newest.update(dict.fromkeys(streams, sys.maxsize))
 
     def _skip_stream(self, stream: str, moment: datetime) -> None:
-        """Skip what is before the moment."""
+        """Skip the records before the moment."""
         for record in self._sink.read_back(stream):
             if record.time < moment:
                 self._newest[stream] = record.seq

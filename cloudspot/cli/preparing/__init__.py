@@ -1,1 +1,1 @@
-"""Before a job is submitted: its file is read, its inputs and image are looked up, its cost is foretold."""
+"""Preparation of a submission: read the job file, look up inputs and image, and estimate the cost."""

@@ -1,6 +1,6 @@
-"""Asks a registry for the digest of an image's tag, so that all machines of a job run the same image.
+"""Ask a registry for the digest of an image's tag, so that all machines of a job run the same image.
 
-The protocol is that of the OCI Distribution Specification 1.1, with the tokens of Docker's registries.
+The protocol is the OCI Distribution Specification 1.1, with the tokens of Docker's registries.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ _KINDS = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 _IDENTITY = "<token>"
-"""In place of a user: what stands for the password is a token for a protocol of its own."""
+"""The user name which marks a password as an identity token, for a different protocol."""
 _IN_CLEAR = {("http", "localhost"), ("http", "127.0.0.1")}
-"""Servers that need no https; everyone between here and another one could read a log-in."""
+"""Servers that need no https. Others do, because anyone in between could read a log-in."""
 _HIDDEN = (HTTPStatus.NOT_FOUND, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _MAX_BYTES = 8 << 20
 _MAX_SHOWN = 500
-"""So many characters of a failure are shown: a registry may say more."""
+"""The most characters that are shown of a failure."""
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
 def with_digest(image: str, find_login: Callable[[str], RegistryLogin | None] = lambda _: None) -> str:
-    """Return the image by its digest: as it is, or as the registry has its tag (or ``latest``) now.
+    """Return the image with its digest: unchanged if it has one, else as the registry resolves its tag now.
 
-    A registry that wants a log-in gets the one that ``find_login`` returns for its host, or else the one that
-    Docker's client would use: a credential helper's, or what ``docker login`` has written down.
+    The default tag is ``latest``. If the registry requires a log-in, it gets the one that ``find_login``
+    returns for its host or, without one, the one that Docker's client would use: from a credential helper or
+    from ``docker login``.
 
     Raises:
-        AuthError: a log-in is refused, or cannot be had.
-        SpecError: it does not tell.
+        AuthError: a log-in is refused or cannot be obtained.
+        SpecError: the registry does not return the digest.
     """
     if "@" in image:
         return image
@@ -70,7 +71,7 @@ def with_digest(image: str, find_login: Callable[[str], RegistryLogin | None] = 
             login = _login(registry, find_login, faults)
             authorization = _authorization(challenge, login, f"repository:{name}:pull", registry)
             if authorization is None:
-                login = None  # nobody was told it
+                login = None  # it was not sent
                 raise
             data, said = _get(url, authorization=authorization)
     except HTTPError as error:
@@ -78,26 +79,26 @@ def with_digest(image: str, find_login: Callable[[str], RegistryLogin | None] = 
         if error.code not in _HIDDEN:
             raise SpecError(_failed(image, registry, f"{error.code} {error.reason}")) from error
         if login is not None:
-            why = "; ".join((f"there is no such tag, or the registry refuses {login.origin}", *faults))
+            why = "; ".join((f"the tag does not exist, or the registry refuses {login.origin}", *faults))
             raise AuthError(_failed(image, registry, why)) from error
-        why = "; ".join(("there is no such tag, or it is private", *faults))
-        advice = f"name a log-in in run.image_login, or write {image}@sha256:..."
+        why = "; ".join(("the tag does not exist or is private", *faults))
+        advice = f"set run.image_login, or write {image}@sha256:..."
         raise (AuthError if faults else SpecError)(f"{_failed(image, registry, why)}; {advice}") from error
     except (OSError, HTTPException, ValueError, AttributeError, RecursionError) as error:
         why = str(getattr(error, "reason", error))
         raise SpecError(f"{_failed(image, registry, why)}; write {image}@sha256:...") from error
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
     if said not in {None, digest}:
-        raise SpecError(_failed(image, registry, f"it says {str(said)[:80]}, and what it sends has {digest}"))
+        raise SpecError(_failed(image, registry, f"it states {str(said)[:80]}, but the content has {digest}"))
     return f"{image}@{digest}"
 
 
 def _failed(image: str, registry: str, why: str) -> str:
-    return f"run.image: {registry} does not tell the digest of {image}: {why[:_MAX_SHOWN]}"
+    return f"run.image: {registry} does not return the digest of {image}: {why[:_MAX_SHOWN]}"
 
 
 def _authorization(challenge: str, login: RegistryLogin | None, scope: str, registry: str) -> str | None:
-    """Return the ``Authorization`` header that answers a registry's challenge, None if there is none."""
+    """Return the ``Authorization`` header that answers a registry's challenge, or None."""
     kind, _, parameters = challenge.partition(" ")
     basic = None if login is None else f"Basic {login.basic}"
     if kind.lower() == "basic":
@@ -113,7 +114,7 @@ def _authorization(challenge: str, login: RegistryLogin | None, scope: str, regi
     in_clear = {(realm.scheme, realm.hostname), ("http", host)}
     if realm.scheme != "https" and not in_clear <= _IN_CLEAR:
         return None
-    # A registry of the internet sends nobody to a server of this computer or its network.
+    # A registry on the internet must not redirect to a server on this computer or its network.
     own_host = str(realm.hostname) if _is_private(host) else host
     data, _ = _get(f"{fields['realm']}?{urlencode(query)}", authorization=basic, own_host=own_host)
     answer = json.loads(data)
@@ -126,7 +127,7 @@ def _authorization(challenge: str, login: RegistryLogin | None, scope: str, regi
 def _login(
     registry: str, find_login: Callable[[str], RegistryLogin | None], faults: list[str]
 ) -> RegistryLogin | None:
-    """Return the log-in for a registry, or None; why one could not be had goes into ``faults``."""
+    """Return the log-in for a registry, or None; add reasons for failures to ``faults``."""
     try:
         login = find_login(registry)
     except AuthError as error:
@@ -153,9 +154,7 @@ def _login(
         if kept is not None:
             (user, password), origin = kept, program
     if user == _IDENTITY:
-        faults.append(
-            f"{origin} has an identity token, which cannot be used here: name a user in run.image_login"
-        )
+        faults.append(f"{origin} has an identity token, which cannot be used here; set run.image_login")
         return None
     return (
         RegistryLogin(user=user, password=password, origin=f"the user {user} of {origin}") if user else None
@@ -163,35 +162,35 @@ def _login(
 
 
 def _ask_helper(program: str, key: str) -> tuple[str, str] | None:
-    """Return the user and the password that a credential helper of Docker's keeps; None: it has none."""
+    """Return the user and the password from one of Docker's credential helpers, or None if it has none."""
     done = subprocess.run(
         [program, "get"], input=key, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
     )
     if done.stdout.startswith("credentials not found"):
         return None
     if done.returncode != 0:
-        raise ValueError((done.stdout.strip() or done.stderr.strip() or "it says nothing").splitlines()[-1])
+        raise ValueError((done.stdout.strip() or done.stderr.strip() or "no output").splitlines()[-1])
     answer = json.loads(done.stdout)
     return str(answer["Username"]), str(answer["Secret"])
 
 
 def _is_private(host: str) -> bool:
-    """Return whether a host is of this computer or its network alone."""
+    """Return whether a host belongs to this computer or its network."""
     try:
         public_addresses(host, 443)
     except AddressRefused:
         return True
-    except OSError:  # perhaps a proxy knows it
+    except OSError:  # a proxy may know it
         return False
     return False
 
 
 def _get(url: str, *, authorization: str | None, own_host: str = "") -> tuple[bytes, str | None]:
-    """Return a body and its digest by the server; only the URL's host, or another own one, may be private."""
+    """Return a body and the server's digest; only the URL's host or ``own_host`` may be private."""
     request = Request(url, headers={"Accept": ", ".join(_KINDS)})  # noqa: S310 - of http or https, as checked
-    if authorization is not None:  # a server that is redirected to does not get it
+    if authorization is not None:  # not sent to servers in redirects
         request.add_unredirected_header("Authorization", authorization)
-    # What is sent in clear goes to this computer, and to no proxy.
+    # Unencrypted requests go only to this computer, and never to a proxy.
     proxies = [ProxyHandler({})] if urlsplit(url).scheme == "http" else []
     checked = handlers(own_host or urlsplit(url).hostname or "")
     with build_opener(*proxies, UnreadRedirects(), *checked).open(request, timeout=TIMEOUT_SECONDS) as answer:

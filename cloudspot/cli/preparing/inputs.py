@@ -1,4 +1,4 @@
-"""What a job's ``[data]`` comes to, found out before anything is bought."""
+"""Look up the inputs in a job's ``[data]`` before anything is bought."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from cloudspot.plugin.launchrequests import DEFAULT_EXTRA_GIB
 
 @dataclass(frozen=True)
 class FoundInput:
-    """An input as it shows from here."""
+    """An input as seen from this computer."""
 
     name: str
     spec: DataSpec
     num_files: int = 0
     num_bytes: int = 0
     unread: str = ""
-    """Why it cannot be read from here; empty if it was."""
+    """Why it cannot be read from here; it is empty if it was read."""
 
 
 def find_inputs(spec: JobSpec, provider: Provider) -> tuple[FoundInput, ...]:
-    """List the job's inputs with the submitter's own rights, and warn of those that only machines may read.
+    """List the job's inputs with the submitter's rights, and warn of those that only machines may read.
 
     Raises:
-        SpecError: there is nothing under a URL, or what is there cannot be staged.
+        SpecError: there is nothing under a URL, or it cannot be staged.
         PluginError: no plugin for its scheme is installed.
     """
     staged = {name: one for name, one in spec.data.items() if one.is_staged}
@@ -47,29 +47,29 @@ def find_inputs(spec: JobSpec, provider: Provider) -> tuple[FoundInput, ...]:
         path = data.path_or_default(name)
         if path.startswith("/") and is_here:
             raise SpecError(
-                f'data.{name}.path: "{path}" would be one place for all machines on this computer; name a '
+                f'data.{name}.path: "{path}" would be the same for all machines on this computer; use a '
                 "path below the working directory"
             )
     inputs = tuple(_find(name, one, provider) for name, one in spec.data.items())
     for item in inputs:
         if item.unread:
             then = "fails" if item.spec.wait else "trains without it"
-            output.warn(f"{_where(item)} {item.unread}; a machine that cannot read it either {then}")
+            output.warn(f"{_where(item)} {item.unread}; a machine that cannot read it, either, {then}")
     num_bytes = sum(one.num_bytes for one in inputs)
     if 0 < spec.resources.disk < num_bytes:
         there = f"resources.disk is {size_text(spec.resources.disk)}"
-        output.warn(f"data: the inputs have {size_text(num_bytes)}, and {there}; ask for more")
+        output.warn(f"data: the inputs have {size_text(num_bytes)}, but {there}; increase it")
     has_own_disk = is_here or spec.providers.get(provider.name, {}).get("disk")
     if not (spec.resources.disk or has_own_disk) and num_bytes > DEFAULT_EXTRA_GIB * GIB:
         output.warn(
-            f"data: the inputs have {size_text(num_bytes)}, and resources.disk is not given; give it, "
-            "unless the machines have disks of their own for that"
+            f"data: the inputs have {size_text(num_bytes)}, but resources.disk is not set; set it, unless "
+            "the machines have their own disks for inputs"
         )
     return inputs
 
 
 def check_places(spec: JobSpec, workdir: Path) -> None:
-    """Raise SpecError if an input would lie where the code in the directory has something."""
+    """Raise SpecError if an input would overlap with the code in the directory."""
     staged = {name: one for name, one in spec.data.items() if one.is_staged}
     code = code_files(workdir) if staged else ()
     for name, one in staged.items():
@@ -77,8 +77,8 @@ def check_places(spec: JobSpec, workdir: Path) -> None:
         for file in code:
             if f"{file}/".startswith(f"{path}/") or f"{path}/".startswith(f"{file}/"):
                 raise SpecError(
-                    f'data.{name}.path: the code has "{file}" there; name another path, or leave '
-                    "that out with .cloudspotignore"
+                    f'data.{name}.path: the code has "{file}" there; choose another path, or exclude '
+                    "that file in .cloudspotignore"
                 )
 
 
@@ -104,22 +104,22 @@ def _where(found: FoundInput) -> str:
 
 
 def inputs_text(found: Sequence[FoundInput], offers: Sequence[Offer]) -> Iterator[str]:
-    """Yield a line for each input, and one of what each new machine fetches, and what that costs."""
+    """Yield a line for each input, and one about the data that each new machine fetches, and its cost."""
     for item in found:
         size = f"{item.num_files} file(s), {size_text(item.num_bytes)}"
-        how = size if item.spec.is_staged else "read in place, as often as the training does"
+        how = size if item.spec.is_staged else "read in place, each time the training reads it"
         yield f"{_where(item)}: {'not read from here' if item.unread else how}"
     if not found:
         return
     dearest, texts = max(offers, key=lambda offer: offer.transfer_price_per_gib), []
-    per_gib, away = dearest.transfer_price_per_gib, "if it is away from the bucket's region"
+    per_gib, away = dearest.transfer_price_per_gib, "outside the bucket's region"
     if staged := [one for one in found if one.spec.is_staged]:
-        known = "" if all(not one.unread for one in staged) else " and what could not be read from here"
+        known = "" if all(not one.unread for one in staged) else " plus the unread inputs"
         num_bytes = sum(one.num_bytes for one in staged)
         later = sum(one.num_bytes for one in staged if not one.spec.wait)
         text = f"each new machine fetches {size_text(num_bytes - later)}{known} before it trains"
         if any(not one.spec.wait for one in staged):
-            text += f" and {size_text(later)} meanwhile"
+            text += f" and {size_text(later)} during the training"
         if per_gib:
             text += f", for up to {money_text(num_bytes / GIB * per_gib, dearest.currency)} {away}"
         texts.append(text)
@@ -127,11 +127,11 @@ def inputs_text(found: Sequence[FoundInput], offers: Sequence[Offer]) -> Iterato
         texts.append(
             f"each GiB read in place costs a machine up to {money_text(per_gib, dearest.currency)} {away}"
         )
-    yield "; ".join([*texts, "what a store charges to read elsewhere's data is not known here"])
+    yield "; ".join([*texts, "further charges of other stores for reading are unknown"])
 
 
 def inputs_json(found: Sequence[FoundInput]) -> list[dict[str, Any]]:
-    """Return the inputs for ``--json``; null stands for what was not read from here."""
+    """Return the inputs for ``--json``, with null for values that could not be read from here."""
     return [
         {
             "name": one.name,

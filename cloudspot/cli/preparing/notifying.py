@@ -1,4 +1,4 @@
-"""Whom a job that is submitted here will tell of what happens, checked before there is one."""
+"""Notifications of a job that is submitted here, checked before the job exists."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def with_notify(spec: JobSpec) -> JobSpec:
 
 
 def check_messages(notify: NotifySpec, environ: Mapping[str, str]) -> None:
-    """Check that messages can be sent, as far as this can be known without sending one.
+    """Check that messages can be sent, as far as possible without sending one.
 
-    Warns of a URL that holds a credential in clear. URLs with secrets that are not in ``environ`` are not
-    looked at.
+    Warn about a URL that holds a plain-text credential. URLs with secrets that are not in ``environ`` are not
+    checked.
 
     Raises:
         PluginError: the notifier is missing or broken.

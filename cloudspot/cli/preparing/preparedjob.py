@@ -1,4 +1,4 @@
-"""A job file read and checked, with the provider and the store that it names opened."""
+"""A checked job file, with the provider and the store for it, opened."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from cloudspot.registry import driver_distributions, open_store, plugin_distribu
 _SESSION = re.compile(r"\bcloudspot\.train\b|\bfrom cloudspot import train\b")
 
 MAX_SKIPPED = 5
-"""How many files that are left out of the code are named."""
+"""The most files excluded from the code that are listed."""
 
 
 @dataclass(frozen=True)
 class PreparedJob:
-    """A checked job file, with what it would run on."""
+    """A checked job file, and everything that it would run on."""
 
     spec: JobSpec
     workdir: Path
@@ -51,13 +51,13 @@ class PreparedJob:
 def prepare_job(
     job_file: Path, provider_name: str, overrides: Sequence[str], store_url: str | None
 ) -> PreparedJob:
-    """Read the job file and open what it needs; asks the provider only for its ``pinned_options``.
+    """Read the job file and open the objects that it needs; ask the provider only for ``pinned_options``.
 
-    The store is the one named on the command line or in the environment (``store_url``), else the job
-    file's, else the user's default, else the provider's.
+    The store is the first of these that is set: the one on the command line or in the environment
+    (``store_url``), the job file's, the user's default, the provider's.
 
     Raises:
-        SpecError: the job file, an override or the user's file is wrong, or there is no store.
+        SpecError: the job file, an override or the config file is wrong, or there is no store.
         PluginError: a plugin is missing or broken.
         AuthError: the provider has no credentials.
     """
@@ -78,13 +78,13 @@ def open_pinned(
     *,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[JobSpec, Provider]:
-    """Open the provider, and return it with the job file that holds its pinned options; errors as above.
+    """Open the provider; return it with the job file including pinned options; errors as ``prepare_job``.
 
-    Among these is the key of the job's setup, if the provider keeps images; ``digests`` returns those of the
-    job's code.
+    If the provider keeps images, the pinned options include the key of the job's setup; ``digests`` returns
+    those of the job's code.
 
-    The tag of an image is replaced by its digest. A market policy of a plugin is opened too, and the messages
-    that the job will send are checked. ``environ`` has the secrets of the image's log-in and of the messages.
+    An image's tag is replaced by its digest. A plugin's market policy is opened, too, and the messages of the
+    job are checked. ``environ`` has the secrets for the image's log-in and for the messages.
     """
     check_messages(spec.notify, environ)
     spec = with_configured(spec, provider_name)
@@ -115,7 +115,7 @@ def open_pinned(
 
 
 def check_code(job: Job, before: JobSpec, spec: JobSpec) -> None:
-    """SpecError if the code that was submitted lacks the entry point of a job file that was changed."""
+    """Raise SpecError if the submitted code lacks the entry point of a changed job file."""
     if spec.run.entrypoint in {None, before.run.entrypoint}:
         return
     code = code_of(job.store, job.first_history.submission)
@@ -124,7 +124,7 @@ def check_code(job: Job, before: JobSpec, spec: JobSpec) -> None:
 
 
 def with_secrets(spec: JobSpec, stored: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the job's secrets and no other variable: those that are set, stored ones, or what is typed."""
+    """Return the job's secrets and no other variables: from the environment, the store, or typed in."""
     known = {**stored, **os.environ}
     found = {name: known[name] for name in spec.secret_names if name in known}
     for name in spec.secret_names:
@@ -134,7 +134,7 @@ def with_secrets(spec: JobSpec, stored: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def warn_of_losses(job: PreparedJob) -> None:
-    """Say what the machines will lack, and whether nothing that the job makes outlives its machine."""
+    """Warn about files that are not sent, and if nothing that the job makes outlives its machine."""
     skipped: list[str] = []
     code = code_files(job.workdir, skipped)
     for line in sorted(skipped)[:MAX_SKIPPED]:
@@ -144,8 +144,8 @@ def warn_of_losses(job: PreparedJob) -> None:
     if own := _own_checkpoints(job, code):
         more = f" and {len(own) - 1} more" if own[1:] else ""
         output.warn(
-            f"{own[0]}{more}: matches checkpoint.directory, and is sent as code: a script that resumes goes "
-            "on from it, even at its end. To begin anew, delete it or list it in .cloudspotignore"
+            f"{own[0]}{more}: matches checkpoint.directory, but is sent as code, so a script that resumes "
+            "starts from it, even at its end. To start at step 0, delete it or list it in .cloudspotignore"
         )
     run, lacks = job.spec.run, job.provider.boot_profile().lacks
     if lacks and (job.spec.resources.accelerator or (run.setup is None and run.image is None)):
@@ -153,12 +153,12 @@ def warn_of_losses(job: PreparedJob) -> None:
     if saves_nothing(job):
         output.warn(
             f"no code in {job.workdir} opens a session (cloudspot.train.session), and checkpoint.directory "
-            "names no checkpoints: whenever its machine goes, the job starts over from nothing"
+            "names no checkpoints, so the job starts over at step 0 whenever its machine is lost"
         )
 
 
 def _own_checkpoints(job: PreparedJob, code: Sequence[str]) -> list[str]:
-    """Return the files of the code that are in a checkpoint of the script, as a tryout here leaves them."""
+    """Return the code files that belong to checkpoints of the script, as local test runs leave them."""
     found = [path for pattern in job.spec.checkpoint.patterns for path in expand(job.workdir, pattern)]
     roots = {path.relative_to(job.workdir) for path in found} - {Path()}
     return [
@@ -169,7 +169,7 @@ def _own_checkpoints(job: PreparedJob, code: Sequence[str]) -> list[str]:
 
 
 def saves_nothing(job: PreparedJob) -> bool:
-    """Return whether nothing that the job makes outlives its machine, for want of session and directory."""
+    """Return whether nothing that the job makes outlives its machine: no session, no checkpoint directory."""
     if job.spec.checkpoint.directory is not None:
         return False
     code = (name for name in code_files(job.workdir) if name.endswith(".py"))
@@ -185,9 +185,9 @@ def opens_session(script: Path) -> bool:
 
 
 def agent_archive(provider: Provider, store: ObjectStore, spec: JobSpec) -> AgentArchive | None:
-    """Return the archive from which a job's machines install the agent; None if their image has it.
+    """Return the archive from which a job's machines install the agent, or None if their image has it.
 
-    CloudspotError if cloudspot or the plugin is not installed as a distribution here.
+    Raise CloudspotError if cloudspot or the plugin is not installed here as a distribution.
     """
     if provider.boot_profile().has_cloudspot:
         return None

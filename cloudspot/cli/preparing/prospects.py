@@ -1,4 +1,4 @@
-"""What a job is expected to come to, told before anything is bought; and the refusal of one without hope."""
+"""The expected cost of a job, shown before anything is bought, and the refusal of hopeless jobs."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def anyway_option(command: _Command) -> _Command:
     option = click.option(
         "--anyway",
         is_flag=True,
-        help="Go on with a job that by the figures cannot keep its deadline, its limit or its work.",
+        help="Submit the job even if, by the estimates, it cannot keep its deadline, its limits or its work.",
     )
     return option(command)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prospects:
-    """What is known of a job before it is submitted."""
+    """The estimates for a job before its submission."""
 
     experience: Experience
     earlier: EarlierJob | None
     length_seconds: float | None
-    """How long it trains; None: nobody tells."""
+    """The duration of its training; None if unknown."""
     start_seconds: float
     forecast: Forecast | None
     why_none: str
@@ -51,10 +51,10 @@ class Prospects:
 
 
 def find_prospects(prepared: PreparedJob, offers: Sequence[Offer], *, anyway: bool) -> Prospects:
-    """Return what is expected of a new job; ``offers`` are those of its policy.
+    """Return the estimates for a new job; ``offers`` are those of its policy.
 
     Raises:
-        SpecError: by the figures it cannot come to a good end, and ``anyway`` is not given.
+        SpecError: by the estimates it cannot succeed, and ``anyway`` is not given.
     """
     spec, store, provider = prepared.spec, prepared.store, prepared.provider.name
     experience = read_experience(store, provider)
@@ -63,7 +63,8 @@ def find_prospects(prepared: PreparedJob, offers: Sequence[Offer], *, anyway: bo
     earlier = find_earlier(store, spec, provider, datetime.now(timezone.utc))
     start = DEFAULT_START_SECONDS if earlier is None else earlier.start_seconds
     length = spec.spot.length or (None if earlier is None else earlier.length_seconds)
-    # Another run of the name may be of another length: it serves for a forecast, and for no refusal.
+    # Another run with that name may have another length, which suffices for a forecast, but not for a
+    # refusal.
     certain = spec.spot.length or (length if earlier is not None and earlier.is_same_run else None)
     refuse(
         [
@@ -97,7 +98,7 @@ def hopeless(
     start_seconds: float,
     spent: float = 0.0,
 ) -> list[str | None]:
-    """Return why the job cannot keep its deadline, or its limit, as far as its length tells."""
+    """Return why the job cannot keep its deadline or its limit, as far as its length is known."""
     if length_seconds is None:
         return []
     return [
@@ -107,10 +108,10 @@ def hopeless(
 
 
 def refuse(reasons: Sequence[str | None], *, anyway: bool) -> None:
-    """Raise SpecError with the first of the reasons; with ``anyway``, only warn of them all."""
+    """Raise SpecError with the first of the reasons; with ``anyway``, only warn of all of them."""
     for reason in filter(None, reasons):
         if not anyway:
-            raise SpecError(f"{reason}; --anyway goes on all the same")
+            raise SpecError(f"{reason}; --anyway submits it regardless")
         output.warn(reason)
 
 
@@ -136,7 +137,7 @@ def _never_saved(
 
 
 def outlook(prospects: Prospects, spec: JobSpec, offers: Sequence[Offer]) -> Iterator[str]:
-    """Yield the lines that say what a new job costs; ``offers`` as for ``find_prospects``."""
+    """Yield lines about the cost of a new job; ``offers`` as for ``find_prospects``."""
     first, num = offers[0], spec.nodes.max
     price = money_text(num * first.price_per_hour, first.currency)
     yield f"buys {num} x {first.instance_type} in {first.zone} ({first.market.value}), {price} an hour in all"
@@ -147,14 +148,14 @@ def outlook(prospects: Prospects, spec: JobSpec, offers: Sequence[Offer]) -> Ite
         ends.append(f"{money_text(limits.max_cost, limits.currency or first.currency)} (limits.max_cost)")
     if limits.max_runtime is not None:
         ends.append(f"{output.duration_text(limits.max_runtime)} of machines (limits.max_runtime)")
-    yield f"stops at {' or '.join(ends)}" if ends else "no limit: limits.max_cost would set one"
+    yield f"stops at {' or '.join(ends)}" if ends else "no limit; set one with limits.max_cost"
 
 
 def prospects_text(prospects: Prospects, spec: JobSpec) -> str:
-    """Return in one line what is expected, and what that goes by."""
+    """Return one line with the estimates and their basis."""
     expected, earlier = prospects.forecast, prospects.earlier
     if expected is None:
-        return f"expected: not known: {prospects.why_none}"
+        return f"expected: unknown: {prospects.why_none}"
     low, high = expected.cost
     digits = 0 if min(expected.on_demand_cost, high) >= 20 else 2
 
@@ -179,14 +180,14 @@ def prospects_text(prospects: Prospects, spec: JobSpec) -> str:
 
 def _range_text(low: float, high: float, text: Callable[[float], str]) -> str:
     if math.isinf(low):
-        return "nobody knows"
+        return "unknown"
     if math.isinf(high):
         return f"{text(low)} or more"
     return text(low) if text(low) == text(high) else f"{text(low)} to {text(high)}"
 
 
 def prospects_json(prospects: Prospects) -> dict[str, Any] | None:
-    """Return the forecast for ``--json``; None: there is none. What is not finite becomes null."""
+    """Return the forecast for ``--json``, or None; numbers that are not finite become null."""
     expected = prospects.forecast
     if expected is None or prospects.length_seconds is None:
         return None
@@ -212,5 +213,5 @@ def setup_text(offers: Sequence[Offer]) -> Iterator[str]:
     images = [image_of(one) for one in offers]
     found = sorted({one for one in images if one is not None})
     if found:
-        some = "" if None not in images else ", those of some offers"
+        some = "" if None not in images else ", for some of the offers"
         yield f"machines start from {', '.join(found)}{some}, with the setup done"

@@ -1,4 +1,4 @@
-"""Submits a prepared job from the command line."""
+"""Submit a prepared job from the command line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def submit_prepared(prepared: PreparedJob, name: str | None, *, bakes: bool = Fa
                 bakes=bakes,
             )
         except JobExists:
-            # Two random suffixes may collide; a name that the user gave is theirs to change.
+            # Two random suffixes may collide; a name chosen by the user is never changed.
             if name is not None or number == MAX_ID_TRIES:
                 raise
     raise AssertionError("the loop returns or raises")

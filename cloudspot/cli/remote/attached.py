@@ -1,4 +1,4 @@
-"""Connects a command on a node with this process's standard streams, or with the terminal they are."""
+"""Connects a command on a node with this process's standard streams, or with its terminal."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from cloudspot.jobstore.remote.relay import Frame, Kind, size_frame
 
 _READ_BYTES = 64 << 10
 _INTERRUPTS = 3
-"""With the third Ctrl-C, the command is left as it is."""
+"""How many times Ctrl-C must be pressed to leave a command that does not end."""
 _LEAVE = b"~."
-"""Typed at the beginning of a line, it ends a shell, as in ssh."""
+"""The characters that end a shell when they are typed at the beginning of a line, as in ssh."""
 
 
 def terminal_size() -> tuple[int, int]:
     """Return the rows and columns of the terminal.
 
     Raises:
-        CloudspotError: standard input or output is none.
+        CloudspotError: standard input or output is not a terminal.
     """
     if not (os.isatty(0) and os.isatty(1)):
-        raise CloudspotError("standard input and output are no terminal: use cloudspot exec without --tty")
+        raise CloudspotError("standard input and output are not a terminal; use cloudspot exec without --tty")
     size = os.get_terminal_size(1)
-    return size.lines or 24, size.columns or 80  # one may say that it has none, as in some containers
+    return size.lines or 24, size.columns or 80  # some containers report a size of 0
 
 
 def attach(process: RemoteProcess, *, has_terminal: bool) -> int:
-    """Relay until the command has ended; return its exit status.
+    """Relay the streams until the command has ended, and return its exit status.
 
     Raises:
-        CloudspotError: it was cut off; the message says why.
+        CloudspotError: the connection was cut off; the message says why.
     """
     streams = _Streams(process, has_terminal=has_terminal)
     try:
@@ -52,7 +52,7 @@ def attach(process: RemoteProcess, *, has_terminal: bool) -> int:
             while process.status is None:
                 streams.pass_signals()
                 if streams.has_left:
-                    raise ChannelEnded("you have left it")
+                    raise ChannelEnded("you left it")
                 frame = process.frames()
                 if frame is not None and not streams.write(frame):
                     return exit_codes.PIPE_CLOSED
@@ -73,11 +73,11 @@ class _Streams:
         self._signals: list[str] = []
         self._num_interrupts = 0
         self.has_left = False
-        """Whether the person has typed that they leave."""
+        """Whether the person has typed ``_LEAVE``."""
 
     @contextmanager
     def raw(self) -> Iterator[None]:
-        """Within the block, the terminal passes on each key, if the command has a terminal."""
+        """Within the block, put our terminal in raw mode if the command has a terminal."""
         if not self._has_terminal:
             yield
             return
@@ -90,7 +90,7 @@ class _Streams:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Within the block, signals are for the command."""
+        """Within the block, record signals, to pass them on to the command."""
         handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH)
         before = {number: signal.signal(number, self._note) for number in handled}
         try:
@@ -109,7 +109,7 @@ class _Streams:
         self._signals.append(signal.Signals(number).name.removeprefix("SIG"))
 
     def pass_signals(self) -> None:
-        """Pass on the signals that have come; their handler must not wait for the channel."""
+        """Pass on the recorded signals. A signal handler could not: it must not wait for the channel."""
         if self._has_new_size and self._has_terminal:
             self._has_new_size = False
             self._process.channel.hurry(size_frame(*terminal_size()))
@@ -117,7 +117,7 @@ class _Streams:
             self._process.channel.hurry(Frame(Kind.SIGNAL, self._signals.pop(0).encode()))
 
     def pass_in(self) -> None:
-        """Pass on standard input, to its end."""
+        """Pass on standard input until it ends."""
         channel, leaves = self._process.channel, _Leaving()
         with suppress(ChannelEnded):
             while data := _read_input():
@@ -128,7 +128,7 @@ class _Streams:
             channel.send(Frame(Kind.END_OF_INPUT))
 
     def write(self, frame: Frame) -> bool:
-        """Write a piece of the command's output; return whether anybody reads it."""
+        """Write a piece of the command's output. Return False if our output has no reader left."""
         stream = sys.stderr if frame.kind is Kind.ERRORS else sys.stdout
         data = memoryview(frame.data)
         with suppress(BrokenPipeError):
@@ -139,7 +139,7 @@ class _Streams:
 
 
 def _read_input() -> bytes:
-    """Return the next bytes of standard input; none at its end, or where it is closed."""
+    """Return the next bytes of standard input. They are empty at its end, or if it is closed."""
     try:
         return os.read(0, _READ_BYTES)
     except OSError:
@@ -153,7 +153,7 @@ class _Leaving:
         self._line = b""
 
     def is_typed_in(self, data: bytes) -> bool:
-        """Return whether it was typed with this."""
+        """Return whether ``data`` completes ``_LEAVE``."""
         for byte in data:
             if byte in b"\r\n":
                 self._line = b""

@@ -1,4 +1,4 @@
-"""Chooses the node of a job on which a command runs, and calls it."""
+"""Chooses the nodes on which a command runs, and calls them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ max_requests_option = click.option(
     default=DEFAULT_MAX_REQUESTS,
     show_default=True,
     metavar="N",
-    help="End it after N requests of the store from this side.",
+    help="End the command after N requests from this machine to the store.",
 )
 
 
@@ -37,7 +37,7 @@ _PYTHON = (
 
 
 def python_words(module: str) -> tuple[str, ...]:
-    """Return the command that runs a module of cloudspot's with the Python that a job has on a node."""
+    """Return the command that runs a module of cloudspot with the job's Python on a node."""
     return ("/bin/sh", "-c", _PYTHON, module)
 
 
@@ -48,7 +48,7 @@ def choose_nodes(job: Job, node: Seat | None) -> list[Seat]:
         CloudspotError: there is none, or no command may run there.
     """
     if not job.spec.run.exec:
-        raise CloudspotError(f"job {job.id} runs no commands: its job file says run.exec = false")
+        raise CloudspotError(f"job {job.id} runs no commands: its job file has run.exec = false")
     history = job.first_history
     claimed = [
         Seat(launch.number, rank)
@@ -68,12 +68,12 @@ def choose_nodes(job: Job, node: Seat | None) -> list[Seat]:
 def call(
     job: Job, seat: Seat, words: Sequence[str], *, size: tuple[int, int] | None = None, most: int
 ) -> RemoteProcess:
-    """Have the node run a command, and print the requests that this costs on standard error."""
+    """Start a command on the node, and print on standard error how many requests to the store it makes."""
     try:
         for word in words:
             word.encode()
     except UnicodeEncodeError as error:
-        raise SpecError(f"{word!a} is not UTF-8, as the words of a command have to be") from error
+        raise SpecError(f"{word!a} is not UTF-8; the words of a command must be") from error
     idle, busy = (
         f"{one.num_reads + one.num_writes:,} requests of the store an hour ({one.usd:.3f} USD at S3's prices)"
         for one in (IDLE_PER_HOUR, BUSY_PER_HOUR)

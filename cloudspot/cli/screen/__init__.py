@@ -1,1 +1,1 @@
-"""What commands print: styles, tables, lines, figures for people and JSON for programs."""
+"""The output of commands: styles, tables, lines, figures for people, and JSON for programs."""

@@ -18,15 +18,15 @@ _TIME_STYLES = {"training": "green", "lost": "red"}
 
 
 MOST_ROWS = 8
-"""A table with more rows is folded, unless all are asked for."""
+"""The number of rows beyond which a table is folded."""
 KEPT_ROWS = 4
-"""How many of the newest rows a folded table has, besides those of what still runs."""
+"""How many of its newest rows a folded table shows, besides those of live launches, nodes and machines."""
 
 
 def echo_details(value: Mapping[str, Any], *, show_all: bool = False) -> None:
     """Print the tables of a job; ``value`` is what ``show --json`` prints. Empty tables are left out.
 
-    Long tables show the newest rows and what still runs, and the others in one line, unless ``show_all``.
+    Unless ``show_all``, long tables show the newest and the live rows, and count the others in one line.
     """
     most = sys.maxsize if show_all else MOST_ROWS
     _echo_time(value)
@@ -87,7 +87,7 @@ def _launch_why(launch: Mapping[str, Any]) -> str:
 
 
 def _echo_nodes(value: Mapping[str, Any], most: int) -> None:
-    """Print the nodes, unless each launch had one, one after the other, so that its own row says it all."""
+    """Print the nodes, unless the launches show all: one node per launch, and at most one of them live."""
     nodes = value["nodes"]
     live = [node for node in nodes if node["ended"] is None]
     if len(nodes) == len({node["launch"] for node in nodes}) and len(live) < 2:
@@ -129,7 +129,7 @@ def _outcome(launch: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> s
 
 
 def _states(states: Iterable[str]) -> str:
-    """Return ``running`` if all nodes are, else ``62 running, 2 uploading``."""
+    """Return the nodes' common state, such as ``running``, or counts such as ``62 running, 2 uploading``."""
     counts = Counter(states)
     if len(counts) < 2:
         return next(iter(counts), "")
@@ -171,7 +171,7 @@ def _why(one: Mapping[str, Any]) -> str:
 
 
 def _echo_notices(value: Mapping[str, Any], most: int) -> None:
-    # By launch and rank: the newest one is not always the last.
+    # They come sorted by launch and rank, so the last one is not always the newest.
     kept, folded = _folded(sorted(value["notices"], key=lambda one: datetime.fromisoformat(one["at"])), most)
     rows = [
         (
@@ -252,7 +252,7 @@ _Row = TypeVar("_Row")
 def _folded(
     rows: Sequence[_Row], most: int, is_live: Callable[[_Row], bool] = lambda _row: False
 ) -> tuple[list[_Row], list[_Row]]:
-    """Return the rows to show, and those that are told in one line."""
+    """Return the rows to show, and those to count in one line."""
     if len(rows) <= most:
         return list(rows), []
     newest = len(rows) - KEPT_ROWS
@@ -261,7 +261,7 @@ def _folded(
 
 
 def _echo_folded(rows: Sequence[object], what: str, outcomes: Sequence[str], rest: str) -> None:
-    """Print the line of the rows that are not shown."""
+    """Print the line that counts the rows that are not shown."""
     if rows:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in Counter(outcomes).most_common())
         said = "; ".join(part for part in (counts, rest) if part)

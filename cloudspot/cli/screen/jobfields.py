@@ -1,4 +1,4 @@
-"""The fields of a job that ``ps`` can filter by, sort by and show."""
+"""The fields of a job for filtering, sorting and the table of ``ps``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ METRICS = "metrics."
 
 
 def duration(job: Summary) -> float | None:
-    """Return the seconds from a job's submission to its end, or to when it was last seen.
+    """Return the seconds from a job's submission to its end, or to the last observation.
 
-    None if it has ended and its summary is too old to say when.
+    Return None if it has ended and its summary is too old to contain the time.
     """
     if job.finished_at is None and job.state in TERMINAL_STATES:
         return None
@@ -33,7 +33,7 @@ def duration(job: Summary) -> float | None:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How the values of some fields are written in a filter."""
+    """The syntax of some fields' values in a filter."""
 
     parse: Callable[[str, datetime], Any]
     example: str
@@ -43,7 +43,7 @@ class _Kind:
 def _parse_number(text: str, _now: datetime) -> float:
     number = float(text)
     if math.isnan(number):
-        raise ValueError("NaN compares to nothing, so no job would match")
+        raise ValueError("NaN cannot be compared, so no job would match")
     return number
 
 
@@ -78,7 +78,7 @@ _FIELDS: Mapping[str, tuple[_Kind, Callable[[Summary], Any]]] = {
 }
 _STATES: Sequence[str] = [state for some in get_args(JobState) for state in get_args(some)]
 FIELD_NAMES = (*_FIELDS, f"{METRICS}NAME")
-"""What ``--filter`` and ``--sort`` accept."""
+"""The field names for ``--filter`` and ``--sort``."""
 
 _FILTER = re.compile(r"\s*([^=!<>]+?)\s*(!=|<=|>=|==?|<|>)\s*(.*?)\s*", re.DOTALL)
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -97,7 +97,7 @@ def parse_filter(text: str, *, now: datetime) -> Callable[[Summary], bool]:
     A job without a value for the field matches only ``!=``.
 
     Raises:
-        SpecError: it is not a filter; the message names the fields, or what was expected.
+        SpecError: it is not a filter; the message lists the fields, or shows the expected form.
     """
     match = _FILTER.fullmatch(text)
     if match is None:
@@ -121,7 +121,7 @@ def parse_filter(text: str, *, now: datetime) -> Callable[[Summary], bool]:
         if actual is None:
             return sign == "!="
         if kind.is_text:
-            # A hash may be shortened, as in the table.
+            # A hash may be abbreviated, as in the table.
             pattern = f"{operand}*" if name == "code" else operand
             return fnmatchcase(actual, pattern) is (sign == "=")
         return _COMPARE[sign](actual, operand)
@@ -130,12 +130,12 @@ def parse_filter(text: str, *, now: datetime) -> Callable[[Summary], bool]:
 
 
 def sort_jobs(jobs: Iterable[Summary], field: str) -> list[Summary]:
-    """Return the jobs sorted by a field: ascending, or descending if it begins with ``-``.
+    """Return the jobs sorted by a field, in ascending order, or descending if it starts with ``-``.
 
-    Jobs without a value for it (or with NaN) come last; equal jobs keep their order.
+    Jobs without a value (or with NaN) come last; equal jobs keep their order.
 
     Raises:
-        SpecError: there is no such field; the message names the fields.
+        SpecError: there is no such field; the message lists the fields.
     """
     name = field.removeprefix("-")
     _, value_of = _field(name, "--sort")
@@ -156,7 +156,7 @@ def metric_of(field: str) -> str | None:
 
 
 def metric_names(jobs: Sequence[Summary], *, first: Sequence[str] = ()) -> list[str]:
-    """Return the names of the jobs' metrics: those in ``first``, then by how many jobs have them."""
+    """Return the names of the jobs' metrics: those in ``first``, then the others, the most frequent first."""
     counts: dict[str, int] = {}
     for job in jobs:
         for name in job.metrics:
@@ -171,6 +171,6 @@ def _field(name: str, option: str) -> tuple[_Kind, Callable[[Summary], Any]]:
         return _NUMBER, lambda job: job.metrics.get(metric)
     if name not in _FIELDS:
         near = difflib.get_close_matches(name, FIELD_NAMES, n=1)
-        hint = f"did you mean {near[0]!r}? It is one of" if near else "it is one of"
+        hint = f"did you mean {near[0]!r}? The fields are" if near else "the fields are"
         raise SpecError(f"{option}: unknown field {name!r}; {hint} {', '.join(FIELD_NAMES)}")
     return _FIELDS[name]

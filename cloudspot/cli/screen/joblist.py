@@ -1,4 +1,4 @@
-"""The table of ``ps``: as many columns as fit the width, the most telling ones first."""
+"""The table of ``ps``: the columns that fit the width, chosen by importance."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from cloudspot.jobstore.layout.records import Summary
 from cloudspot.story.states import TERMINAL_STATES
 
 CODE_LETTERS = 12
-"""How much of the code's hash is shown."""
+"""The number of characters of the code's hash that are shown."""
 MIN_DETAIL_WIDTH = 30
 GAP = 2
 _STATES_WITH_METRICS = frozenset({"running", "draining", "succeeded"})
-"""States in which the metrics tell more than the reason for the state."""
+"""States in which the metrics are more informative than the reason for the state."""
 
 
 @dataclass(frozen=True)
 class _Column:
-    """One column; where there is no room, columns of higher ``rank`` are dropped first."""
+    """A column; if there is not enough space, columns with higher ``rank`` are dropped first."""
 
     header: str
     cell: Callable[[Summary], str]
     rank: int
-    """0: always shown."""
+    """The rank; columns with rank 0 are always shown."""
 
 
 def echo_jobs(jobs: Sequence[Summary], *, metrics_first: Sequence[str] = ()) -> None:
-    """Print the table: on a terminal the columns that fit, elsewhere all of them.
+    """Print the table: on a terminal only the columns that fit, elsewhere all of them.
 
-    ``metrics_first`` are the metrics that the user asked about.
+    ``metrics_first`` are the metrics in the user's filters and sort field.
     """
     columns = _columns(metric_names(jobs, first=metrics_first))
     if all(_driven_cell(job) == "-" for job in jobs):
@@ -42,7 +42,7 @@ def echo_jobs(jobs: Sequence[Summary], *, metrics_first: Sequence[str] = ()) -> 
     width = output.terminal_width()
     id_width = None
     if width is not None:
-        # Ids of up to 63 characters must not push the rest off a narrow screen.
+        # Long ids, of up to 63 characters, must not push the other columns off a narrow screen.
         id_width = min(max(len(job.job_id) for job in jobs), width // 2)
         columns = _that_fit(columns, jobs, width, id_width)
     rows = [[one.cell(job) for one in columns] for job in jobs]
@@ -85,7 +85,7 @@ def _moment_cell(moment: datetime | None) -> str:
 
 
 def _driven_cell(job: Summary) -> str:
-    """Return how long ago a driver last looked at the job, if it needs one."""
+    """Return the time since a driver last looked at the job, if the job needs a driver."""
     if job.driven_at is None or job.state in TERMINAL_STATES:
         return "-"
     seconds = (datetime.now(timezone.utc) - job.driven_at).total_seconds()
@@ -108,7 +108,7 @@ def _that_fit(
         if column.header == "ID":
             needed = id_width
         elif column.header == "DETAIL":
-            # It folds, so room for a few words is enough; without any details it is left out.
+            # It folds, so space for a few words is enough. Without any details, it is dropped.
             needed = min(max(cells, default=0), MIN_DETAIL_WIDTH) or math.inf
         else:
             needed = max([len(column.header), *cells])

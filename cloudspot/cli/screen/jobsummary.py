@@ -1,4 +1,4 @@
-"""The summary of a job that ends a run and begins ``show``."""
+"""Prints the summary of a job: the end of what ``run`` prints, and the beginning of what ``show`` prints."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from cloudspot.story.states import TERMINAL_STATES
 
 _MISSING = re.compile(r"\bModuleNotFoundError: No module named '([\w-]+)")
 MAX_STAGED = 3
-"""How many nodes have their inputs shown."""
+"""How many nodes' inputs are shown."""
 MAX_ARTIFACTS = 10
 """How many artifacts are named."""
 MAX_TAILS = 4
-"""How many failed nodes have their last lines shown: when one fails, all do."""
+"""How many failed nodes' last lines are shown. If one node fails, usually all do."""
 
 
 def job_json(job: Job, history: History, *, verify_chunks: bool = False) -> dict[str, Any]:
-    """Return what ``show --json`` prints.
+    """Return the report that ``show --json`` prints.
 
-    ``verify_chunks`` reads the whole newest checkpoint; without it ``verified`` is null.
+    With ``verify_chunks``, the whole newest checkpoint is read and verified. Otherwise ``verified`` is null.
     """
     verified = None if history.head is None else _is_whole(job, history.head, verify_chunks=verify_chunks)
     return show_json(history, datetime.now(timezone.utc), verified=verified)
 
 
 def _is_whole(job: Job, checkpoint: CheckpointId, *, verify_chunks: bool) -> bool | None:
-    """Return whether the checkpoint is whole; None: not checked, or it has been deleted meanwhile."""
+    """Return whether the checkpoint is complete, or None if it was not checked or was deleted meanwhile."""
     try:
         with while_it_stands(job.store, job.id, checkpoint):
             manifest = read_manifest(job.store, job.id, checkpoint)
@@ -54,7 +54,7 @@ def _is_whole(job: Job, checkpoint: CheckpointId, *, verify_chunks: bool) -> boo
             with transfer("verifying", manifest.size) as advance:
                 verify(job.store, job.id, manifest, progress=advance)
     except ObjectMissing:
-        # A newer one may have taken its place meanwhile; the newest one of all is never deleted.
+        # A newer one may have replaced it meanwhile. The newest one is never deleted.
         return None if head(job.reader.journal.read()) != checkpoint else False
     except CorruptData:
         return False
@@ -62,7 +62,7 @@ def _is_whole(job: Job, checkpoint: CheckpointId, *, verify_chunks: bool) -> boo
 
 
 def echo_summary(job: Job, history: History) -> None:
-    """Print the summary of a job that was followed; print nothing if it cannot be read in full.
+    """Print the summary of a job that was followed, unless its report cannot be read.
 
     Raises:
         TransientError: the store does not answer, even after retries.
@@ -75,7 +75,7 @@ def echo_summary(job: Job, history: History) -> None:
     echo_last_lines(job, report)
     if sandbox := os.environ.get(SANDBOX_VARIABLE):
         output.echo()
-        output.echo(f"the store is in sandbox {sandbox}: these commands find the job until that is over")
+        output.echo(f"the store is in sandbox {sandbox}: these commands find the job until the sandbox ends")
 
 
 def echo_title(value: Mapping[str, Any]) -> None:
@@ -86,7 +86,7 @@ def echo_title(value: Mapping[str, Any]) -> None:
 
 
 def steps_lost_text(value: Mapping[str, Any]) -> str:
-    """Return how many steps were made again, as far as that is known."""
+    """Return the number of repeated steps, as far as it is known."""
     num_steps, is_exact = value["steps_lost"], value["steps_lost_is_exact"]
     if num_steps is None or (num_steps == 0 and not is_exact):
         return "unknown"
@@ -97,7 +97,7 @@ def weights_text(final: Mapping[str, Any]) -> str:
     """Return the hash of the last weights, or why there is none."""
     if final["weights_sha256"] is not None:
         return f"sha256 {final['weights_sha256']}"
-    return "sharded over the ranks, so without a hash" if final["are_weights_sharded"] else ""
+    return "no hash, because they are sharded over the ranks" if final["are_weights_sharded"] else ""
 
 
 def headline_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -123,9 +123,9 @@ def _next_text(job: Job, value: Mapping[str, Any]) -> str:
     if state == "failed":
         new = f"{job.command('fork')} --code ." if value["last_commit"] is not None else "cloudspot run"
         again = job.command("resume")
-        return f"see why: {job.command('logs')}; go on after a change of the code: {new}; as it is: {again}"
+        return f"see why: {job.command('logs')}; continue with changed code: {new}; or unchanged: {again}"
     if state in {"stopped", "suspended"}:
-        return f"let it go on: {job.command('resume')}"
+        return f"continue it: {job.command('resume')}"
     return f"follow and drive it: {job.command('attach')}"
 
 
@@ -149,7 +149,7 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _artifacts_text(job: Job) -> str:
-    """Return how to get the job's artifacts, and the names and sizes of the largest."""
+    """Return the names and sizes of the largest artifacts, and the command that downloads all."""
     artifacts = sorted(list_artifacts(job.store, job.id), key=lambda one: (-one.size, one.name))
     if not artifacts:
         return ""
@@ -166,12 +166,12 @@ def _starts_text(generations: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _nodes_text(value: Mapping[str, Any]) -> str:
-    """Return how many nodes the job has, may have and had; empty where it never had more than one."""
+    """Return how many nodes the job has, may have and has had, or "" if it never had more than one."""
     total, generations = len(value["nodes"]), value["generations"]
     if max(total, value["nodes_max"]) < 2 or not total:
         return ""
     live = {node["name"] for node in value["nodes"] if node["ended"] is None}
-    if not live or value["state"] in TERMINAL_STATES:  # whose last machines may not be proven to have ended
+    if not live or value["state"] in TERMINAL_STATES:  # the end of its last machines may not be proven yet
         return f"{total} in all"
     members = live.intersection(generations[-1]["nodes"] if generations else ())
     ever = {name for one in generations for name in one["nodes"]}
@@ -180,7 +180,7 @@ def _nodes_text(value: Mapping[str, Any]) -> str:
 
 
 def _inputs_texts(nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what the newest nodes have staged, a line for each node and input."""
+    """Yield a line for each input that the newest nodes have staged."""
     with_inputs = [node for node in nodes if node["data"]]
     for node in with_inputs[-MAX_STAGED:]:
         for staged in node["data"]:
@@ -209,7 +209,7 @@ def _inexact(rescue: Mapping[str, Any] | None) -> str:
     if rescue is None or rescue["is_exact"]:
         return ""
     lost = ", ".join(str(rank) for rank in rescue["lost"] if rank not in rescue["kept"])
-    return f", without what rank {lost} alone had, as its random generators"
+    return f", without the state that only rank {lost} had, such as its random generators"
 
 
 def _cost_text(cost: Mapping[str, Any]) -> str:
@@ -219,7 +219,7 @@ def _cost_text(cost: Mapping[str, Any]) -> str:
 def _goodput_text(value: Mapping[str, Any]) -> str:
     goodput, time = value["goodput"], value["time"]
     if goodput is None or (time["training"] == 0 and time["unknown"] == 0 and value["finished"] is None):
-        return ""  # Too early to tell.
+        return ""  # nothing has been trained yet
     if time["unknown"] and not time["training"]:
         return "unknown"
     least = "at least " if time["unknown"] else ""
@@ -227,7 +227,7 @@ def _goodput_text(value: Mapping[str, Any]) -> str:
 
 
 def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:
-    """Print the last lines of each node that failed last, with any traceback, or that nothing was kept."""
+    """Print the last log lines of the nodes that failed last, or a note that the job has kept nothing."""
     if value["state"] == "succeeded" and value["last_commit"] is None:
         if not list_artifacts(job.store, job.id):
             output.echo()
@@ -256,12 +256,12 @@ def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:
 
 def _nothing_kept_text(outputs: Sequence[str] | None) -> str:
     if outputs is None:
-        why = "the training wrote no file below its working directory that is kept"
+        why = "the training wrote no file to keep below its working directory"
     elif outputs:
-        why = "the training wrote nothing that run.outputs names"
+        why = "the training wrote no file that matches run.outputs"
     else:
         why = "run.outputs is empty"
-    return f"nothing of this job was kept: it has no checkpoint, and {why}"
+    return f"this job has kept nothing: it has no checkpoint, and {why}"
 
 
 def _failed_nodes(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""The lines printed while a job runs: when, from whom, and what."""
+"""The lines printed while a job runs: time, source and text."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cloudspot.story.events import Event, EventKind
 
 WHO = "cloudspot"
 LABEL_WIDTH = 9
-"""The width of the column that names the source: ``train``, ``setup``, ``agent``, ``cloudspot``."""
+"""The width of the column for the source: ``train``, ``setup``, ``agent``, ``cloudspot``."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line."""
+    """One line of output."""
 
     at: datetime
     who: str
@@ -30,7 +30,7 @@ class Line:
 
     @property
     def head(self) -> str:
-        """Return the start of the line: the time and the source."""
+        """The start of the line: the time and the source."""
         return f"{output.clock_text(self.at)} {self.who.ljust(LABEL_WIDTH)}"
 
 
@@ -40,25 +40,25 @@ def echo_line(line: Line) -> None:
 
 
 def are_nodes_named(max_nodes: int, history: History | None) -> bool:
-    """Return whether the lines of a job's log name their nodes: it has had several, or may have."""
+    """Return whether the lines of a job's log name their nodes, because it has or may have several."""
     if max_nodes > 1 or history is None:
         return max_nodes > 1
     return sum(len(launch.claimed) for launch in history.launches) > 1
 
 
 def record_line(record: LogRecord, *, name_nodes: bool) -> Line:
-    """Return a line of the log as it is shown, without its colours; ``name_nodes`` adds its node's name."""
+    """Return a log line for display, without its colours; ``name_nodes`` adds the name of its node."""
     who = f"{record.source}[{Seat(*parse_stream(record.stream))}]" if name_nodes else record.source
     return Line(record.time, who, printable(record.text))
 
 
 def event_line(event: Event, now: datetime, *, who: str = WHO) -> Line:
-    """Return an event as a line; an event without a time gets ``now``, by the store's clock as all others."""
+    """Return an event as a line; an event without a time gets ``now``, by the store's clock as all times."""
     return Line(event.at or now, who, event.text, _style(event))
 
 
 def in_order_of_time(events: Sequence[Event]) -> list[Event]:
-    """Return the events ordered by time; one without a time stays after the one before it."""
+    """Return the events ordered by time; an event without a time stays after the one before it."""
     latest = datetime.min.replace(tzinfo=timezone.utc)
     timed = []
     for event in events:

@@ -1,8 +1,8 @@
-"""What commands print: styled on a terminal, plain elsewhere; for people, or JSON for programs.
+"""The output of commands: styled on a terminal, plain elsewhere; for people, or JSON for programs.
 
-Most of what is printed was written by others: by a training script, or by whoever can write to the bucket.
-The functions here are the way to the terminal, and they let no control character of such text through. Only
-the live screen and the progress bar write by themselves, by the same rule.
+Most of the text comes from others: from a training script, or from anyone who can write to the bucket. It
+reaches the terminal only through the functions here, which remove its control characters. Only the live
+screen and the progress bar write by themselves, with the same protection.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def terminal_width() -> int | None:
 
 
 class Styled(NamedTuple):
-    """A part of a line with a style of its own."""
+    """A part of a line with its own style."""
 
     text: str
     style: str | None
-    """A colour, ``bold``, ``dim``, or two of them, such as ``bold red``; shows on a terminal only."""
+    """A colour, ``bold``, ``dim``, or two of these, such as ``bold red``; visible only on a terminal."""
 
 
 def echo(*parts: str | Styled, style: str | None = None, error: bool = False) -> None:
-    """Print the parts as one line at once, without the control characters that they hold.
+    """Print the parts immediately as one line, without the control characters in them.
 
-    ``style`` is that of the parts without one.
+    ``style`` applies to the parts without a style.
     """
     line = "".join(
         _coded(part) if isinstance(part, Styled) else _coded(Styled(part, style)) for part in parts
@@ -65,7 +65,7 @@ def _coded(part: Styled) -> str:
 
 def _put(text: str, *, error: bool = False) -> None:
     color = False if os.environ.get("NO_COLOR") else None
-    # Name the stream: click would otherwise open its own, in UTF-8 even where this one is not.
+    # Pass the stream, because click would otherwise open its own in UTF-8, even if this one is not.
     click.echo(text, file=sys.stderr if error else sys.stdout, color=color)
 
 
@@ -81,7 +81,7 @@ def echo_traceback(error: BaseException) -> None:
 
 
 WARNING_STYLE = "magenta"
-"""Yellow is illegible on white and blue on black; red, green, cyan and magenta are legible on both."""
+"""Yellow is illegible on white, and blue on black; red, green, cyan and magenta are legible on both."""
 
 
 def warn(text: str) -> None:
@@ -90,7 +90,7 @@ def warn(text: str) -> None:
 
 
 def warner() -> Callable[[Exception], None]:
-    """Return a function that warns of each error of a call that is tried again, but of none twice."""
+    """Return a function that warns of each error of a call that is retried, but only once of the same."""
     told = set[str]()
 
     def warn_once(error: Exception) -> None:
@@ -103,11 +103,11 @@ def warner() -> Callable[[Exception], None]:
 
 def confirm_deletion(what: str, *, yes: bool) -> None:
     """Ask whether to delete ``what`` unless ``yes`` is given; end the command if the answer is no."""
-    confirm(f"Delete {what} for good?", action="delete", otherwise="nothing was deleted", yes=yes)
+    confirm(f"Delete {what} permanently?", action="delete", otherwise="nothing was deleted", yes=yes)
 
 
 def confirm(question: str, *, action: str, otherwise: str, yes: bool) -> None:
-    """Ask unless ``yes`` is given; if the answer is no, print what that comes to and end the command.
+    """Ask unless ``yes`` is given; if the answer is no, print ``otherwise`` and end the command.
 
     Raises:
         SpecError: there is no terminal to ask on.
@@ -115,7 +115,7 @@ def confirm(question: str, *, action: str, otherwise: str, yes: bool) -> None:
     if yes:
         return
     if not can_ask():
-        raise SpecError(f"there is no terminal to ask on: give --yes to {action} without a question")
+        raise SpecError(f"there is no terminal to ask on; give --yes to {action} without asking")
     if not click.confirm(in_one_line(question), err=True):
         echo(otherwise, error=True)
         click.get_current_context().exit(exit_codes.FAILED)
@@ -127,7 +127,7 @@ def can_ask() -> bool:
 
 
 def echo_json(value: Any) -> None:
-    """Print one JSON value, indented, with times as RFC 3339; a number that is not finite becomes null."""
+    """Print one JSON value, indented, with times as in RFC 3339; numbers that are not finite become null."""
     import msgspec
 
     _put(_json_text(msgspec.to_builtins(value), indent=2))
@@ -139,8 +139,8 @@ def echo_json_line(value: Any) -> None:
 
 
 def _json_text(value: Any, *, indent: int | None) -> str:
-    # JSON has no NaN: few others can read what Python writes for it. Of the control characters that it allows
-    # in a string, DEL is the only one in ASCII.
+    # JSON has no NaN, and few programs can read what Python writes for it. Of the ASCII control characters,
+    # JSON allows only DEL in a string.
     return json.dumps(_finite(value), indent=indent, allow_nan=False).replace("\x7f", "\\u007f")
 
 
@@ -163,8 +163,8 @@ def echo_table(
 ) -> None:
     """Print a table: with rich on a terminal, elsewhere as aligned columns that are never cut or wrapped.
 
-    On a narrow terminal the last ``num_folding`` columns fold, and the first one at ``first_width``
-    characters if that is given.
+    On a narrow terminal, the last ``num_folding`` columns fold; so does the first one, at ``first_width``
+    characters, if that is given.
     """
     headers = [in_one_line(cell) for cell in headers]
     rows = [[in_one_line(cell) for cell in row] for row in rows]
@@ -205,11 +205,11 @@ STATE_STYLES = {
     "holding": WARNING_STYLE,
     "suspended": WARNING_STYLE,
 }
-"""How a job's state looks on a terminal."""
+"""The styles of job states on a terminal."""
 
 
 def echo_fields(fields: Sequence[tuple[str, str]]) -> None:
-    """Print ``name  value`` lines with the values aligned; an empty value is left out."""
+    """Print ``name  value`` lines with aligned values; empty values are left out."""
     shown = [(name, value.splitlines()) for name, value in fields if value]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
@@ -220,14 +220,14 @@ def echo_fields(fields: Sequence[tuple[str, str]]) -> None:
 
 
 def clock_text(moment: datetime) -> str:
-    """Return a moment for the start of a line: local time of day on a terminal, elsewhere full UTC."""
+    """Return a moment for the start of a line: the local time of day on a terminal, full UTC elsewhere."""
     if is_terminal():
         return moment.astimezone().strftime("%H:%M:%S")
     return utc_text(moment)
 
 
 def moment_text(moment: datetime | str) -> str:
-    """Return a moment within a table: local date and time on a terminal, elsewhere full UTC."""
+    """Return a moment for a table: the local date and time on a terminal, full UTC elsewhere."""
     if isinstance(moment, str):
         moment = datetime.fromisoformat(moment)
     if is_terminal():
@@ -256,7 +256,7 @@ def duration_text(seconds: float) -> str:
 
 
 def shared_size_text(num_bytes: int, num_shared: int, num_sent: int | None = None) -> str:
-    """Return the size of a checkpoint, how much of it earlier ones hold too, and what was sent if less."""
+    """Return a checkpoint's size, the part shared with earlier ones, and the part sent if it is smaller."""
     notes = [f"{size_text(num_shared)} shared"] if num_shared else []
     if num_sent is not None and num_sent < num_bytes - num_shared:
         notes.append(f"{size_text(num_sent)} sent")
@@ -275,5 +275,5 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 
 
 def steps_text(step: int, steps_total: int | None) -> str:
-    """Return ``120/600``, or ``120`` if the total is not known."""
+    """Return ``120/600``, or ``120`` if the total is unknown."""
     return str(step) if steps_total is None else f"{step}/{steps_total}"

@@ -1,4 +1,4 @@
-"""Makes others' text safe to show, and ours fit for terminals that lack its characters."""
+"""Make foreign text safe to show, and our own text fit for terminals that lack its characters."""
 
 from __future__ import annotations
 
@@ -42,35 +42,35 @@ _ASCII = {
     **dict.fromkeys("\u2013\u2014\u2011", "-"),
     **dict(zip("\u00d7→←↑↓…✓✗\u00a0", "x><^v~+x ", strict=True)),
 }
-"""Substitutes of the same width for characters that the terminal's encoding lacks; columns stay aligned."""
+"""Substitutes of equal width for characters that the terminal's encoding lacks; columns stay aligned."""
 
 REPLACING = "cloudspot-replacing"
-"""The name of the codec error handler that substitutes them; any other character becomes ``?``."""
+"""The name of the codec error handler that substitutes them. Other characters become ``?``."""
 
 
 def printable(line: str) -> str:
-    """Return what a terminal would show of the line, without anything that could move its cursor.
+    """Return the line as a terminal would show it, without anything that could move the cursor.
 
-    Of a progress bar redrawn with carriage returns, the last state remains. Escape sequences (colours,
-    titles, the clipboard, ...) and control characters are removed; a tab becomes spaces.
+    Of a progress bar redrawn with carriage returns, only the last state is returned. Escape sequences
+    (colours, titles, the clipboard, ...) and control characters are removed; a tab becomes spaces.
     """
     if line.isascii() and line.isprintable():
         return line
     parts = [part for part in re.split(r"\r+", line) if part]
     last = _SEQUENCES.sub("", parts[-1] if parts else "")
     if len(parts) > 1 and not last.strip():
-        # A bar that clears itself when done: its last state is still useful.
+        # The bar clears itself at the end, but its last state is still useful.
         last = _SEQUENCES.sub("", parts[-2])
     return _CONTROLS.sub("", last.expandtabs(TAB_WIDTH))
 
 
 def in_one_line(text: str) -> str:
-    """Return all of a text as one printable line: unlike in a log, a carriage return takes nothing back."""
+    """Return the whole text as one printable line; unlike in a log, a carriage return removes nothing."""
     return printable(" ".join(re.split(r"[\r\n]+", text)))
 
 
 def printable_value(value: Any) -> Any:
-    """Return the value with every text in it, however deep, as ``in_one_line`` leaves it."""
+    """Return the value with every text in it, at any depth, passed through ``in_one_line``."""
     import msgspec
 
     if isinstance(value, str) and not isinstance(value, Enum):
@@ -90,15 +90,15 @@ def printable_value(value: Any) -> Any:
 
 
 def shows_unicode(stream: IO[str]) -> bool:
-    """Return whether the stream's encoding has all characters."""
+    """Return whether the stream's encoding contains all characters."""
     return (getattr(stream, "encoding", None) or "ascii").lower().replace("_", "-").startswith("utf")
 
 
 def fit(stream: Any) -> None:
     """Make a text stream write something for each character, whatever its encoding.
 
-    ``LC_ALL=C`` says that a terminal knows only ASCII, though Python would send it UTF-8. A pipe or a file
-    gets the bytes unchanged.
+    ``LC_ALL=C`` means that a terminal supports only ASCII, although Python would send it UTF-8. A pipe or a
+    file gets the bytes unchanged.
     """
     codecs.register_error(REPLACING, _replace)
     told = os.environ.get("LC_ALL") in {"C", "POSIX"}

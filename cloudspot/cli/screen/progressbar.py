@@ -1,4 +1,4 @@
-"""Shows the progress of long work as a bar on a terminal, and nothing elsewhere."""
+"""Show the progress of long work as a bar on a terminal, and nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from cloudspot.cli.screen.printable import in_one_line
 
 DELAY_SECONDS = 0.4
-"""Work that ends sooner shows no bar: one that flashes by is of no use."""
+"""Work that ends sooner shows no bar, because a bar that only flashes is useless."""
 
 
 @contextmanager
 def transfer(label: str, num_bytes: int | None) -> Iterator[Callable[[int], None]]:
     """Show a transfer's progress while the block runs; yield a function to call with the number of new bytes.
 
-    The function may be called from any thread. The bar goes to standard error, so that it never mixes with
-    results, and disappears when the block ends. ``num_bytes`` is the size of the whole, None if not known.
+    The function may be called from any thread. The bar is on standard error, so that it never mixes with
+    results, and disappears at the end of the block. ``num_bytes`` is the total size, or None if unknown.
     """
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in {"dumb", "unknown", ""}:
         yield lambda _count: None

@@ -1,4 +1,4 @@
-"""What is told of a simulation: a table, or JSON."""
+"""The output of a simulation, as a table or JSON."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """A job and what became of it in a market under each policy."""
+    """A job and its outcome in a market under each policy."""
 
     job: SimulatedJob
     has_deadline: bool
-    """Otherwise the job's is the longest that a run may take."""
+    """If false, the deadline in ``job`` is the longest time that a run may take."""
     outcomes: Mapping[str, Outcome]
     traces: Sequence[Path]
-    """Empty: the market was made up."""
+    """It is empty if the market was generated."""
     learned_from: Sequence[Path]
-    """Empty: the hazards are built in."""
+    """It is empty if the hazards are built in."""
     hazards: Hazards
     num_zones: int
     num_runs: int
     tick_hours: float
     seed: int
     on_demand_price: tuple[float, str | None] | None
-    """An hour of all of the job's machines, and its currency."""
+    """The price per hour of all of the job's machines, and its currency."""
     past_job: str | None
-    """The earlier run from which the job's times and prices are taken."""
+    """The earlier job that provides the times and prices."""
 
     def _money(self, share: float) -> float | None:
         if self.on_demand_price is None:
@@ -45,7 +45,7 @@ class Simulated:
         return share * self.job.length * self.on_demand_price[0]
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
+        """Return the value that ``--json`` prints."""
         job, price = self.job, self.on_demand_price or (None, None)
         return {
             "length_hours": job.length,
@@ -75,21 +75,21 @@ class Simulated:
         }
 
     def echo(self) -> None:
-        """Print it for people."""
+        """Print the simulation for people."""
         job = self.job
         until = f"due after {_time(job.deadline)}"
         if not self.has_deadline:
             until = f"with no deadline (a run may take {_time(job.deadline)})"
         output.echo(
             f"a job of {_time(job.length)}, {until}; a new machine trains after {_time(job.overhead)}; "
-            f"spot costs {job.spot_price:g} of on-demand"
+            f"spot costs {job.spot_price:g} of the on-demand price"
         )
         output.echo(
-            f"{self.num_runs} run(s) in {self.num_zones} {'recorded' if self.traces else 'made-up'} zone(s), "
-            f"seed {self.seed}; hazards {'learned' if self.learned_from else 'built in'}"
+            f"{self.num_runs} run(s) in {self.num_zones} {'recorded' if self.traces else 'generated'} "
+            f"zone(s), seed {self.seed}; hazards {'learned' if self.learned_from else 'built in'}"
         )
         if self.past_job is not None:
-            output.echo(f"what was not given is taken from job {self.past_job}")
+            output.echo(f"values that were not given are taken from job {self.past_job}")
         output.echo()
         money = () if self.on_demand_price is None else ("MONEY",)
         headers = ("POLICY", "COST", "10% TO 90%", *money, "LATE", "RECLAIMS", "STARTS", "SPOT", "ON DEMAND")

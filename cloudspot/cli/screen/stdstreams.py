@@ -1,4 +1,4 @@
-"""Prepares the standard streams to take any text, and ends the command when its output is lost."""
+"""Prepare the standard streams to accept any text, and end the command when its output is lost."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from cloudspot.host.left_calls import inside
 class OutputLostError(Exception):
     """Nothing can be written to standard output any more.
 
-    Not an OSError, because click and rich handle those in their own ways, and others raise them for files
-    and sockets.
+    This is not an OSError, because click and rich handle those in their own ways, and other code raises them
+    for files and sockets.
     """
 
     def __init__(self, error: OSError) -> None:
@@ -28,17 +28,17 @@ class OutputLostError(Exception):
 
 
 def prepare() -> None:
-    """Make both streams take any text; from now on, writing to standard output may raise OutputLostError.
+    """Make both streams accept any text; from now on, writing to standard output may raise OutputLostError.
 
-    What a plugin prints goes to standard error: it belongs to no answer, such as JSON.
+    Output of plugins goes to standard error, because it must not mix with results, such as JSON.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            # The caller closed it (`>&-`): nothing will read it.
+            # The caller has closed it (`>&-`), so nothing will read it.
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for good
         elif isinstance(stream, io.TextIOWrapper):
-            # A log line that the terminal's encoding lacks must not end the command.
+            # A log line with characters that the terminal's encoding lacks must not end the command.
             fit(stream)
     write = _saying_so(sys.stdout.write)
 
@@ -50,12 +50,12 @@ def prepare() -> None:
 
 
 def abandon_output() -> None:
-    """Discard what is still to be written, so that the end of the process does not fail on it."""
+    """Discard pending output, so that it cannot make the end of the process fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def end_process(status: int) -> None:
-    """End the process at once, without its other threads."""
+    """End the process immediately, without its other threads."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, OutputLostError, ValueError):
             stream.flush()

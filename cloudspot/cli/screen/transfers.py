@@ -1,4 +1,4 @@
-"""How offers show what moving checkpoints costs, where some of them are away from the bucket's region."""
+"""The column for the price of moving checkpoints, if some offers are outside the bucket's region."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from cloudspot.jobfile.amounts import money_text
 from cloudspot.model import Offer
 
 EXPLAINED = (
-    "TRANSFER: of a GiB between there and the bucket's region; it counts in the choice once the job has "
-    "committed a checkpoint, and in the bill as it is moved"
+    "TRANSFER: the price of a GiB to or from the bucket's region; it counts in the choice of offers once the "
+    "job has committed a checkpoint, and in the bill when data is moved"
 )
 
 
 def transfer_column(offers: Sequence[Offer]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and each offer's cell of the column TRANSFER; empty if all are in the region."""
+    """Return the header and the offers' cells of the column TRANSFER, or nothing if all are in the region."""
     if not any(one.transfer_price_per_gib for one in offers):
         return [], [[] for _ in offers]
     return ["TRANSFER"], [[money_text(one.transfer_price_per_gib, one.currency)] for one in offers]

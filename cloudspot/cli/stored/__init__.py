@@ -1,1 +1,1 @@
-"""Jobs that a store holds: looked at, compared with this computer's notes, exported and moved."""
+"""Jobs in a store: look at them, compare them with this computer's notes, export them and move them."""

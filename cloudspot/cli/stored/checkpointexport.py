@@ -1,4 +1,4 @@
-"""Exports a checkpoint: its weights for safetensors or torch, or the directory that the script wrote."""
+"""Export a checkpoint: its weights for safetensors or torch, or the directory that the script wrote."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAFETENSORS, TORCH = ".safetensors", ".pt"
 def export_checkpoint(
     job: Job, manifest: Manifest, target: Path, *, only: str | None, whole: bool
 ) -> dict[str, Any]:
-    """Write the checkpoint to ``target``, whole or not at all, and return what ``--json`` prints.
+    """Write the checkpoint to ``target``, completely or not at all; return the value for ``--json``.
 
     Raises:
         SpecError: the suffix of ``target`` does not fit the checkpoint.
@@ -40,7 +40,7 @@ def export_checkpoint(
     if manifest.kind == "directory":
         if only is not None or whole or target.suffix in (SAFETENSORS, TORCH):
             raise SpecError(
-                f"checkpoint {manifest.id} is a directory that the script wrote itself: give only --to DIR"
+                f"checkpoint {manifest.id} is a directory that the script wrote itself; give only --to DIR"
             )
         _export_directory(job, manifest, target)
     elif target.suffix not in (SAFETENSORS, TORCH):
@@ -104,7 +104,7 @@ def _export_directory(job: Job, manifest: Manifest, target: Path) -> None:
     names = {part.directory or "" for part in manifest.parts}
     with _beside(target) as scratch:
         _fetch(job, manifest, scratch)
-        # Usually there is one. If nodes named different directories, each goes below the target.
+        # Usually there is one. If nodes used different directories, each of them goes below the target.
         source = scratch / names.pop() if len(names) == 1 else scratch
         source.replace(target)
 
@@ -116,7 +116,7 @@ def _fetch(job: Job, manifest: Manifest, directory: Path) -> None:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """Yield a directory on the target's file system, removed at the end; the disk's errors are ours."""
+    """Yield a temporary directory on the target's file system; disk errors become CloudspotErrors."""
     try:
         with partial_directory(target.parent) as scratch:
             yield scratch

@@ -1,4 +1,4 @@
-"""Takes an ended job away from its provider and its store, so that it may go on elsewhere and only there."""
+"""Detach an ended job from its provider and its store, so that it may be resumed elsewhere and only there."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from cloudspot.story.report import summarise
 def find_resumable(
     text: str, store_url: str | None, source_url: str | None
 ) -> tuple[Job, ObjectStore | None]:
-    """Return the job, and the store to which it has to be moved first, if any.
+    """Return the job, and the store to which it has to be moved first, or None.
 
-    It moves only if ``--store`` was given. ``source_url`` is what ``--from`` names.
+    It moves only if ``--store`` was given. ``source_url`` is the value of ``--from``.
 
     Raises:
         JobNotFound: it is in neither store.
-        CloudspotError: it is in ``--store``, and was moved from there to another store.
+        CloudspotError: it is in ``--store``, but was moved from there to another store.
         SpecError: ``--from`` was given without ``--store``.
     """
     target = open_named_store(store_url, may_be_new=True)
@@ -55,55 +55,55 @@ def find_resumable(
     if not is_asked:
         target.hold_to()
     if source_url is not None and not is_asked:
-        raise SpecError("--from needs --store: the store to which the job moves")
+        raise SpecError("--from needs --store, the store to which the job moves")
     if source_url is not None:
         source = open_named_store(named_store(source_url, "--from").url)
         return Job(source, find_job(source, text)), target
     try:
         job = Job(target, find_job(target, text))
         if is_asked and job.id != text and find_meta(_usual_store(), keys.index(text)) is not None:
-            raise JobNotFound(f"{text!r} is the whole id of a job elsewhere")
+            raise JobNotFound(f"{text!r} is the complete id of a job in another store")
         elsewhere = job.history().moved_to
     except JobNotFound:
         source = _usual_store() if is_asked else target
         if source.canonical_url == target.canonical_url:
-            find_job(source, text)  # Unlike the target, it is held, so it says if it is not mounted.
+            find_job(source, text)  # Unlike the target, it reports if it is not mounted.
             raise
         return Job(source, find_job(source, text)), target
     target.hold_to()
     if elsewhere is None or elsewhere == target.canonical_url or not is_asked:
         return job, None
-    # Only the user says which store is opened, and not a record.
+    # Only the user decides which store is opened; a record must not.
     raise CloudspotError(
         f"job {job.id} was moved to {elsewhere}; to bring it back: "
-        f"cloudspot resume {job.id} --from {elsewhere} --store {target.url}; or, if the copy was cut short: "
+        f"cloudspot resume {job.id} --from {elsewhere} --store {target.url}; or, if the copy broke off: "
         f"cloudspot resume {job.id} --from {target.url} --store {elsewhere}"
     )
 
 
 def _usual_store() -> ObjectStore:
-    """Return the store where jobs are looked for without ``--store``."""
+    """Return the store in which jobs are looked for without ``--store``."""
     variable = os.environ.get(STORE_VARIABLE)
     return open_named_store(None if variable is None else named_store(variable, STORE_VARIABLE).url)
 
 
 def leave_provider(job: Job, *, is_moving: bool) -> None:
-    """Make sure that nothing of the job is left where no driver would look any more.
+    """Make sure that nothing of the job is left where drivers would no longer look.
 
-    Its drivers ask only the provider with the options of the newest submission, in one store. A job that has
-    not ended, as it waits for a machine, is stopped before it moves to another store.
+    Its drivers ask only the provider of the newest submission, with its options, in one store. A job that has
+    not ended, because it waits for a machine, is stopped before it moves to another store.
 
     Raises:
-        CloudspotError: a machine of it still runs.
-        TransientError: the provider could not release what the job used; try again.
+        CloudspotError: one of its machines still runs.
+        TransientError: the provider could not release the job's resources; try again.
     """
     history = job.history()
     if history.moved_to is not None:
-        return  # An earlier try has come further.
+        return  # An earlier try has done this already.
     name = job.provider.name
-    output.echo(f"waiting until nothing of job {job.id} is left on {name}", error=True)
+    output.echo(f"waiting until job {job.id} has no resources left on {name}", error=True)
     if history.finished is None and is_moving:
-        output.echo(f"stopping job {job.id}, which waits for a machine, before it moves", error=True)
+        output.echo(f"stopping job {job.id}, which waits for a machine, before the move", error=True)
         request_stop(job.store, job.id, "user", resumption=history.submission.resumption)
     if history.finished is not None or is_moving:
         job.controller().run_until_finished()
@@ -118,23 +118,23 @@ def leave_provider(job: Job, *, is_moving: bool) -> None:
 
 
 def confirm_move(job: Job, target: ObjectStore, *, yes: bool) -> None:
-    """Say what it takes to copy the job to another store, and ask unless ``yes`` is given.
+    """Print the size of the copy to another store, and ask unless ``yes`` is given.
 
-    Nothing is stopped or copied before that. If the answer is no, the command ends.
+    Nothing is stopped or copied before. If the answer is no, the command ends.
 
     Raises:
-        CloudspotError: the job was moved to ``target``, and is not there.
+        CloudspotError: the job was moved to ``target`` before, but is not there.
         SpecError: there is no terminal to ask on.
     """
     if _is_repeated(job, target) and find_meta(target, keys.index(job.id)) is None:
         raise CloudspotError(
-            f"job {job.id} was moved to {target.url}, and is not there: is it another computer's directory?"
+            f"job {job.id} was moved to {target.url}, but is not there; check that this is the same directory"
         )
     plan = plan_copy(job.store, job.id, is_estimate=True)
     output.echo(f"copying job {job.id} to {target.url}: {describe_copy(plan)}", error=True)
     if not isinstance(job.log_sink, ObjectStoreLogSink):
         output.warn(
-            f"the log up to now is not copied; read it with: cloudspot logs {job.id} --store {job.store.url}"
+            f"the earlier log is not copied; read it with: cloudspot logs {job.id} --store {job.store.url}"
         )
     output.confirm("Copy it?", action="copy the job", otherwise="nothing was copied", yes=yes)
 
@@ -148,7 +148,7 @@ def _plan_with_checkpoint(job: Job, history: History, damaged: Collection[Checkp
     plan = plan_copy(job.store, job.id, damaged=damaged)
     if plan.checkpoint is None and history.head is not None:
         reasons = _reasons(plan)
-        raise CorruptData(f"no checkpoint of job {job.id} is whole, so it could go on nowhere: {reasons}")
+        raise CorruptData(f"no checkpoint of job {job.id} is whole, so it cannot be resumed: {reasons}")
     return plan
 
 
@@ -157,22 +157,21 @@ def _is_repeated(job: Job, target: ObjectStore) -> bool:
 
 
 def move(job: Job, provider: Provider, target: ObjectStore) -> Job:
-    """Copy the ended job to another store, the only one that may resume it from then on; return it there.
+    """Copy the ended job to another store, from now on the only one that may resume it; return it there.
 
     Raises:
-        CloudspotError: the target cannot take it, which is found before anything is decided; or something has
-            happened to the job since.
-        CorruptData: there were checkpoints, and none is whole.
+        CloudspotError: the target cannot take it, which is detected before anything is changed; or the job
+            has changed in the meantime. CorruptData: there were checkpoints, but none is whole.
     """
     history = job.history()
-    if history.submission_sha256 != job.submission_sha256:  # which the user has seen, and is noted below
+    if history.submission_sha256 != job.submission_sha256:  # the submission that the user has seen
         raise CloudspotError(resumption.CHANGED.format(job.id))
     plan = _plan_with_checkpoint(job, history)
     target.establish()
     reserve(plan, job.store, target)
     if not resumption.move_away(job.store, history, target):
         raise CloudspotError(resumption.CHANGED.format(job.id))
-    # As in the other store: a job of this computer stays one.
+    # Note it as in the other store: a job of this computer stays one.
     noting(target, provider)(history.submission, history.submission_sha256)
     damaged: set[CheckpointId] = set()
     while True:

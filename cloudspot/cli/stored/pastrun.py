@@ -1,4 +1,4 @@
-"""What an earlier run of a job tells of the next one: how long it trains, how it starts, and its prices."""
+"""Facts from an earlier run of a job for the next one: its training time, its start, and prices."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from cloudspot.model import Market
 
 @dataclass(frozen=True, kw_only=True)
 class PastRun:
-    """Durations are seconds."""
+    """An earlier run; durations are in seconds."""
 
     job_id: str
     length: float
-    """How long it trains on machines that nobody takes."""
+    """The training time on machines that are never reclaimed."""
     overhead: float
-    """From the request of a machine until it trained, in the median."""
+    """The median time from the request of a machine until it trains."""
     spot_price: float | None
-    """As a share of on-demand's; None: it had no spot machine with a known price."""
+    """As a share of the on-demand price; None if it had no spot machine with a known price."""
     on_demand_price: float
-    """What all of its machines cost an hour on demand."""
+    """The on-demand price of all its machines per hour."""
     currency: str
     deadline: float | None
 
 
 def find_past_run(store_url: str | None, word: str, now: datetime) -> PastRun:
-    """Return what is known from the job of this id, or from the newest one of the job file's name.
+    """Return the facts from the job with this id, or from the newest job with the name in the job file.
 
     Raises:
-        SpecError: the job does not tell how long it trains.
-        JobNotFound: there is no such job, or none of the newest ones of that name tells it.
+        SpecError: the job's records do not show how long it trains.
+        JobNotFound: there is no such job, or the newest jobs with that name do not show how long they train.
     """
     if not word.endswith(".toml"):
         return _read(open_job(store_url, word), now)
@@ -47,7 +47,7 @@ def find_past_run(store_url: str | None, word: str, now: datetime) -> PastRun:
         with suppress(SpecError):
             return _read(Job(store, job_id), now)
     raise JobNotFound(
-        f"no job {spec.name!r} in {store.url} has told how long it trains; give --length, and no job file"
+        f"no job {spec.name!r} in {store.url} shows how long it trains; give --length instead of a job file"
     )
 
 
@@ -58,7 +58,7 @@ def _read(job: Job, now: datetime) -> PastRun:
     length = length_seconds(history, now)
     if newest is None or length is None:
         raise SpecError(
-            f"the records of job {job.id} do not tell how long it trained; give --length, and no job"
+            f"the records of job {job.id} do not show how long it trains; give --length instead of a job"
         )
     price, on_demand = newest.price_per_hour, newest.on_demand_price_per_hour
     return PastRun(

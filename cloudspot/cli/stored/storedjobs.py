@@ -1,4 +1,4 @@
-"""Look at many jobs of a store: at their summaries, or at their records where those do not tell."""
+"""Look at many jobs of a store, by their summaries or, if these do not suffice, by their records."""
 
 from __future__ import annotations
 
@@ -29,41 +29,41 @@ from cloudspot.story.report import summarise
 from cloudspot.story.states import TERMINAL_STATES
 
 NUM_THREADS = 32
-"""Requests at a time: each fetches one small object, so that the store's latency is what counts."""
+"""The number of parallel requests. Each fetches one small object, so the store's latency dominates."""
 
 _Found = TypeVar("_Found")
 
 
 def driven_json(job: Summary) -> dict[str, str] | None:
-    """Return who last drove the job, and when, as ``ps`` and ``show`` print it; None: nobody knows."""
+    """Return the last driver of the job and its time for ``ps`` and ``show``, or None if unknown."""
     return None if job.driven_at is None else {"by": job.driven_by, "at": job.driven_at.isoformat()}
 
 
 class StoredJobs:
-    """The jobs of a store, and the faults of those whose records cannot be read."""
+    """The jobs of a store, and the errors of those whose records cannot be read."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._faults: dict[str, CloudspotError] = {}
 
     def each(self, look: Callable[[str], _Found | None], job_ids: Sequence[str]) -> list[_Found]:
-        """Return what ``look`` finds of each job, in order, without those of which it finds nothing."""
+        """Return the results of ``look`` for the jobs, in order, without those that are None."""
         found = map_parallel(look, job_ids, num_threads=NUM_THREADS)
         return [one for one in found if one is not None]
 
     def find_summary(self, job_id: str) -> Summary | None:
-        """Return the job's summary, which may be stale; None: it has none that can be read."""
+        """Return the job's summary, which may be outdated, or None if there is none that can be read."""
         try:
             return read_summary(self._store, job_id)
         except CorruptData:
-            return None  # The records say the same.
+            return None  # The records have the same facts.
 
     def work_out(
         self, job_id: str, fold: Callable[[History], _Found], *, otherwise: _Found | None = None
     ) -> _Found | None:
-        """Return what the job's records come to; None if its submission was never completed.
+        """Return the result of ``fold`` on the job's records, or None if its submission was never completed.
 
-        If they cannot be read, that is told at the end, and ``otherwise`` is returned.
+        If they cannot be read, record the error for ``tell_faults`` and return ``otherwise``.
         """
         try:
             return fold(HistoryReader(self._store, job_id).read())
@@ -76,11 +76,11 @@ class StoredJobs:
             return otherwise
 
     def summaries(self) -> list[Summary]:
-        """Return every job's, from its final summary or, while it has none, from its records."""
+        """Return the summaries of all jobs: final summaries as stored, others computed from the records."""
 
         def look(job_id: str) -> Summary | None:
             summary = self.find_summary(job_id)
-            # Any other summary may be stale, since its driver may have died.
+            # Any other summary may be outdated, because its driver may have died.
             if summary is not None and summary.state in TERMINAL_STATES:
                 return summary
             return self.work_out(job_id, partial(summarised, before=summary), otherwise=summary)
@@ -88,7 +88,7 @@ class StoredJobs:
         return self.each(look, list_jobs(self._store))
 
     def tell_faults(self, ctx: click.Context) -> None:
-        """Name the jobs whose records cannot be read, and end the command if there are any."""
+        """Warn about the jobs whose records cannot be read, and end the command if there are any."""
         for job_id, fault in sorted(self._faults.items()):
             output.warn(f"job {job_id}: {fault}")
         if self._faults:
@@ -96,7 +96,7 @@ class StoredJobs:
 
 
 def summarised(history: History, before: Summary | None = None) -> Summary:
-    """Return the summary as it is now; ``before``: the one that a driver has left."""
+    """Return the present summary; ``before`` is the one that a driver has written."""
     summary = summarise(history, datetime.now(timezone.utc))
     if before is None:
         return summary

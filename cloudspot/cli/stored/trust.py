@@ -1,6 +1,6 @@
-"""Compares a stored job with this computer's note of it, and asks before anything is done as the record says.
+"""Compare a stored job with this computer's note of it, and ask before acting on a differing record.
 
-Whoever can write to the store could have changed the record. What is asked about is pinned by the hash of the
+Anyone who can write to the store could have changed the record. The question is bound to the hash of the
 submission, which covers the job file and the code.
 """
 
@@ -32,28 +32,28 @@ from cloudspot.story.comparison import field_differences
 trust_option = click.option(
     "--trust",
     metavar="SHA256[:NAME,...]",
-    help="Accept the job's record by its hash, and that these variables are sent, without a question.",
+    help="Accept the job's record by its hash, and sending these variables, without asking.",
 )
 
 
 def check_trusted(
     job: Job, history: History, *, trust: str | None, action: str, sends: JobSpec | None
 ) -> None:
-    """Return if the job was submitted from this computer as its record says, or the user trusts the record.
+    """Return if the job's record matches a submission from this computer, or if the user trusts the record.
 
-    Otherwise show how the record differs from the newest submission that was noted here, and ask. ``action``
-    is the command, for messages. ``sends`` is the job file whose secrets the command would take from the
-    environment; None: it takes none.
+    Otherwise show how the record differs from the newest submission noted here, and ask. ``action`` is the
+    command, for messages. ``sends`` is the job file whose secrets the command would take from the
+    environment; None if it takes none.
 
     Raises:
         SpecError: there is no terminal to ask on, and ``trust`` does not name the record and the variables;
-            or the notes are open to others.
+            or others can access the notes.
         Abort: the answer is no.
-        CloudspotError: the job was resumed since it was first read.
+        CloudspotError: the job was resumed after it was first read.
     """
     note = own_jobs.find_note(job.id, store_url=store_label(job.store))
     sha256, names = history.submission_sha256, () if sends is None else sends.secret_names
-    if job.submission_sha256 != sha256:  # by which its provider is opened
+    if job.submission_sha256 != sha256:  # the provider was opened for another submission
         raise CloudspotError(CHANGED.format(job.id))
     if note is not None and sha256 in note.submissions:
         return
@@ -64,7 +64,7 @@ def check_trusted(
             return
     how = "was not submitted from this computer"
     if note is not None:
-        how = "is not as it was submitted from this computer"
+        how = "differs from its submission from this computer"
     output.echo(f"job {job.id} in {job.store.url} {how}; its record says:", error=True)
     for line in _differences(history.submission, None if note is None else note.newest):
         output.echo(f"  {line}", error=True)
@@ -72,17 +72,17 @@ def check_trusted(
         for line in _sent(sends, job.store):
             output.echo(f"  {line}", error=True)
     if trust is not None or not output.can_ask():
-        given = "--trust names something else" if trust is not None else "there is no terminal to ask on"
-        output.echo(f"--trust {wanted}", error=True)  # whole, as the message of an error might not be
+        given = "--trust does not match" if trust is not None else "there is no terminal to ask on"
+        output.echo(f"--trust {wanted}", error=True)  # complete, unlike a long error message
         raise SpecError(f"job {job.id} {how}, and {given}; to {action} it as shown, give the option above")
     click.confirm(f"{action} it, as shown", abort=True, err=True)
 
 
 def noting(store: ObjectStore, provider: Provider) -> Callable[[Submission, str], None]:
-    """Return the function that notes a submission on this computer just before it is put.
+    """Return a function that notes a submission on this computer just before it is put.
 
-    Where no note can be made, that is an error only if the machines would be this computer; a resumed job is
-    noted twice.
+    A failure to make the note is an error only if the machines would be this computer. A resumed job is noted
+    twice.
     """
     warned = set[str]()
 
@@ -100,7 +100,7 @@ def noting(store: ObjectStore, provider: Provider) -> Callable[[Submission, str]
 
 
 def _differences(submission: Submission, noted: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield a line for each field that differs; without a note, for each that is not a job file's default."""
+    """Yield a line for each field that differs from the note or, without a note, from its default."""
     if noted is None:
         noted = {"spec": spec_to_json(spec_from_json({"name": "none", "run": {"command": ["none"]}}))}
     for one in field_differences(noted, content_of(codec.encode(submission))):
@@ -113,7 +113,7 @@ def _text(value: Any) -> str:
 
 
 def _sent(spec: JobSpec, store: ObjectStore) -> Iterator[str]:
-    """Yield a line for each variable that would leave this computer, and where it would go."""
+    """Yield a line for each variable that would leave this computer, with its destinations."""
     for name in spec.secret_names:
         where = [f"the store {store.url}"]
         login = spec.run.image_login
@@ -122,5 +122,5 @@ def _sent(spec: JobSpec, store: ObjectStore) -> Iterator[str]:
         if login is not None and login.secret == name and spec.run.image is not None:
             where.append(f"the registry {image_parts(spec.run.image)[0]}, as the password of {login.user}")
         named = [i for i, url in enumerate(spec.notify.urls) if f"${{{name}}}" in url]
-        where += [f"wherever notify.urls[{i}] leads" for i in named]
+        where += [f"the server of notify.urls[{i}]" for i in named]
         yield f"the variable {name} would be sent to {'; '.join(where)}"

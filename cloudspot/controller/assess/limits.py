@@ -201,7 +201,6 @@ def _end_seconds(launch: LaunchHistory) -> Iterator[float]:
 
 
 def _transfer_cost(offer: Offer, num_bytes: int) -> float:
-    """Return the cost of moving ``num_bytes`` between the offer's machines and the bucket."""
     return num_bytes / GIB * offer.transfer_price_per_gib
 
 

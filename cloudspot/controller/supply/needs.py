@@ -185,7 +185,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _is_cooling(history: History, why: str, now: datetime) -> bool:
-    """Return whether the last launch for this reason was refused too recently for another one."""
+    """Return whether the last launch for this reason was refused too recently for another launch."""
     count, newest = 0, None
     for launch in reversed(history.current_launches):
         found = refusal(history, launch)

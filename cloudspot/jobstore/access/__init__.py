@@ -1,1 +1,1 @@
-"""Access to a store: its clock; requests repeated, in parallel or create only; and room for what comes."""
+"""Access to a store: its clock, retries, parallel requests, create-only puts, and checks of disk space."""

@@ -1,4 +1,4 @@
-"""Create-only puts whose outcome is always known in the end (protocol P1)."""
+"""Create-only puts whose outcome is always determined in the end (protocol P1)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudspot.jobstore.access.retrying_store import with_retries
 WAITS = (0.2, 0.4, 0.8, 1.6)
 """Seconds between tries."""
 MAX_LARGE_BYTES: Final = 4 << 30
-"""A manifest holds the seals of all ranks, with a line for each shard: some 100 MiB for hundreds."""
+"""The limit for manifests. The seals in them have a line per shard: 100 MiB for hundreds of ranks."""
 
 
 def read_large(store: ObjectStore, key: str) -> bytes:
@@ -36,15 +36,15 @@ def create(
     waits: Iterable[float] = WAITS,
     sleep: Callable[[float], None] | None = None,
 ) -> bytes | None:
-    """Put ``data`` under ``key`` if nothing is there; return None if we won, else the winner's bytes.
+    """Put ``data`` under ``key`` if the key is free; return None if we won, or the winner's bytes.
 
-    We also won if an earlier put of these very bytes succeeded unnoticed: its answer was lost, or an SDK
-    retried and met itself. ``data`` must therefore carry its writer's nonce.
+    We also won if an earlier put of the same bytes succeeded unnoticed, because its answer was lost or
+    because an SDK repeated it. ``data`` must therefore contain a nonce of its writer.
 
-    ``sleep`` is the store's own where it is a patient one, unless another is given.
+    The default of ``sleep`` is that of the store if it is a RetryingStore.
 
     Raises:
-        TransientError: the outcome is still unknown after the last try; call again, with the same bytes.
+        TransientError: the outcome is unknown even after the last try; call again, with the same bytes.
     """
 
     def attempt() -> bytes | None:
@@ -57,11 +57,11 @@ def create(
         try:
             existing = read_large(store, key) if len(data) > MAX_GET_BYTES else store.get(key)
         except (ObjectMissing, TransientError) as error:
-            # Not there: our put failed, or the object was deleted since. To put again is safe.
+            # The key is free: our put failed, or the object was deleted since. It is safe to put again.
             cause = cause if isinstance(error, ObjectMissing) else error
-            # A call that was cut off is not repeated at once.
+            # A call that was cut off is not repeated immediately.
             kind = OverdueError if isinstance(cause, OverdueError) else TransientError
-            raise kind(f"{store.url}: whether {key} was created is unknown: {cause}") from cause
+            raise kind(f"{store.url}: it is unknown whether {key} was created: {cause}") from cause
         return None if existing == data else existing
 
     return retry(attempt, waits=waits, sleep=sleep or with_retries(store).sleep)

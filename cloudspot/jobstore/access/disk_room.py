@@ -1,4 +1,4 @@
-"""Checks that a disk has room for data of a claimed size, before any of it is written."""
+"""Checks that a disk has space for data of a claimed size, before any of it is written."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ def check_fits(directory: Path, num_bytes: int) -> None:
     """Check that the whole disk, if it were empty, could hold ``num_bytes``.
 
     Raises:
-        CloudspotError: it could not.
+        CloudspotError: the disk is too small.
     """
     total = shutil.disk_usage(directory).total
     if num_bytes > total:
         raise CloudspotError(
-            f"no space on the disk of {directory}: {num_bytes / GIB:.1f} GiB are said to come, and the "
+            f"no space on the disk of {directory}: {num_bytes / GIB:.1f} GiB are announced, and the "
             f"whole disk has {total / GIB:.1f} GiB; for a machine, ask for more with resources.disk"
         )
 
 
 def check_room(directory: Path, num_bytes: int, *, spare_share: float = 0.0) -> None:
-    """Check that the disk has room for ``num_bytes`` more, and keeps ``spare_share`` of itself free.
+    """Check that the disk has space for ``num_bytes`` more and still keeps ``spare_share`` of itself free.
 
     Raises:
-        CloudspotError: it has not.
+        CloudspotError: there is not enough free space.
     """
     disk = shutil.disk_usage(directory)
     free = max(0, disk.free - int(spare_share * disk.total))
     if num_bytes > free:
         raise CloudspotError(
-            f"no space left on the disk of {directory}: {num_bytes / GIB:.1f} GiB are to come, and "
+            f"no space left on the disk of {directory}: {num_bytes / GIB:.1f} GiB are needed, and "
             f"{free / GIB:.1f} GiB are free; for a machine, ask for more with resources.disk"
         )

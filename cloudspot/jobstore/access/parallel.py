@@ -1,4 +1,4 @@
-"""Make requests in parallel: a few threads, results in order, an end at the first error."""
+"""Make requests in parallel: with a few threads, results in order, and a stop at the first error."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def map_parallel(
     num_threads: int = 8,
     begin_thread: Callable[[], None] | None = None,
 ) -> list[Result]:
-    """Return ``function`` of each item, in order, from up to ``num_threads`` calls at once.
+    """Return ``function`` of each item, in order, from up to ``num_threads`` concurrent calls.
 
-    ``begin_thread`` is called first in each thread; with it, no call is made in the thread of the caller.
+    ``begin_thread`` is called first in each thread. If it is given, the caller's own thread makes no call.
 
-    After the first error no further call is started; it is raised when the running ones have ended.
+    After the first error no further call is started. The error is raised when the running calls have ended.
     """
     if begin_thread is None and (len(items) <= 1 or num_threads == 1):
         return [function(item) for item in items]
     has_failed = threading.Event()
 
     def call(item: Item) -> Result:
-        # Otherwise the pool starts further calls until the waiting thread hears of the failure.
+        # Without this check, the pool starts more calls until the waiting thread notices the failure.
         if has_failed.is_set():
             raise CancelledError
         try:
@@ -49,7 +49,7 @@ def map_parallel(
             cut_off_all()
             raise
         finally:
-            # Also if the wait itself was interrupted (Ctrl-C).
+            # Also reached if the wait itself was interrupted (Ctrl-C).
             for future in futures:
                 future.cancel()
         for future in futures:

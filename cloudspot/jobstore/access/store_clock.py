@@ -1,9 +1,9 @@
-"""The time by the store's clock, by which every process writes and judges a job's records.
+"""The time by the store's clock, which every process uses to write and judge a job's records.
 
-A computer's own clock may be wrong, or be set while it is read. So a process asks the store for the time of
-an object that it has just put. That bounds what the store's clock shows now, by the seconds since this host's
-boot. Within these bounds, which are a second or so apart, the computer's own clock counts; beyond them, the
-nearer bound does.
+A computer's own clock may be wrong, or may be set while a process reads it. So a process puts an object and
+asks the store for its time. The answer gives bounds for the difference between the store's clock and the
+seconds since this host's boot. Within these bounds, which are about a second apart, the computer's own clock
+is used; beyond them, the nearer bound.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import new_nonce
 
 COMPARE_SECONDS = 3600.0
-"""How often a process asks for the store's time while its own clock runs as evenly as its host's uptime."""
+"""How often a process asks for the store's time while its own clock agrees with its host's uptime."""
 SHIFT_SECONDS = 1.0
-"""It asks again where its own clock has moved against the uptime by more than this."""
+"""The process asks again when its own clock has moved by more than this relative to the uptime."""
 MAX_ASKED_SECONDS = 10.0
-"""An answer that took longer than this is asked for again."""
+"""If an answer took longer than this, the process asks again."""
 STAMP_SECONDS = 1.0
-"""Stores tell time in whole seconds, rounded down."""
+"""The resolution of stores' times, which are rounded down to whole seconds."""
 WARN_SECONDS = 60.0
-"""By how much a computer's clock differs from the store's when its user is told."""
+"""The difference between a computer's clock and the store's from which its user is warned."""
 
 
 def utc_now() -> datetime:
@@ -38,7 +38,7 @@ def utc_now() -> datetime:
 
 
 class StoreClock:
-    """A process's knowledge of one store's clock. Thread-safe."""
+    """The store's clock as far as this process knows it. Thread-safe."""
 
     def __init__(
         self, *, wall: Callable[[], datetime] = utc_now, uptime: Callable[[], float] = boot_seconds
@@ -46,20 +46,21 @@ class StoreClock:
         self._wall = wall
         self._uptime = uptime
         self._bounds = -math.inf, math.inf
-        """Of the store's time less the uptime, in seconds."""
+        """Lower and upper bound of the store's time minus the uptime, in seconds."""
         self._compared: tuple[float, float] | None = None
-        """When the store was asked last (uptime), and this computer's time less the uptime by then."""
+        """The uptime when the store was asked last, and this computer's time minus the uptime then."""
         self._asking = threading.Lock()
         self._failures: tuple[int, CloudspotError | None] = (0, None)
-        """How often the store did not answer, and the last error."""
+        """The number of times that the store did not answer, and the last error."""
 
     def compare(self, store: ObjectStore) -> None:
-        """Ask the store for its time if that is due, at the cost of three requests.
+        """Ask the store for its time if a comparison is due; this takes three requests.
 
-        One thread asks for all: the others wait for its answer if nothing is known, and else go on.
+        One thread asks for all. The others wait for its answer if nothing is known yet, and continue
+        otherwise.
 
         Raises:
-            TransientError: it does not answer; what was known before still counts.
+            TransientError: the store does not answer; earlier bounds still apply.
         """
         num_failures = self._failures[0]
         if not self._is_due() or not self._asking.acquire(blocking=self._compared is None):
@@ -69,7 +70,7 @@ class StoreClock:
                 return
             num_known, error = self._failures
             if error is not None and num_known > num_failures:
-                raise error  # the store was asked while this thread waited
+                raise error  # another thread asked the store while this one waited
             try:
                 self._ask(store)
             except CloudspotError as failure:
@@ -86,12 +87,12 @@ class StoreClock:
         low, high = moment - answered, moment + STAMP_SECONDS - began
         is_close = answered - began < MAX_ASKED_SECONDS
         known = max(low, self._bounds[0]), min(high, self._bounds[1])
-        # A process that was suspended in between learns little: what it knew still counts, and it asks again.
+        # If the process was suspended in between, the answer says little: keep the old bounds and ask again.
         self._bounds = known if not is_close and known[0] <= known[1] else (low, high)
         self._compared = (began, own) if is_close else None
 
     def now(self) -> datetime:
-        """Return the time by the store's clock; by this computer's, as long as no store was asked."""
+        """Return the time by the store's clock, or by this computer's until the store has been asked."""
         wall = self._wall()
         own = wall.timestamp() - self._uptime()
         low, high = self._bounds
@@ -99,13 +100,13 @@ class StoreClock:
 
     @property
     def warning(self) -> str:
-        """Say that this computer's clock differs from the store's; empty if it does not, or nobody knows."""
+        """A warning that this computer's clock differs from the store's, or an empty string."""
         shift = (self._wall() - self.now()).total_seconds()
         if abs(shift) < WARN_SECONDS:
             return ""
         side = "ahead of" if shift > 0 else "behind"
         return (
-            f"this computer's clock is {abs(shift):.0f} s {side} the store's: the store's counts; "
+            f"this computer's clock is {abs(shift):.0f} s {side} the store's: the store's is used; "
             "set this one, for example by NTP"
         )
 
@@ -120,7 +121,7 @@ class StoreClock:
 
 
 def store_time(store: ObjectStore) -> datetime:
-    """Return the time by the store's clock, which is asked for it if that is due.
+    """Return the time by the store's clock, and ask the store for it if a comparison is due.
 
     Raises:
         TransientError: the store does not answer.
@@ -131,9 +132,9 @@ def store_time(store: ObjectStore) -> datetime:
 
 
 def _time_of_put(store: ObjectStore) -> datetime:
-    """Return when the store says that an object was put that is put now, and deleted again.
+    """Put an object and delete it again; return the time of the put by the store's clock.
 
-    Its key is new, so no cache on the way knows an older answer.
+    Its key is new, so no cache in between can return an older answer.
     """
     key = keys.probe(new_nonce())
     store = with_retries(store)
@@ -149,7 +150,7 @@ _lock = threading.Lock()
 
 
 def clock_of(store: ObjectStore) -> StoreClock:
-    """Return what this process knows of the store's clock, however often it has opened the store."""
+    """Return this process's StoreClock for the store, the same one for every opening of the store."""
     url = store.canonical_url
     with _lock:
         return _clocks.setdefault(url, StoreClock())

@@ -1,4 +1,4 @@
-"""What a store is asked before one relies on it: whether it refuses a second create."""
+"""A check before a store is used: it must refuse to create the same key twice."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cloudspot.jobstore.layout.records import new_nonce
 
 
 def probe(store: ObjectStore) -> None:
-    """Create a random key twice: the second time must be refused and must change nothing.
+    """Create a random key twice: the second attempt must be refused and must change nothing.
 
-    Some servers ignore the condition and overwrite, others do so only on a bucket with versioning. There two
-    controllers would both win, and a job would train twice. The key is deleted again.
+    Some servers ignore the condition and overwrite; others do so only on a bucket with versioning. On such
+    stores two controllers would both win, and a job would train twice. The probe deletes its key again.
 
     Raises:
-        StoreRefused: the store breaks its promise; the message says what it did.
+        StoreRefused: the store breaks this promise; the message describes what it did.
         AuthError: the rights to write, read or delete are missing.
     """
     key = keys.probe(new_nonce())
@@ -27,7 +27,7 @@ def probe(store: ObjectStore) -> None:
     store = with_retries(store)
     try:
         if create(store, key, first) is not None:
-            raise StoreRefused(f"{store.url}: a key that nobody has used holds other bytes than were put")
+            raise StoreRefused(f"{store.url}: a new key holds other bytes than those put")
     except AuthError as error:
         raise AuthError(f"{store.url} cannot be written to: {error}") from error
     try:
@@ -38,7 +38,7 @@ def probe(store: ObjectStore) -> None:
             )
         found = find_bytes(store, key)
         if found != first:
-            what = "is gone" if found is None else "was overwritten, although the store said that it refused"
+            what = "is gone" if found is None else "was overwritten although the store reported a refusal"
             raise StoreRefused(
                 f"{store.url}: after a second create the first object {what}; use another store"
             )

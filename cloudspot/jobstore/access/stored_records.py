@@ -1,4 +1,4 @@
-"""Records under their keys: read one, look for one that may be missing, create one for good."""
+"""Records under their keys: read one, find one that may be missing, create one permanently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudspot.model import ObjectMeta
 
 Created = TypeVar("Created", bound=msgspec.Struct)
 _LARGE = (Manifest, Part)
-"""The records that grow with the job's ranks and tensors."""
+"""The types whose records grow with the number of ranks and tensors."""
 
 
 def read_record(store: ObjectStore, key: str, record_type: type[codec.Record]) -> codec.Record:
@@ -46,7 +46,7 @@ def find_bytes(store: ObjectStore, key: str) -> bytes | None:
 
 
 def find_meta(store: ObjectStore, key: str) -> ObjectMeta | None:
-    """Return what the store says of the object under ``key``, or None."""
+    """Return the metadata of the object under ``key``, or None."""
     try:
         return store.head(key)
     except ObjectMissing:
@@ -54,9 +54,9 @@ def find_meta(store: ObjectStore, key: str) -> ObjectMeta | None:
 
 
 def first_names(store: ObjectStore, prefix: str) -> Iterator[str]:
-    """Yield what the names below a prefix begin with, up to the first slash and with it, ascending.
+    """Yield the distinct first segments of the names below a prefix, in order, each with its slash if any.
 
-    Costs a request for each.
+    Each takes one request.
     """
     after: str | None = None
     while True:
@@ -65,15 +65,15 @@ def first_names(store: ObjectStore, prefix: str) -> Iterator[str]:
             key = page.objects[0].key
             name, slash, _ = key.removeprefix(prefix).partition("/")
             yield name + slash
-            after = f"{prefix}{name}/~" if slash else key  # Sorts after all that our keys have there.
+            after = f"{prefix}{name}/~" if slash else key  # Sorts after all keys of ours below this name.
         elif page.next_after is None:
             return
-        else:  # others keep something there whose name is no key
+        else:  # the page has only foreign names that are not keys
             after = page.next_after
 
 
 def create_record(store: ObjectStore, key: str, record: Created) -> Created:
-    """Put the record under ``key`` unless one is there; return the one that stands.
+    """Put the record under ``key`` unless the key is taken; return the record that is stored there.
 
     Raises:
         TransientError: the outcome is unknown; call again with the same record.

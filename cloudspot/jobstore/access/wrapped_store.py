@@ -1,4 +1,4 @@
-"""A store around another one: the base of those that repeat, count or fail its requests."""
+"""A store around another one: the base class of stores that repeat, count or fail requests."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 class WrappedStore(ObjectStore):
     """Passes every call on; those that make a request go through ``_call``, which subclasses override.
 
-    ``presign_get`` makes none.
+    ``presign_get`` makes no request.
     """
 
-    _is_checked: ClassVar[bool] = False  # the inner one is
+    _is_checked: ClassVar[bool] = False  # the inner store is checked
 
     def __init__(self, inner: ObjectStore) -> None:
         self.url = inner.url
@@ -87,5 +87,5 @@ class WrappedStore(ObjectStore):
         return self.inner.link(request)
 
     def _call(self, method: str, key: str, request: Callable[[], T]) -> T:
-        """Make a request; ``key`` is the prefix of a listing."""
+        """Make a request; for a listing, ``key`` is the prefix."""
         return request()

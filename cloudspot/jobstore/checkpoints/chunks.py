@@ -1,4 +1,4 @@
-"""Read the chunks of a committed checkpoint, and compare them with their checksums."""
+"""Read the chunks of a committed checkpoint and verify their checksums."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import Chunk, Manifest, Part
 
 BLOCK_BYTES = 8 << 20
-"""Large enough to make a request worth its latency."""
+"""Large enough that the latency of a request does not matter."""
 
 
 @dataclass(frozen=True)
 class StoredChunk:
-    """A chunk: its key, and where its bytes belong in its part."""
+    """A chunk with its key and its position in its part."""
 
     key: str
     chunk: Chunk
@@ -33,7 +33,7 @@ class StoredChunk:
 
     @property
     def is_compressed(self) -> bool:
-        """Return whether its object is shorter than it."""
+        """Whether its object is shorter than the chunk."""
         return self.chunk.stored is not None
 
 
@@ -52,13 +52,13 @@ def stored_chunks(job_id: str, manifest: Manifest) -> list[StoredChunk]:
 
 
 def check_sizes(store: ObjectStore, job_id: str, manifest: Manifest, chunks: Sequence[StoredChunk]) -> None:
-    """Check by listings that the chunks are there and as long as the manifest says.
+    """Check by listings that all chunks exist and have the sizes in the manifest.
 
-    One that is compressed is shorter than its bytes: by how much depends on the library of whoever put it
-    last.
+    For a compressed chunk, only an upper bound is checked: its size depends on the library of the last
+    writer.
 
     Raises:
-        CorruptData: one is missing or has another size.
+        CorruptData: a chunk is missing or has another size.
     """
     homes = {chunk.home.save for part in manifest.parts for chunk in part.chunks if chunk.home is not None}
     prefixes = [keys.save_prefix(job_id, save) for save in (manifest.save, *sorted(homes))]
@@ -75,24 +75,24 @@ def check_sizes(store: ObjectStore, job_id: str, manifest: Manifest, chunks: Seq
 
 @contextmanager
 def read_chunk(store: ObjectStore, stored: StoredChunk, buffer: bytearray) -> Iterator[memoryview]:
-    """Lend the verified bytes of a chunk; the buffer must hold at least one byte more.
+    """Lend the verified bytes of a chunk; the buffer must be at least one byte longer.
 
     Raises:
-        CorruptData: it is missing, cut short or changed, read twice.
+        CorruptData: the chunk is missing, cut short or changed, even when it is read again.
     """
     with memoryview(buffer) as room:
         try:
             size = _read_into(store, stored, room)
-        except CorruptData:  # The fault may have been on the way, and would cost the whole checkpoint.
+        except CorruptData:  # The error may have happened in transit.
             size = _read_into(store, stored, room)
         with room[:size] as data:
             yield data
 
 
 def _read_into(store: ObjectStore, stored: StoredChunk, room: memoryview) -> int:
-    """Put the verified bytes of a chunk into memory; return how many they are."""
+    """Read the verified bytes of a chunk into memory; return their number."""
     try:
-        # Asking for one byte more reveals a longer object without reading all of it.
+        # One more byte reveals that an object is too long, without reading all of it.
         with room[: stored.chunk.size + 1] as target:
             size = store.get_range_into(stored.key, 0, target)
     except ObjectMissing as error:
@@ -113,7 +113,7 @@ def _read_into(store: ObjectStore, stored: StoredChunk, room: memoryview) -> int
 def read_blocks(store: ObjectStore, stored: StoredChunk) -> Iterator[tuple[int, Data]]:
     """Yield the bytes of a chunk in blocks, each with its offset; they are verified only at the end.
 
-    For readers that can discard what they have made of them: ``BLOCK_BYTES`` at a time need a fraction of
+    This is for readers that can discard the results. With blocks of ``BLOCK_BYTES`` they need a fraction of
     the memory.
 
     Raises:
@@ -126,7 +126,7 @@ def read_stored(store: ObjectStore, stored: StoredChunk) -> Iterator[bytes]:
     """Yield the bytes of a chunk's object, compressed or not; they are verified only at the end.
 
     Raises:
-        CorruptData: as for ``read_blocks``.
+        CorruptData: see ``read_blocks``.
     """
     waiting: list[bytes] = []
 
@@ -141,12 +141,12 @@ def read_stored(store: ObjectStore, stored: StoredChunk) -> Iterator[bytes]:
 
 
 def _read_object(store: ObjectStore, stored: StoredChunk) -> Iterator[bytes]:
-    """Yield the bytes of a chunk's object in blocks; of one that is too long, at least one too many."""
+    """Yield the bytes of a chunk's object in blocks; if it is too long, include at least one extra byte."""
     for start in range(0, stored.chunk.size, BLOCK_BYTES):
         length = min(BLOCK_BYTES, stored.chunk.size - start)
         is_last = start + length == stored.chunk.size
         try:
-            block = store.get_range(stored.key, start, length + is_last)  # one more, as above
+            block = store.get_range(stored.key, start, length + is_last)  # as in _read_into
         except ObjectMissing as error:
             raise CorruptData(f"chunk {stored.key} is missing") from error
         if len(block) != length:
@@ -157,7 +157,7 @@ def _read_object(store: ObjectStore, stored: StoredChunk) -> Iterator[bytes]:
 
 
 def _verified(stored: StoredChunk, pieces: Iterator[bytes]) -> Iterator[tuple[int, Data]]:
-    """Yield a chunk's bytes with their offsets, made of its object's."""
+    """Yield a chunk's bytes with their offsets, given the bytes of its object."""
     checksum = xxhash.xxh3_128()
     offset = 0
     for block in _decompressed(stored, pieces) if stored.is_compressed else pieces:

@@ -1,14 +1,14 @@
-"""Compress the chunks of checkpoints without loss: the bytes of numbers grouped by plane, then zstd; pure.
+"""Compress the chunks of checkpoints: group the bytes of numbers by plane, then apply zstd; pure.
 
 The high bytes of trained numbers hold the sign and the exponent and are much alike; the low bytes are noise.
-So the bytes of a block are taken apart into planes (the first byte of each number, the second, ...), and each
-plane is compressed by itself, unless a sample of it says that this saves next to nothing. How wide the
-numbers are is found by trying, block by block: files of a script's own do not say it.
+So the bytes of a block are split into planes (the first byte of each number, the second, ...), and each
+plane is compressed separately, unless a sample of it shows that this saves next to nothing. The width of the
+numbers is found by trying, block by block, because a script's own files do not state it.
 
-A compressed chunk is ``MAGIC``, then its blocks. A block is its length and the number of its planes
+A compressed chunk is ``MAGIC`` followed by its blocks. A block is its length and its number of planes
 (``_BLOCK``), the stored length of each plane (32 bits, little-endian), and the planes: byte ``i`` of the
-block is in plane ``i % num_planes``. A plane that is stored at its own length is there as it is; a shorter
-one is a zstd frame that tells its content's size.
+block is in plane ``i % num_planes``. A plane whose stored length is its own length is not compressed; a
+shorter one is a zstd frame that states the size of its content.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 
 MAGIC = b"CSZ1"
 BLOCK_BYTES = 4 << 20
-"""To take a block apart holds the interpreter's lock for a millisecond a plane."""
+"""Splitting a block of this size holds the interpreter's lock for about a millisecond per plane."""
 MAX_PLANES = 16
 MAX_SHARE = 0.9
-"""What is not shorter than this share of itself when compressed stays as it is."""
+"""Data stays uncompressed unless compression makes it shorter than this share of its size."""
 _LEVEL = 1
-"""Higher levels take longer and save nothing here."""
+"""Higher levels take longer and save nothing on this data."""
 _PLANES_PARAMETERS = {"min_match": 7, "hash_log": 6}
-"""In a plane of numbers only the frequencies of bytes help. With next to no room to note what may repeat,
-zstd looks for nothing else: twice as fast as otherwise, and a tenth smaller."""
+"""In a plane of numbers, only the frequencies of bytes help. With a tiny hash table zstd does not search for
+repetitions: this is twice as fast and gives a result that is a tenth smaller."""
 _SAMPLE_BYTES = 128 << 10
 _WIDTHS = 1, 2, 4, 8
-"""The numbers of bytes that a number may have."""
+"""The possible widths of a number, in bytes."""
 _BLOCK = struct.Struct("<IB")
 
 
 def compress(data: Data, goes_on: Callable[[], bool] = lambda: True) -> bytearray | None:
-    """Return the data compressed, or None: that would save less than a tenth, or cannot be done.
+    """Return the compressed data, or None if that saves less than a tenth or fails.
 
-    The same bytes give the same result, with one version of the library. ``goes_on`` is asked before each
-    block, and ends this once it returns False.
+    With the same version of the library, the same bytes give the same result. ``goes_on`` is called before
+    each block; once it returns False, the compression stops and returns None.
     """
     import zstandard
 
@@ -68,12 +68,12 @@ def compress(data: Data, goes_on: Callable[[], bool] = lambda: True) -> bytearra
 def decompress(pieces: Iterator[Data], size: int, what: str) -> Iterator[bytearray]:
     """Yield the ``size`` bytes of a compressed chunk in blocks; ``what`` names it in messages.
 
-    ``pieces`` are the stored bytes, of any lengths, and are taken as they are needed. What is yielded is as
-    long as it should be; whether it is right, a checksum tells.
+    ``pieces`` are the stored bytes, split anywhere; they are consumed as needed. The result has the right
+    length, but its content is not verified: that takes a checksum.
 
     Raises:
-        CorruptData: the pieces are not what ``compress`` makes of so many bytes; no claim of theirs takes
-            more memory than a block.
+        CorruptData: ``compress`` cannot have made the pieces from ``size`` bytes. False lengths in them never
+            make this allocate more than a block.
     """
     import zstandard
 
@@ -94,7 +94,7 @@ def decompress(pieces: Iterator[Data], size: int, what: str) -> Iterator[bytearr
             plane = stored.take(stored_bytes)
             if stored_bytes < plane_bytes:
                 try:
-                    # Asked before it is decompressed: that takes as much memory as the frame says.
+                    # Check the size first: decompression allocates as much memory as the frame states.
                     is_right = zstandard.frame_content_size(plane) == plane_bytes
                     plane = decompressor.decompress(plane, allow_extra_data=False) if is_right else b""
                 except zstandard.ZstdError as error:
@@ -109,19 +109,19 @@ def decompress(pieces: Iterator[Data], size: int, what: str) -> Iterator[bytearr
 
 
 class Cost(NamedTuple):
-    """What one chunk of an upload took."""
+    """The cost of uploading one chunk."""
 
     compress_seconds: float
-    """Also if it was put as it is, since that would not have saved enough."""
+    """The time spent on compression, even if the chunk was then put uncompressed."""
     saved_bytes: int
     put_seconds: float
     put_bytes: int
 
 
 def shortens(costs: Sequence[Cost]) -> bool:
-    """Return whether an upload was shorter because its chunks were compressed.
+    """Return whether compressing its chunks made an upload shorter.
 
-    Each of its threads compresses a chunk, then puts it; the bytes saved would have taken as long as others.
+    Each thread compresses a chunk, then puts it; the saved bytes would have taken as long as the sent ones.
     """
     compress_seconds = sum(cost.compress_seconds for cost in costs)
     saved_bytes = sum(cost.saved_bytes for cost in costs)
@@ -131,21 +131,21 @@ def shortens(costs: Sequence[Cost]) -> bool:
 
 
 class Compression:
-    """When a node compresses the chunks that it sends: beside the training always, else where it is faster.
+    """Decides when a node compresses chunks: always during the training, otherwise only if that is faster.
 
-    A drain has a deadline, and nothing may make its commit later. So it compresses only if the last upload
-    beside the training was measured and was shorter for it.
+    A drain has a deadline, and nothing may delay its commit. So it compresses only if the last upload during
+    the training was measured and was shorter because of the compression.
     """
 
     def __init__(self) -> None:
         self._costs: Sequence[Cost] = ()
 
     def is_used(self, *, in_background: bool) -> bool:
-        """Return whether to compress the chunks of an upload that begins."""
+        """Return whether to compress the chunks of the next upload."""
         return in_background or shortens(self._costs)
 
     def note(self, costs: Sequence[Cost]) -> None:
-        """Note what the chunks of an upload beside the training took, if it sent any."""
+        """Record the costs of the chunks of a background upload, if it sent any."""
         self._costs = costs or self._costs
 
 
@@ -163,7 +163,7 @@ def _add_block(
         width: [len(_shorter(plane, compressors[width])) for plane in planes]
         for width, planes in samples.items()
     }
-    # Each further plane must save 1/400: taking it apart and putting it back costs time.
+    # Each further plane must save 1/400, because splitting and joining take time.
     width = min(_WIDTHS, key=lambda width: sum(sizes[width]) + width * len(sample) // 400)
     planes = [block[number::width] for number in range(width)]
     for number, (size, plane) in enumerate(zip(sizes[width], samples[width], strict=True)):
@@ -176,13 +176,13 @@ def _add_block(
 
 
 def _shorter(plane: bytes, compressor: zstandard.ZstdCompressor) -> bytes:
-    """Return the plane compressed if that is worth it, else as it is."""
+    """Return the plane, compressed if that shortens it enough."""
     compressed = compressor.compress(plane)
     return compressed if len(compressed) <= MAX_SHARE * len(plane) else plane
 
 
 class _Stored:
-    """Takes the bytes of a compressed chunk, one run after the other."""
+    """Reads the bytes of a compressed chunk in sequence."""
 
     def __init__(self, pieces: Iterator[Data], what: str) -> None:
         self._pieces = pieces
@@ -193,7 +193,7 @@ class _Stored:
         """Return the next ``count`` bytes.
 
         Raises:
-            CorruptData: there are fewer.
+            CorruptData: fewer bytes are left.
         """
         runs: list[memoryview] = []
         while count:
@@ -214,5 +214,5 @@ class _Stored:
         return False
 
     def malformed(self) -> CorruptData:
-        """Return the error."""
+        """Return the error for a malformed chunk."""
         return CorruptData(f"{self._what} is not a compressed chunk of its size")

@@ -1,4 +1,4 @@
-"""Checkpoints from the bucket to the disk: every chunk's checksum is compared, no path leaves the target."""
+"""Fetch checkpoints from the bucket to the disk: verify every chunk, and never write outside the target."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from cloudspot.jobstore.layout.records import File, Manifest, Part
 from cloudspot.train.handoff import ON_DEMAND, RESTORE_MANIFEST
 
 _MAX_LINK_BYTES = 4096
-"""Linux takes no longer path."""
+"""Linux accepts no longer path."""
 _AGE_NANOSECONDS = 1_000_000
-"""By how much each file of a restored directory is newer than the one before it."""
+"""The difference between the times of successive files of a restored directory."""
 
 
 def verify(
@@ -45,11 +45,11 @@ def verify(
     *,
     progress: Callable[[int], None] = lambda _count: None,
 ) -> None:
-    """Read every chunk of the checkpoint and compare it with its checksum; ``progress`` is told the bytes.
+    """Read every chunk of the checkpoint and verify its checksum; call ``progress`` with the bytes read.
 
     Raises:
-        CorruptData: the manifest contradicts itself, or a chunk is missing, cut short or changed, read twice;
-            the message names the first one found.
+        CorruptData: the manifest contradicts itself, or a chunk is missing, cut short or changed, even when
+            it is read again; the message names the first problem.
     """
     check_manifest(manifest)
     store = with_retries(store)
@@ -80,24 +80,25 @@ def fetch(
 ) -> int:
     """Write a checkpoint to the disk, verified.
 
-    A session's goes into ``directory``, which is made if needed: ``part-<rank>.bin`` for each rank, and
-    ``restore.json`` last. A script's own becomes the directory it was, below ``directory`` (the working
-    directory), and appears there only when it is whole; its files that are in no directory of their own
-    replace what is there. ``accept`` is given the directory that holds it before that, and may raise.
-    Existing files of other names are left alone, and no symlink is followed. ``progress`` is told the bytes
-    as they come.
+    The files of a session's checkpoint go into ``directory``, which is made if needed: ``part-<rank>.bin``
+    for each rank, and ``restore.json`` last. A script's own checkpoint becomes its original directory, below
+    ``directory`` (the working directory), and appears there only when it is complete. Its files outside any
+    directory replace existing ones. Before that, ``accept`` is called with the directory that holds the
+    checkpoint, and may raise. Files with other names are left alone, and no symlink is followed. ``progress``
+    is called with the number of bytes as they arrive.
 
-    Of a script's own, ``nodes`` says whose files are fetched, and of several with the same path, the first
-    one's stays. None: those of all, and where several nodes have brought some, each node's go below
-    ``node-<number>``.
+    For a script's own checkpoint, ``nodes`` lists the nodes whose files are fetched; if several have a file
+    with the same path, that of the first one is kept. With None, the files of all nodes are fetched; if
+    several nodes brought some, each node's files go below ``node-<number>``.
 
-    Of a session's, the ranks in ``present`` have their files in ``directory`` already, which nobody else may
-    write to: chunks that verify there are not read from the store. Returns the bytes of these.
+    For a session's checkpoint, the files of the ranks in ``present`` are already in ``directory``, and nobody
+    else may write to them. Their chunks that verify are not read from the store. Return the bytes of those
+    chunks.
 
     Raises:
         CorruptData: the manifest is not safe to follow, or a chunk is missing, cut short or changed.
-        CloudspotError: the disk refuses or has no room for all of it, which is asked before anything is
-            written, or the checkpoint directory exists already.
+        CloudspotError: the disk refuses, its space does not suffice (which is checked before anything is
+            written), or the checkpoint directory exists already.
     """
     check_manifest(manifest)
     store = with_retries(store)
@@ -105,7 +106,8 @@ def fetch(
         stored for stored in stored_chunks(job_id, manifest) if nodes is None or stored.part.rank in nodes
     ]
     writer = _ChunkWriter(store, chunks, present, progress)
-    # What the manifest claims must be there before a byte is written: no claim may fill the disk.
+    # Everything in the manifest must exist before a byte is written, so that no false claim can fill the
+    # disk.
     check_sizes(store, job_id, manifest, chunks)
     with _disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -122,7 +124,7 @@ def fetch(
 
 
 def holds_files(manifest: Manifest, node: int, directory: Path) -> bool:
-    """Return whether a node's files of a script's own checkpoint lie below the directory, unchanged."""
+    """Return whether a node's files of a script's own checkpoint are unchanged below the directory."""
     buffer = bytearray(1 + max((chunk.size for part in manifest.parts for chunk in part.chunks), default=0))
     part = manifest.parts[node]
     try:
@@ -139,9 +141,9 @@ def holds_files(manifest: Manifest, node: int, directory: Path) -> bool:
 def lay_out(
     store: ObjectStore, job_id: str, manifest: Manifest, directory: Path, *, present: Collection[int] = ()
 ) -> None:
-    """Make the files of a session's checkpoint as ``fetch`` does; ``fetch_ranges`` brings their bytes.
+    """Make the files of a session's checkpoint as ``fetch`` does, but empty; ``fetch_ranges`` fills them.
 
-    The store is asked whether it has all of them. Files of the ranks in ``present`` are left as they are.
+    This checks that the store has all chunks. Files of the ranks in ``present`` are left unchanged.
 
     Raises:
         CorruptData: the manifest is not safe to follow, or a chunk is missing or has another size.
@@ -165,15 +167,15 @@ def fetch_ranges(
     progress: Callable[[int], None] = lambda _count: None,
     num_threads: int = NUM_THREADS,
 ) -> tuple[int, int]:
-    """Have in the files that ``lay_out`` has made what lies in some ranges of theirs, verified.
+    """Fill some ranges of the files that ``lay_out`` has made, with verified bytes.
 
-    ``ranges`` are by file, each from its first byte to the one behind its last. Chunks that they touch are
-    read as a whole, but for those that verify in the files. Returns the bytes of the chunks that they touch,
-    and of those among them that were there.
+    ``ranges`` maps each file to pairs of a first byte and the byte after the last one. Every chunk that they
+    touch is read as a whole, unless it verifies in the file already. Return the bytes of all touched chunks,
+    and the bytes of those that were already there.
 
     Raises:
         CorruptData: a chunk is missing, cut short or changed.
-        CloudspotError: the disk refuses, or has no room for them.
+        CloudspotError: the disk refuses, or has no space for them.
     """
     store = with_retries(store)
     chunks = [stored for stored in stored_chunks(job_id, manifest) if _is_touched(stored, ranges)]
@@ -194,7 +196,7 @@ def _is_touched(stored: StoredChunk, ranges: Mapping[str, Sequence[tuple[int, in
 
 
 class _ChunkWriter:
-    """Writes chunks to files; each thread keeps its buffer, since touching fresh memory costs the most."""
+    """Writes chunks to files. Each thread keeps its buffer, because touching fresh memory costs the most."""
 
     def __init__(
         self,
@@ -203,7 +205,7 @@ class _ChunkWriter:
         present: Collection[int],
         progress: Callable[[int], None],
     ) -> None:
-        """Take the chunks to come. Those of the ranks in ``present`` may be in the files already."""
+        """Take the chunks to write. Those of the ranks in ``present`` may be in the files already."""
         self._store = store
         self._present = present
         self._progress = progress
@@ -213,11 +215,11 @@ class _ChunkWriter:
 
     @property
     def present_bytes(self) -> int:
-        """The bytes of the chunks that were there."""
+        """The bytes of the chunks that were already in the files."""
         return sum(self._found)
 
     def write(self, root: Path, files: Sequence[File], stored: StoredChunk) -> None:
-        """Have a chunk in the files below a directory, verified."""
+        """Make the files below a directory hold a chunk's verified bytes."""
         if not hasattr(self._own, "buffer"):
             self._own.buffer = bytearray(self._room)
         if stored.part.rank in self._present and _is_there(root, files, stored, self._own.buffer):
@@ -229,7 +231,7 @@ class _ChunkWriter:
 
 
 def is_restored(directory: Path, manifest: Manifest) -> bool:
-    """Return whether a session's checkpoint was put there; its bytes are not looked at.
+    """Return whether a session's checkpoint was restored there, without reading its bytes.
 
     Raises:
         CorruptData: the manifest is not safe to follow.
@@ -245,7 +247,7 @@ def is_restored(directory: Path, manifest: Manifest) -> bool:
 
 
 def comes_on_demand(directory: Path) -> bool:
-    """Return whether ``lay_out`` has made the files of the checkpoint that is there."""
+    """Return whether ``lay_out`` has made the files of the checkpoint in the directory."""
     found = json.loads((directory / RESTORE_MANIFEST).read_bytes())
     return isinstance(found, dict) and found.get(ON_DEMAND) is True
 
@@ -260,7 +262,7 @@ def _files_of(part: Part) -> tuple[File]:
 
 
 def _make_files(manifest: Manifest, directory: Path, present: Collection[int]) -> dict[int, tuple[File]]:
-    """Make the file of each rank of a session that is not present, without bytes; return all files."""
+    """Make empty files for the ranks of a session that are not present; return the files of all ranks."""
     (directory / RESTORE_MANIFEST).unlink(missing_ok=True)
     files = {part.rank: _files_of(part) for part in manifest.parts}
     for rank, (file,) in files.items():
@@ -271,7 +273,7 @@ def _make_files(manifest: Manifest, directory: Path, present: Collection[int]) -
 
 
 def _description(manifest: Manifest, *, on_demand: bool = False) -> bytes:
-    """Return what the training reads about its restored checkpoint, with the seals as they were written."""
+    """Return the restore manifest that the training reads, with the seals exactly as they were written."""
     head = {
         "generation": manifest.generation,
         "step": manifest.step,
@@ -303,7 +305,7 @@ def _fetch_directories(
         roots = {part.rank: _root_of(staging, part) for part in parts}
         for part in parts:
             for file in part.files:
-                # It must be new: the disk may take two names for one, as where it ignores case.
+                # The file must be new: a disk that ignores case maps two names to the same file.
                 path = make_parents(roots[part.rank], file.name)
                 _set_size(path, file.size, flags=os.O_CREAT | os.O_EXCL)
         map_parallel(
@@ -314,7 +316,7 @@ def _fetch_directories(
             for number, file in enumerate(part.files):
                 path = roots[part.rank] / file.name
                 path.chmod(file.mode & 0o777)
-                # Some trainers, as Lightning does, go on from the file that was written last.
+                # Some trainers, such as Lightning, resume from the newest file.
                 written_at = first + number * _AGE_NANOSECONDS
                 os.utime(path, ns=(written_at, written_at))
             for file in part.files:
@@ -329,28 +331,28 @@ def _fetch_directories(
 
 
 def _root_of(staging: Path, part: Part) -> Path:
-    """Return where the files of a part go, which exists then: apart from those of other parts."""
+    """Make and return the directory for the files of a part, separate from those of other parts."""
     root = staging / str(part.rank)
     root.mkdir()
     return root if part.directory == "." else make_parents(root, f"{part.directory}/file").parent
 
 
 def _make_link(root: Path, file: File, part: Part) -> None:
-    """Make a link that leads to a file of its checkpoint, or to a directory of such, and refuse any other."""
+    """Make a link to a file of its checkpoint, or to a directory of such files; refuse any other target."""
     path = root / file.name
     target = os.fsdecode(path.read_bytes()) if file.size <= _MAX_LINK_BYTES else ""
     lands = posixpath.normpath(posixpath.join(posixpath.dirname(file.name), target))
     is_within = any(f"{one.name}/".startswith(f"{lands}/") for one in part.files)
     if not target or "\0" in target or posixpath.isabs(target) or not is_within:
-        raise CorruptData(f"the link {file.path!r} leads to {printable(target)!r}, out of its checkpoint")
+        raise CorruptData(f"the link {file.path!r} leads to {printable(target)!r}, outside its checkpoint")
     path.unlink()
     path.symlink_to(target)
 
 
 def _place(source: Path, target: Path) -> None:
-    """Move what is in one directory to another, what names a checkpoint last.
+    """Move the contents of one directory to another, and files at the top last: they mark a checkpoint.
 
-    A directory that is not there yet appears at once; a file that is there is replaced.
+    A new directory appears at once; an existing file is replaced.
     """
     for entry in sorted(source.iterdir(), key=lambda path: (not path.is_dir() or path.is_symlink(), path)):
         place = target / entry.name
@@ -366,9 +368,10 @@ def _place(source: Path, target: Path) -> None:
 
 
 def _check_room(directory: Path, manifest: Manifest, num_bytes: int) -> None:
-    """Check that so much of a checkpoint has room, since a few compressed bytes can be chunks of any number.
+    """Check that the disk has space for these bytes of a checkpoint.
 
-    What the files of its parts take already is room as well.
+    A few compressed bytes can claim to be chunks of any size. Space that the files of its parts already
+    occupy counts as free.
     """
     names = {part_file(part.rank) for part in manifest.parts}
     held = sum(path.lstat().st_blocks * 512 for path in directory.iterdir() if path.name in names)
@@ -384,7 +387,7 @@ def _set_size(path: Path, size: int, *, flags: int) -> None:
 
 
 def _is_there(root: Path, files: Sequence[File], stored: StoredChunk, buffer: bytearray) -> bool:
-    """Return whether the files hold a chunk's bytes already."""
+    """Return whether the files already hold a chunk's bytes."""
     position = 0
     with memoryview(buffer) as room:
         for name, offset, length in extents(files, stored.start, stored.chunk.size):
@@ -399,7 +402,7 @@ def _is_there(root: Path, files: Sequence[File], stored: StoredChunk, buffer: by
 
 
 def _write(root: Path, files: Sequence[File], stored: StoredChunk, data: memoryview) -> None:
-    """Write a chunk's bytes to the files that its part is spread over."""
+    """Write a chunk's bytes to the files over which its part is spread."""
     position = 0
     for name, offset, length in extents(files, stored.start, stored.chunk.size):
         descriptor = os.open(root / name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -412,7 +415,7 @@ def _write(root: Path, files: Sequence[File], stored: StoredChunk, data: memoryv
 
 
 def _check_free(directory: Path, name: str) -> None:
-    """Check that a checkpoint directory is not there yet, and make the directories above it."""
+    """Check that a checkpoint directory does not exist yet, and make the directories above it."""
     try:
         path = make_parents(directory, name)
     except SymlinkError as error:

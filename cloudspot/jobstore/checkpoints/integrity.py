@@ -1,4 +1,4 @@
-"""Check that a checkpoint's records make sense: pure, trusting no writer, and without unpickling."""
+"""Check a checkpoint's records for consistency: pure, without trust in any writer, and without unpickling."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from cloudspot.jobstore.layout.seals import Item, Seal, plan_digest
 from cloudspot.train.state import boxes
 
 MAX_CHUNK_BYTES = 64 << 20
-"""A chunk is read into memory as a whole, several at once, and no writer makes larger ones."""
+"""Chunks are read into memory whole, several at once; no writer makes larger ones."""
 MAX_PARTS = 10_000
-"""Keys give a rank four digits."""
+"""The limit of ranks, which have four digits in keys."""
 _HASH = re.compile(r"[0-9a-f]{32}")
 
 
 def check_manifest(manifest: Manifest) -> None:
     """Check that the manifest describes one whole checkpoint and nothing unsafe.
 
-    Every part is valid by itself, each rank that brings one is there once and in order, and all belong to
-    this save. The parts of a session were planned together: the items in the seals make the table of which
-    every seal holds the digest, so each item of the plan is there once. The shards of a tensor make it up,
-    each element once. The state of each rank is there once.
+    Every part is valid by itself, the ranks that bring parts appear once and in order, and all parts belong
+    to this save. The parts of a session come from one plan: the items in the seals form the table whose
+    digest is in every seal, so each item of the plan appears once. The shards of a tensor cover each of its
+    elements once. The state of each rank appears once.
 
     Raises:
         CorruptData: the message names the checkpoint and the first problem.
@@ -44,7 +44,7 @@ def check_part(part: Part) -> None:
         raise CorruptData(f"part {part.rank} of save {part.save}: {problem}")
 
 
-# --- problems, in the order in which they matter ------------------------------------------------
+# --- problems, the most important first -------------------------------------------------
 
 
 def _manifest_problems(manifest: Manifest) -> Iterator[str]:
@@ -54,14 +54,14 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
     for part in manifest.parts:
         rank = part.rank
         if part.ranks != ranks:
-            yield f"it has parts of ranks {ranks[:20]}, and part {rank} speaks of {part.ranks[:20]}"
+            yield f"it has parts of ranks {ranks[:20]}, but part {rank} names ranks {part.ranks[:20]}"
         if (part.save, part.kind) != (manifest.save, manifest.kind):
-            yield f"its part {rank} is of a {part.kind} save {part.save}, not of {manifest.save}"
+            yield f"its part {rank} belongs to the {part.kind} save {part.save}, not to {manifest.save}"
         for problem in _part_problems(part):
             yield f"part {rank}: {problem}"
     total = sum(part.size for part in manifest.parts)
     if manifest.size != total:
-        yield f"its size is {manifest.size}, and its parts have {total} bytes"
+        yield f"its size is {manifest.size}, but its parts have {total} bytes"
     if manifest.kind == "session":
         yield from _plan_problems([part.parsed_seal for part in manifest.parts])
     else:
@@ -70,27 +70,27 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
 
 def _part_problems(part: Part) -> Iterator[str]:
     if part.generation < 0 or part.step < 0:
-        yield "generations and steps count from 0"
+        yield "its generation or its step is negative"
     has_places = len(part.ranks) == part.num_parts <= MAX_PARTS - len(part.relieved)
     if not has_places or part.rank not in part.ranks:
-        yield f"rank {part.rank} of {part.num_parts} without {part.relieved[:20]} cannot be"
+        yield f"rank {part.rank} of {part.num_parts} without {part.relieved[:20]} is impossible"
     for number, chunk in enumerate(part.chunks):
         if not 0 < chunk.size <= MAX_CHUNK_BYTES or _HASH.fullmatch(chunk.xxh3_128) is None:
             yield f"chunk {number} has size {chunk.size} and checksum {chunk.xxh3_128[:64]!r}"
         if chunk.stored is not None and not 0 < chunk.stored < chunk.size:
-            yield f"chunk {number} of size {chunk.size} is said to be compressed to {chunk.stored}"
+            yield f"chunk {number} of size {chunk.size} claims to be compressed to {chunk.stored}"
         if chunk.home is not None and chunk.home.save.checkpoint >= part.save.checkpoint:
-            yield f"chunk {number} is said to be of save {chunk.home.save}, which is no earlier one"
+            yield f"chunk {number} claims to belong to save {chunk.home.save}, which is not earlier"
     total = sum(chunk.size for chunk in part.chunks)
     if part.size != total:
-        yield f"its size is {part.size}, and its chunks have {total} bytes"
+        yield f"its size is {part.size}, but its chunks have {total} bytes"
     if part.kind == "session":
         if part.files or part.directory is not None:
-            yield "a session's part has no files"
+            yield "it belongs to a session, which has no files"
         yield from _seal_problems(part, part.parsed_seal)
     elif part.kind == "directory":
         if part.seal is not None or part.relieved:
-            yield "a directory's part has no seal, and relieves no node"
+            yield "it belongs to a directory, which has no seal and relieves no node"
         yield from _file_problems(part)
     else:
         yield f"its kind is {part.kind!r}"
@@ -118,13 +118,13 @@ def _seal_problems(part: Part, seal: Seal) -> Iterator[str]:
             yield f"item {item.name!r} overlaps another"
         end = max(end, item.offset + item.nbytes)
     if end > part.size:
-        yield f"its items reach to byte {end} of {part.size}"
+        yield f"its items end at byte {end} of {part.size}"
 
 
 def _plan_problems(seals: Sequence[Seal]) -> Iterator[str]:
     digests = {seal.plan for seal in seals}
     if len(digests) != 1:
-        yield "its parts were planned apart"
+        yield "its parts come from different plans"
     states = sorted(rank for seal in seals for rank in seal.rank_states)
     rescue = seals[0].rescue
     lost = set() if rescue is None else set(rescue.lost)
@@ -138,7 +138,7 @@ def _plan_problems(seals: Sequence[Seal]) -> Iterator[str]:
     whole: set[str] = set()
     for seal in seals:
         for item in seal.items:
-            # Nobody holds a shard of what is there whole. The shards' own boxes are looked at below.
+            # No shards exist of an item that is stored whole. The boxes of shards are checked below.
             if item.name in whole or (item.name in shards and not item.is_shard):
                 yield f"it holds item {item.name!r} twice"
             if item.is_shard:
@@ -148,7 +148,7 @@ def _plan_problems(seals: Sequence[Seal]) -> Iterator[str]:
     for name, items in shards.items():
         yield from _shard_problems(name, items)
     if digests != {plan_digest(seals)}:
-        yield "its items are not those that were planned"
+        yield "its items are not those of the plan"
 
 
 def _shard_problems(name: str, items: Sequence[Item]) -> Iterator[str]:
@@ -174,11 +174,11 @@ def _file_problems(part: Part) -> Iterator[str]:
             yield f"its file {file.path!r} has size {file.size} and mode {file.mode:o}"
     total = sum(file.size for file in part.files)
     if part.size != total:
-        yield f"its size is {part.size}, and its files have {total} bytes"
+        yield f"its size is {part.size}, but its files have {total} bytes"
 
 
 def _collisions(parts: Sequence[Part]) -> Iterator[str]:
-    """Yield paths that cannot exist side by side: one twice on a node, or one below a file."""
+    """Yield paths that cannot coexist: the same path twice on a node, or a path below a file."""
     directories = {part.directory or "" for part in parts}
     taken: set[str] = set()
     for part in parts:
@@ -193,7 +193,7 @@ def _collisions(parts: Sequence[Part]) -> Iterator[str]:
     for directory in directories:
         for parent in (*parents(directory), *(["."] if directory != "." else [])):
             if parent in directories:
-                yield f"its directory {directory[:200]!r} lies in another"
+                yield f"its directory {directory[:200]!r} is inside another"
 
 
 def parents(path: str) -> Iterator[str]:

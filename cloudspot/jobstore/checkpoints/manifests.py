@@ -1,4 +1,4 @@
-"""Checkpoints in the bucket: the manifest names every chunk, and the commit in the journal makes it count."""
+"""Checkpoints in the bucket: a manifest lists the parts, and a commit in the journal makes it count."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from cloudspot.jobstore.layout.records import (
 
 
 class Superseded(CloudspotError):
-    """A checkpoint of a generation that no longer counts: another follows it, or the job is over."""
+    """The checkpoint's generation no longer counts: another one follows it, or the job is over."""
 
 
 def read_manifest(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Manifest:
-    """Return the manifest of a checkpoint, checked: its paths, sizes and tables are safe to follow.
+    """Return the manifest of a checkpoint after checks: its paths, sizes and tables are safe to follow.
 
     Raises:
-        CorruptData: it is malformed, contradicts itself, or is another checkpoint's; the message names the
-            key.
-        ObjectMissing: there is no such checkpoint (any more).
+        CorruptData: it is malformed, contradicts itself or belongs to another checkpoint; the message names
+            the key.
+        ObjectMissing: there is no such checkpoint, or it was deleted.
     """
     key = keys.manifest(job_id, checkpoint.generation, checkpoint.step)
     manifest = read_record(with_retries(store), key, Manifest)
@@ -53,21 +53,21 @@ def read_manifest(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> 
 
 @contextmanager
 def while_it_stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> Iterator[None]:
-    """Tell damage from deletion: a running job deletes old checkpoints, also one that is just being read.
+    """Distinguish damage from deletion: a running job may delete an old checkpoint while it is being read.
 
     Raises:
-        ObjectMissing: the block found something of the checkpoint missing or corrupt, and it was deleted.
+        ObjectMissing: the block found a part of the checkpoint missing or corrupt, and it has been deleted.
     """
     try:
         yield
     except CorruptData as error:
         if not stands(store, job_id, checkpoint):
-            raise ObjectMissing(f"checkpoint {checkpoint} was deleted meanwhile") from error
+            raise ObjectMissing(f"checkpoint {checkpoint} was deleted while it was read") from error
         raise
 
 
 def stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> bool:
-    """Return whether the checkpoint has not been deleted."""
+    """Return whether the checkpoint still exists."""
     key = keys.manifest(job_id, checkpoint.generation, checkpoint.step)
     return find_meta(with_retries(store), key) is not None
 
@@ -81,20 +81,19 @@ def try_commit(
     known: MutableMapping[str, Part] | None = None,
     writer: str | None = None,
 ) -> Commit | None:
-    """Commit the save if all its parts are there; return its checkpoint's commit.
+    """Commit the save if all its parts exist; return the commit, or None if a part is missing.
 
-    If the save may not follow the newest checkpoint that counts, that is the one returned. None: a
-    part is missing. Whoever sees every part may commit; all who do get the same record. ``known`` is
-    as for ``write_manifest``. ``writer`` goes into the record that is appended: a new nonce by which whoever
-    appended it knows it again.
+    If the save may not follow the newest checkpoint that counts, return that checkpoint's commit. Any node
+    that sees every part may commit; all of them get the same record. See ``write_manifest`` for ``known``.
+    ``writer`` is a new nonce for the appended record, by which its writer recognises it.
 
     Raises:
-        CorruptData: the parts do not make one checkpoint, or one contradicts itself.
-        Superseded: its generation is not the newest one any more, or the job is over.
+        CorruptData: the parts do not form one checkpoint, or one of them contradicts itself.
+        Superseded: its generation is no longer the newest one, or the job is over.
     """
     record: Commit | None = None
     while True:
-        # Only what is decided on all that stands before its number is appended, so that no commit comes
+        # Append only a decision that is based on all records before its number, so that no commit comes
         # between a node's choice of a checkpoint and the generation that resumes from it.
         records = journal.read()
         standing = _standing(records, save)
@@ -110,7 +109,7 @@ def try_commit(
 
 
 def commit_of(manifest: Manifest, *, at: datetime, writer: str | None = None) -> Commit:
-    """Return a new commit of the manifest's checkpoint, for the journal to take or refuse."""
+    """Return a new commit of the manifest's checkpoint, to be appended to the journal."""
     return Commit(
         generation=manifest.generation,
         step=manifest.step,
@@ -128,10 +127,10 @@ def commit_of(manifest: Manifest, *, at: datetime, writer: str | None = None) ->
 
 
 def _standing(journal: Sequence[JournalRecord], save: SaveId) -> Commit | None:
-    """Return the commit of the newest checkpoint that counts if the save may not follow it; else None.
+    """Return the commit of the newest checkpoint that counts if the save may not follow it, or None.
 
     Raises:
-        Superseded: the save cannot count any more.
+        Superseded: the save can no longer count.
     """
     if not counts(journal, save.generation):
         raise Superseded(f"checkpoint {save.checkpoint} comes too late to count")
@@ -148,14 +147,14 @@ def write_manifest(
     *,
     known: MutableMapping[str, Part] | None = None,
 ) -> Manifest | None:
-    """Write the manifest if all parts of the save are there; return the one that stands.
+    """Write the manifest if all parts of the save exist; return the stored one, or None if a part is missing.
 
-    That is another save's if one of the same step in the generation was whole before. None: a part is
-    missing. A listing tells whether all are there; only then are their records read. ``known`` holds records
-    by key that were read or put before, and takes in those that are read now: they never change.
+    The stored manifest belongs to another save if one of the same step and generation was complete before. A
+    listing shows whether all parts exist; only then are their records read. ``known`` maps keys to records
+    that were read or put before; those read now are added. Records never change.
 
     Raises:
-        CorruptData: the parts do not make one checkpoint, or one contradicts itself.
+        CorruptData: the parts do not form one checkpoint, or one of them contradicts itself.
     """
     store = with_retries(store)
     known = {} if known is None else known
@@ -168,14 +167,14 @@ def write_manifest(
             return None
         records.update(_read_parts(store, [name for name in names if name not in records]))
     except ObjectMissing:
-        return None  # Collected meanwhile, as older than the lineage's newest: it is nobody's any more.
+        return None  # Collected in the meantime, because a newer checkpoint counts.
     known.update(records)
     for key, part in records.items():
         if key != keys.part(job_id, part.save, part.rank):
             raise CorruptData(f"{key} holds the record of part {part.rank} of {part.save}")
     parts = [records[name] for name in names]
     if len({part.num_parts for part in parts}) > 1:
-        raise CorruptData(f"checkpoint {save.checkpoint}: its parts disagree on how many they are")
+        raise CorruptData(f"checkpoint {save.checkpoint}: its parts disagree on their number")
     manifest = Manifest(
         generation=save.generation,
         step=save.step,
@@ -199,14 +198,14 @@ def commit_whole(
     is_of_the_end: bool = False,
     known: MutableMapping[str, Part] | None = None,
 ) -> Commit | None:
-    """Commit the checkpoint if one of its saves is whole; return its commit, as ``try_commit``.
+    """Commit the checkpoint if one of its saves is complete; return its commit, as ``try_commit`` does.
 
-    The newest save goes first: it is a drain's if there is one. ``is_of_the_end``: there is one of the end of
-    the loop.
+    The newest save is tried first; if a drain made one, that is the newest. ``is_of_the_end`` says that one
+    of the saves was made at the end of the loop.
 
     Raises:
-        CorruptData: the parts of a save do not make one checkpoint, and no other save is whole.
-        Superseded: as in ``try_commit``.
+        CorruptData: the parts of a save do not form one checkpoint, and no other save is complete.
+        Superseded: see ``try_commit``.
     """
     wanted = SaveId(checkpoint.generation, checkpoint.step, 0 if is_of_the_end else 1)
     standing = _standing(journal.read(), wanted)
@@ -227,10 +226,10 @@ def commit_whole(
 
 
 def complete(store: ObjectStore, journal: Journal, job_id: str) -> tuple[CheckpointId, ...]:
-    """Commit what the newest generation has uploaded whole after its newest commit; return what that was.
+    """Commit the newest generation's saves that are complete but not committed; return their checkpoints.
 
-    The node that brought the last part may have been lost before it could commit. What does not make one
-    checkpoint is passed over.
+    The node that brought the last part may have been lost before it could commit. Saves whose parts do not
+    form one checkpoint are skipped.
     """
     store = with_retries(store)
     newest = newest_generation(journal.read())
@@ -249,9 +248,9 @@ def complete(store: ObjectStore, journal: Journal, job_id: str) -> tuple[Checkpo
 
 
 def missing_ranks(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> frozenset[int] | None:
-    """Return the ranks that have yet to bring a part of the checkpoint's newest save; None: it has no parts.
+    """Return the ranks that still lack a part in the checkpoint's newest save, or None if it has no parts.
 
-    A rank that was relieved brings none.
+    A relieved rank brings no part.
     """
     save = max(stored_saves(with_retries(store), job_id, checkpoint), default=None)
     ranks = [] if save is None else _list_parts(with_retries(store), job_id, save)
@@ -262,7 +261,7 @@ def missing_ranks(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> 
 
 
 def _list_parts(store: ObjectStore, job_id: str, save: SaveId) -> list[int]:
-    """Return the ranks whose part records are there, ascending."""
+    """Return the ranks whose part records exist, in ascending order."""
     listed = [keys.part.match(meta.key) for meta in store.list_objects(keys.parts_prefix(job_id, save))]
     return [match[2] for match in listed if match is not None]
 

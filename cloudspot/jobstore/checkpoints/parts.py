@@ -1,7 +1,7 @@
-"""Upload the parts of a checkpoint: chunks first, so that a part's record never lacks one.
+"""Upload the parts of a checkpoint: the chunks first, so that a part's record never lacks one.
 
-Chunks are cut where what changes meets what does not, so that what stays the same from save to save makes the
-same chunks, which are not sent again (``shared_chunks``).
+Chunks are cut at the boundaries of items or large files, so that items that do not change from save to save
+form the same chunks, which are not sent again (``shared_chunks``).
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from cloudspot.jobstore.layout.records import Chunk, File, Part, SaveId, new_non
 from cloudspot.jobstore.layout.seals import Seal
 
 CHUNK_BYTES = MAX_CHUNK_BYTES
-"""Large enough to make a request worth its latency, small enough to send several at once."""
+"""Large enough that the latency of a request does not matter, small enough to send several at once."""
 NUM_THREADS = 4
 MIN_BACKGROUND_BYTES = 16 << 20
-"""What is less is sent before anybody would feel it."""
+"""Smaller parts are sent before anyone could notice the load."""
 MIN_FILE_BYTES = 8 << 20
-"""Files of this size or more have chunks of their own."""
+"""Files of at least this size have their own chunks."""
 
 
 class GaveWay(CloudspotError):
-    """An upload ended where its caller asked it to, before its part was whole."""
+    """An upload stopped at its caller's request, before its part was complete."""
 
 
 Lend = Callable[[int, int], AbstractContextManager[Data]]
-"""Lends a number of a part's bytes (the second argument) from a start (the first, inclusive)."""
+"""Lends bytes of a part, given their start (inclusive) and their number."""
 
 
 def session_part(seal: Seal, *, sealed_at: datetime) -> Part:
-    """Return the record of what one rank of a session has sealed, still without chunks."""
+    """Return the record of a part that one rank of a session has sealed, still without chunks."""
     part = Part(
         generation=seal.generation,
         step=seal.step,
@@ -82,7 +82,7 @@ def directory_part(
 ) -> Part:
     """Return the record of the files of one node's checkpoint directory, still without chunks.
 
-    ``directory``, relative to the working directory, is where they are restored.
+    ``directory``, relative to the working directory, is the place to which they are restored.
     """
     return Part(
         generation=save.generation,
@@ -102,9 +102,9 @@ def directory_part(
 
 
 class Upload:
-    """The upload of one part, which goes on where it was broken off.
+    """The upload of one part, which continues where it was interrupted.
 
-    Safe to repeat, by another process too: the same bytes are the same part, whoever put it.
+    It is safe to repeat, also from another process: the same bytes make the same part, no matter who put it.
     """
 
     def __init__(
@@ -118,10 +118,11 @@ class Upload:
         chunk_bytes: int = CHUNK_BYTES,
         num_threads: int = NUM_THREADS,
     ) -> None:
-        """``part`` is the record without chunks; ``run`` returns it with them.
+        """Take ``part``, the record without chunks; ``run`` returns it with them.
 
-        ``compression`` says whether to compress (None: never). ``is_new``: nobody has ever tried to upload
-        this part, so it is not looked for first. No chunk has more than ``chunk_bytes``.
+        ``compression`` decides whether to compress (None: never). ``is_new`` says that nobody has tried to
+        upload this part before, so ``run`` does not look for it first. No chunk is longer than
+        ``chunk_bytes``.
         """
         self._store = with_retries(store)
         self._job_id = job_id
@@ -132,7 +133,7 @@ class Upload:
         self._runs = chunk_runs(part.size, _cuts(part), chunk_bytes)
         self._num_threads = num_threads
         self._chunks: dict[int, Chunk] = {}
-        """Those that were put or found, by number."""
+        """The chunks that were put or found, by number."""
 
     def run(
         self,
@@ -144,23 +145,23 @@ class Upload:
         check: Callable[[], None] = lambda: None,
         in_background: bool = False,
     ) -> Part:
-        """Put the chunks that are missing, then the record; return the record, which is then in the store.
+        """Put the missing chunks, then the record; return the record that is then in the store.
 
         ``lend`` lends the bytes, which are hashed and put in place; no view of them is kept, not even after
-        an error. What ``sharing`` finds elsewhere is not sent. ``progress`` is called from several threads
-        with the bytes of each chunk that is done. ``gives_way`` is asked before each chunk, and again once it
-        is compressed, from several threads, and ends the upload once it is true. ``check`` is called before
-        the record is put; it raises TransientError if files have changed, so that no record ever describes a
-        mixture. With ``in_background``, what else runs on this host gets the processors first, if the part is
-        large, for as long as it leaves some time to this.
+        an error. Chunks that ``sharing`` finds elsewhere are not sent. ``progress`` is called from several
+        threads with the size of each finished chunk. ``gives_way`` is called from several threads before each
+        chunk and again once it is compressed; the upload ends when it returns true. ``check`` is called
+        before the record is put; it raises TransientError if files have changed, so that no record ever
+        describes a mixture. With ``in_background``, the upload of a large part leaves the processors to other
+        programs on this host, as long as it gets some time itself.
 
         Raises:
             CorruptData: the store has the part with other bytes, or the record contradicts itself.
-            GaveWay: as ``gives_way`` asked.
+            GaveWay: ``gives_way`` returned true.
             TransientError: the store failed, a file is shorter than its record says, or ``check`` raised it;
                 call again.
         """
-        # Once the record stands, its chunks are never written again: a commit may name them.
+        # Once the record is stored, its chunks are never written again: a commit may name them.
         existing = find_record(self._store, self._key, Part) if self._may_stand else None
         self._may_stand = True
         for chunk in self._chunks.values():
@@ -172,10 +173,10 @@ class Upload:
 
         def give_way() -> None:
             if gives_way():
-                raise GaveWay(f"the upload of {self._key} gave way")
+                raise GaveWay(f"the upload of {self._key} was stopped at its caller's request")
 
         def has_time() -> bool:
-            """Return whether there is time to compress, which takes much longer than to hash and to send."""
+            """Return whether there is time to compress, which takes much longer than hashing and sending."""
             give_way()
             if yields and is_starved():
                 gets_nothing.set()
@@ -216,7 +217,7 @@ class Upload:
         check()
         chunks = tuple(self._chunks[number] for number in range(len(self._runs)))
         part = msgspec.structs.replace(self._part, chunks=chunks)
-        vars(part).update(vars(self._part))  # the seal stays parsed
+        vars(part).update(vars(self._part))  # keeps the parsed seal
         if existing is not None:
             check_part(part)
             return _same(existing, part, self._key)
@@ -226,7 +227,7 @@ class Upload:
         return [number for number in range(len(self._runs)) if number not in self._chunks]
 
     def _put(self, number: int, data: Data, goes_on: Callable[[], bool] | None) -> tuple[int | None, Cost]:
-        """Put a chunk, compressed unless ``goes_on`` is None; return its bytes in the store if it is."""
+        """Put a chunk, compressed unless ``goes_on`` is None; return any compressed size, and the cost."""
         began = time.monotonic()
         compressed = None if goes_on is None else compress(data, goes_on)
         compressed_at = time.monotonic()
@@ -239,10 +240,10 @@ class Upload:
 
 
 def _cuts(part: Part) -> Sequence[int]:
-    """Return where chunks begin so that what stays the same from save to save makes the same chunks."""
+    """Return the starts of chunks such that unchanged data makes the same chunks from save to save."""
     if part.kind == "session":
         seal = part.parsed_seal
-        return seal.cuts[: len(seal.items)]  # each is where an item begins
+        return seal.cuts[: len(seal.items)]  # each item begins at one
     ends = list(itertools.accumulate(file.size for file in part.files))
     large = [pair for pair in zip(part.files, ends, strict=True) if pair[0].size >= MIN_FILE_BYTES]
     return sorted({cut for file, end in large for cut in (end - file.size, end)})
@@ -251,8 +252,8 @@ def _cuts(part: Part) -> Sequence[int]:
 def chunk_runs(size: int, cuts: Sequence[int], chunk_bytes: int) -> list[tuple[int, int]]:
     """Return the start and the length of each chunk of a part of ``size`` bytes, in order.
 
-    A chunk begins at each of ``cuts``, and after each ``chunk_bytes`` from there. Cuts that are not in order,
-    or not within the part, are left out.
+    A chunk begins at each of ``cuts``, and then after every ``chunk_bytes``. Cuts that are out of order or
+    outside the part are ignored.
     """
     if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
         raise ValueError(f"chunk_bytes must be in 1 to {MAX_CHUNK_BYTES}: got {chunk_bytes}")
@@ -268,10 +269,10 @@ def chunk_runs(size: int, cuts: Sequence[int], chunk_bytes: int) -> list[tuple[i
 
 
 def put_part(store: ObjectStore, job_id: str, part: Part) -> Part:
-    """Put the record of a part whose chunks are in the store; return the record that stands.
+    """Put the record of a part whose chunks are in the store; return the record that is stored there.
 
     Raises:
-        CorruptData: the record that stands is of other bytes.
+        CorruptData: the stored record names other bytes.
     """
     check_part(part)
     key = keys.part(job_id, part.save, part.rank)
@@ -285,16 +286,16 @@ def xxh3_128(data: Data) -> str:
 
 @contextmanager
 def lend_view(data: memoryview, start: int, length: int) -> Iterator[Data]:
-    """Lend bytes of a view, such as that of a mapped arena slot."""
+    """Lend bytes of a view, such as one of a mapped arena slot."""
     with data[start : start + length] as view:
         yield view
 
 
 @contextmanager
 def lend_files(root: Path, files: Sequence[File], start: int, length: int) -> Iterator[Data]:
-    """Lend the bytes of files below ``root``, one after the other in list order.
+    """Lend the bytes of files below ``root``, concatenated in list order.
 
-    They are read, not mapped, so a script that truncates one cannot end this process.
+    The files are read, not mapped, so that a script that truncates one cannot crash this process.
     """
     buffer = bytearray(length)
     with memoryview(buffer) as view:
@@ -322,7 +323,7 @@ def _fill(path: Path, offset: int, target: memoryview) -> None:
 
 
 def extents(files: Sequence[File], start: int, length: int) -> Iterator[tuple[str, int, int]]:
-    """Yield where a run of a part's bytes lies: file, offset in the file, length."""
+    """Yield the file, the offset in it and the length of each piece of a run of a part's bytes."""
     end, position = start + length, 0
     for file in files:
         low, high = max(start, position), min(end, position + file.size)
@@ -332,7 +333,7 @@ def extents(files: Sequence[File], start: int, length: int) -> Iterator[tuple[st
 
 
 def _same(standing: Part, ours: Part, key: str) -> Part:
-    """Return the standing record if it names the same bytes as ours."""
+    """Return the stored record if it names the same bytes as ours."""
     if _content(standing) != _content(ours):
         raise CorruptData(f"{key} exists already and names other bytes")
     return standing
@@ -345,7 +346,7 @@ def _content(part: Part) -> tuple[object, ...]:
 
 @contextmanager
 def _forgetting_frames() -> Iterator[None]:
-    """Clear the frames of an error that passes: a view of the data in one would keep its mapping open."""
+    """Clear the frames of errors that leave the block: a view of the data in one keeps its mapping open."""
     try:
         yield
     except BaseException as error:

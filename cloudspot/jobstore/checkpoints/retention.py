@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest of the lineage. The rest are deleted, manifest first."""
+"""Keep the newest checkpoints of the lineage, and delete the others, manifest first."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from cloudspot.jobstore.nodes.delivering import BEATING_SECONDS, may_resume
 from cloudspot.model import ObjectMeta
 
 ORPHAN_GRACE_SECONDS = 600.0
-"""Chunks without a manifest outlive the commit that made them useless by this much, by the store's clock: a
-commit of theirs that is on its way must not name what is gone."""
+"""Chunks without a manifest are kept for this long after the commit that made them useless, by the store's
+clock: a commit of their save that is still under way must not name deleted chunks."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class StandingCheckpoints:
     """The journal's checkpoints that have not been deleted."""
 
     sound: tuple[CheckpointId, ...]
-    """Those of which nothing bad is known, the best to resume from first."""
+    """Those without known damage, the best to resume from first."""
     damaged: tuple[CheckpointId, ...]
-    """Those in which a node has found a damaged chunk, in the same order: to be tried last."""
+    """Those in which a node found a damaged chunk, in the same order. They are tried last."""
 
 
 def look_for_checkpoints(
     store: ObjectStore, job_id: str, journal: Sequence[JournalRecord]
 ) -> StandingCheckpoints:
-    """Return those of the journal's checkpoints that have not been deleted.
+    """Return the journal's checkpoints that have not been deleted.
 
-    The journal is read before this lists the manifests, so each of its checkpoints had one.
+    The journal was read before this lists the manifests, so each of its checkpoints had one.
     """
     there, damaged, _ = _list_manifests(with_retries(store), job_id)
     found = [checkpoint for checkpoint in lineage(journal) if checkpoint in there]
@@ -64,30 +64,30 @@ def look_for_checkpoints(
 def standing_checkpoints(
     store: ObjectStore, job_id: str, journal: Sequence[JournalRecord]
 ) -> tuple[CheckpointId, ...]:
-    """Return those of the journal's checkpoints that have not been deleted, best to resume from first."""
+    """Return the journal's checkpoints that have not been deleted, the best to resume from first."""
     found = look_for_checkpoints(store, job_id, journal)
     return found.sound + found.damaged
 
 
 def note_damage(store: ObjectStore, job_id: str, checkpoint: CheckpointId, reason: str) -> None:
-    """Let every node know that a chunk of a checkpoint does not verify: they try it last."""
+    """Record that a chunk of a checkpoint does not verify, so that every node tries the checkpoint last."""
     damage = Damage(reason=reason, at=clock_of(store).now(), writer=new_nonce())
     create_record(with_retries(store), keys.damage(job_id, checkpoint), damage)
 
 
 def note_begun(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> None:
-    """Let the other nodes know that this one uploads its part of the checkpoint."""
+    """Record that this node uploads its part of the checkpoint, for the other nodes."""
     with_retries(store).put(keys.begun(job_id, checkpoint), b"")
 
 
 def begun_steps(store: ObjectStore, job_id: str, generation: int) -> tuple[int, ...]:
-    """Return the steps of a generation whose checkpoints a node has begun to upload, ascending."""
+    """Return the steps of a generation's checkpoints that a node has begun to upload, in ascending order."""
     begun = _list_manifests(with_retries(store), job_id)[2]
     return tuple(sorted(one.step for one in begun if one.generation == generation))
 
 
 def read_damage(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> str:
-    """Return what was noted of a damaged checkpoint; empty: the note is gone, or malformed."""
+    """Return the recorded damage of a checkpoint; it is empty if the record is gone or malformed."""
     try:
         found = find_record(with_retries(store), keys.damage(job_id, checkpoint), Damage)
     except CorruptData:
@@ -104,27 +104,28 @@ def collect(
     with_orphans: bool = True,
     orphan_grace_seconds: float = ORPHAN_GRACE_SECONDS,
 ) -> tuple[CheckpointId, ...]:
-    """Delete the checkpoints that no resume will want; return their ids, ascending.
+    """Delete the checkpoints that no resume needs; return their ids in ascending order.
 
-    The ``keep`` newest of the lineage stay (at least one), and so does the one from which the newest
-    generation was restored. Others go when they are older than the lineage's newest: those that were
-    committed, and what was uploaded and never committed. Nothing is deleted while the lineage has no commit,
-    or while a node may be about to resume: what it has chosen may be among the others.
+    The ``keep`` newest checkpoints of the lineage are kept (at least one), and so is the one from which the
+    newest generation was restored. Other checkpoints are deleted if they are older than the lineage's newest,
+    both committed ones and uploads that were never committed. Nothing is deleted while the lineage has no
+    commit, or while a node may be about to resume from a checkpoint that it has chosen.
 
-    It costs two listings, and if anything goes, one more of what is newer than the newest commit, and for
-    each thing that goes another and the deletions. Manifests are read of the checkpoints that stay if they
-    share chunks. ``with_orphans``: look also for what has no manifest, which costs a listing for each save.
+    This takes two listings. If anything is deleted, it takes one more listing of the keys after the newest
+    commit, and for each deleted checkpoint another listing and the deletions. The manifests of kept
+    checkpoints are read if they share chunks. ``with_orphans`` also looks for saves without a manifest: one
+    listing for each save.
 
-    A checkpoint loses its manifest first, then its part records, then its chunks, so that whatever
-    interrupts this, no manifest lacks a chunk; the next call finishes the work. Chunks that a checkpoint that
-    stays shares are kept, and those that a save may name that may still be committed; where these are not
-    known, no chunk is deleted. Safe to run anywhere, any number of times at once.
+    A checkpoint loses its manifest first, then its part records, then its chunks, so that no interruption
+    leaves a manifest without a chunk; the next call finishes the work. Chunks are kept if a kept checkpoint
+    shares them, or if a save that may still be committed may name them; if those are unknown, no chunk is
+    deleted. It is safe to run anywhere and several times at once.
     """
     if keep < 1:
         raise ValueError(f"keep must be >= 1: got {keep}")
     store = with_retries(store)
-    # Before the journal: then every checkpoint is judged with the generations that resumed from it, and what
-    # comes meanwhile is newer.
+    # Count the records before the listing: then every listed checkpoint is judged with the generations that
+    # resumed from it, and later ones are newer.
     num_known = len(journal.known or journal.read())
     manifests, damaged, begun = _list_manifests(store, job_id)
     records = journal.read()
@@ -133,11 +134,11 @@ def collect(
     if not candidates or newest_started is None:
         return ()
     newest = candidates[0]
-    # What was saved after a failure may lead to it again: it takes the place of no checkpoint from before.
+    # A checkpoint saved after a failure may lead to the same failure, so keep an earlier one as well.
     rescues = {one.id: one.rescue for one in records if isinstance(one, Commit) and one.rescue is not None}
     healthy = [one for one in candidates if one not in rescues or rescues[one].cause == "lost"]
     kept = {*candidates[:keep], *healthy[:1]}
-    # Of several commits at once, the manifest of an earlier step may have come after the listing.
+    # Of several concurrent commits, the manifest of an earlier step may have come after the listing.
     late = {one.id for one in records[num_known:] if isinstance(one, Commit) and one.id < newest}
     if any(_stands(store, job_id, one) for one in sorted(late.difference(manifests))):
         return ()
@@ -147,8 +148,8 @@ def collect(
     if doomed and _somebody_may_resume(store, job_id, manifests[newest].modified_at):
         return ()
     commits = {one.id: one for one in records if isinstance(one, Commit)}
-    # A node that is a save ahead may name chunks of the commit before. Where more than one is kept, that one
-    # stays, and this listing is saved.
+    # A node that is one save ahead may name chunks of the commit before the newest. If more than one is kept,
+    # that one stays, and this listing is not needed.
     ahead = sorted(_marked(store, job_id, newest).intersection(doomed, commits)) if keep == 1 else ()
     lent = [
         manifest
@@ -171,8 +172,8 @@ def collect(
         contents |= _orphans(store, job_id, manifests, commits, newest, useless_before)
     if not contents:
         return ()
-    # After the journal was read: a save that has put its mark by then is listed here, and one that puts it
-    # later reads of the newest commit, and names no chunk of what goes.
+    # Look for marks only after reading the journal: a save that put its mark earlier is listed here, and one
+    # that puts it later reads of the newest commit and names no deleted chunk.
     is_named = not _marked(store, job_id, newest) <= kept.union(manifest.id for manifest in lent)
     staying = [commits[one] for one in sorted(kept.intersection(commits))]
     spared = None if is_named else _shared(store, job_id, staying)
@@ -191,11 +192,11 @@ def _orphans(
     newest: CheckpointId,
     useless_before: datetime,
 ) -> dict[str, CheckpointId]:
-    """Return the saves, by their prefix, that no commit will name any more, and whose they are."""
+    """Return the saves, by prefix, that no commit will name, with their checkpoints."""
     orphans = {}
     for save in stored_saves(store, job_id):
         checkpoint, prefix = save.checkpoint, keys.save_prefix(job_id, save)
-        # Of several saves of a step, one was committed.
+        # At most one of several saves of a step was committed.
         commit = commits.get(checkpoint)
         may_go = checkpoint < newest
         if checkpoint in manifests:
@@ -203,8 +204,8 @@ def _orphans(
         if not may_go:
             continue
         if commit is not None and commit.save == save:
-            # Its manifest came before its commit: if it is not there, it was deleted, and what is left was
-            # spared then, since another checkpoint shared it.
+            # Its manifest came before its commit. If the manifest is missing, it was deleted, and the
+            # remaining chunks were kept then because another checkpoint shared them.
             is_useless = not _stands(store, job_id, checkpoint)
         else:
             is_useless = all(meta.modified_at < useless_before for meta in store.list_objects(prefix))
@@ -218,9 +219,9 @@ def _stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> bool:
 
 
 def _marked(store: ObjectStore, job_id: str, newest: CheckpointId) -> set[CheckpointId]:
-    """Return the checkpoints of which saves may name chunks that are newer than ``newest``.
+    """Return the checkpoints whose chunks may be named by saves that are newer than ``newest``.
 
-    Older ones are not committed any more: their marks mean nothing.
+    Older saves are no longer committed, so their marks mean nothing.
     """
     after = keys.saves_prefix(job_id, newest) + "~"
     listed = store.list_objects(keys.checkpoints_prefix(job_id), after=after)
@@ -229,9 +230,9 @@ def _marked(store: ObjectStore, job_id: str, newest: CheckpointId) -> set[Checkp
 
 
 def _shared(store: ObjectStore, job_id: str, kept: Sequence[Commit]) -> frozenset[str] | None:
-    """Return the keys of the chunks that those of these checkpoints name that share any.
+    """Return the keys of all chunks of those of these checkpoints that share chunks.
 
-    None: one of them is gone. Newer checkpoints have taken its place meanwhile, and may name its chunks.
+    Return None if one of them was deleted: newer checkpoints have then replaced it, and may name its chunks.
     """
     sharing = [one for one in kept if one.shared > 0]
     found = map_parallel(partial(committed_manifest, store, job_id), sharing)
@@ -246,10 +247,10 @@ def _chunk_keys(job_id: str, manifests: Iterable[Manifest]) -> frozenset[str]:
 
 
 def _somebody_may_resume(store: ObjectStore, job_id: str, moment: datetime) -> bool:
-    """Return whether a node may have chosen its checkpoint before ``moment``, of the store's clock.
+    """Return whether a node may have chosen its checkpoint before ``moment``, by the store's clock.
 
-    A node puts its first heartbeat before it looks for a checkpoint: whoever is not in this listing finds the
-    newest commit.
+    A node puts its first heartbeat before it looks for a checkpoint. A node that is not in this listing will
+    therefore find the newest commit.
     """
 
     def may(meta: ObjectMeta) -> bool:
@@ -269,7 +270,7 @@ def _somebody_may_resume(store: ObjectStore, job_id: str, moment: datetime) -> b
 def _list_manifests(
     store: ObjectStore, job_id: str
 ) -> tuple[dict[CheckpointId, ObjectMeta], set[CheckpointId], set[CheckpointId]]:
-    """Return the manifests that stand, and of which checkpoints damage or the beginning was noted."""
+    """Return the existing manifests, the checkpoints with recorded damage, and those with a begun upload."""
     manifests, damaged, begun = {}, set(), set()
     for meta in store.list_objects(keys.manifests_prefix(job_id)):
         if (match := keys.manifest.match(meta.key)) is not None:
@@ -282,7 +283,7 @@ def _list_manifests(
 
 
 def stored_saves(store: ObjectStore, job_id: str, checkpoint: CheckpointId | None = None) -> Iterator[SaveId]:
-    """Yield the saves (of one checkpoint) that have parts or chunks, ascending, with one request for each."""
+    """Yield the saves (of one checkpoint) that have parts or chunks, in order; each takes one request."""
     prefix = keys.checkpoints_prefix(job_id)
     if checkpoint is not None:
         prefix = keys.saves_prefix(job_id, checkpoint)
@@ -293,9 +294,9 @@ def stored_saves(store: ObjectStore, job_id: str, checkpoint: CheckpointId | Non
 
 
 def _delete_contents(store: ObjectStore, prefix: str, spared: Collection[str]) -> bool:
-    """Delete part records, then chunks: a part record never stands without its chunks.
+    """Delete part records first, then chunks, so that no part record is left without its chunks.
 
-    Return whether there was anything that is not spared.
+    Return whether there was anything to delete.
     """
     found = [meta.key for meta in store.list_objects(prefix) if meta.key not in spared]
     for is_part in (True, False):

@@ -50,9 +50,9 @@ DTYPES: Mapping[str, tuple[str, int]] = {
     "float8_e5m2fnuz": ("F8_E5M2FNUZ", 1),
     "complex64": ("C64", 8),
 }
-"""By torch's name: the format's name and the bytes of an element."""
+"""torch's name of each type, the format's name, and the bytes per element."""
 MAX_HEADER_BYTES = 100_000_000
-"""Readers refuse longer ones."""
+"""Readers refuse longer headers."""
 _ALIGNMENT = 8
 
 
@@ -69,9 +69,9 @@ def write_safetensors(
 ) -> int:
     """Write the tensors to ``path``, which appears whole or not at all; return the file's size.
 
-    Reads only the chunks that hold some of these tensors, compares each with its checksum, and holds at most
-    ``num_threads`` blocks in memory. ``progress`` is told of the bytes read, ``num_bytes_read`` in all. Tied
-    weights are written once for each name, since the format has no ties.
+    Read only the chunks that hold some of these tensors, verify each of them, and keep at most
+    ``num_threads`` blocks in memory. ``progress`` is called with the bytes read, ``num_bytes_read`` in total.
+    Tied weights are written once under each name, because the format has no ties.
 
     Raises:
         CloudspotError: the format cannot hold one of the tensors, or the disk refuses.
@@ -81,7 +81,7 @@ def write_safetensors(
     header, begins = _layout(tensors, metadata)
     store = with_retries(store)
     chunks = _needed(job_id, manifest, tensors)
-    # What the manifest claims must be there before a byte is written.
+    # Everything in the manifest must exist before a byte is written.
     check_sizes(store, job_id, manifest, chunks)
     index = _Index(tensors, begins)
     size = len(header) + sum(tensor.nbytes for tensor in tensors)
@@ -104,16 +104,16 @@ def write_safetensors(
 
 
 def num_bytes_read(job_id: str, manifest: Manifest, tensors: Sequence[StoredTensor]) -> int:
-    """Return the bytes of the chunks that hold some of the tensors."""
+    """Return the size of the chunks that hold some of the tensors."""
     return sum(stored.chunk.size for stored in _needed(job_id, manifest, tensors))
 
 
 def _layout(tensors: Sequence[StoredTensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
-    """Return what precedes the tensors' bytes, and the offset in the file of each tensor by name."""
+    """Return the header with its length, and the offset of each tensor in the file by name."""
     lines: dict[str, object] = {"__metadata__": dict(metadata)}
     position = 0
     starts: dict[str, int] = {}
-    # Wide elements first, as the library does: every tensor is then aligned, without holes.
+    # Wide elements come first, as in the library, so that every tensor is aligned without holes.
     for tensor in sorted(tensors, key=lambda one: (-_itemsize(one), one.name)):
         if tensor.name in lines:
             raise CloudspotError(f"two tensors would have the name {tensor.name!r}; export one with --only")
@@ -157,11 +157,11 @@ def _needed(job_id: str, manifest: Manifest, tensors: Sequence[StoredTensor]) ->
 
 
 class _Index:
-    """Finds where the bytes of a chunk belong in the file."""
+    """Maps the bytes of a chunk to their place in the file."""
 
     def __init__(self, tensors: Sequence[StoredTensor], begins: Mapping[str, int]) -> None:
         self._pieces: dict[int, list[_Piece]] = {}
-        """By rank; tied weights are neighbours."""
+        """The pieces by rank; tied weights are neighbours."""
         for tensor in tensors:
             if tensor.nbytes:
                 itemsize = tensor.nbytes // num_elements(tensor)
@@ -190,12 +190,12 @@ class _Index:
 
 @dataclass(frozen=True)
 class _Target:
-    """Where the bytes of a piece go: in runs, unless only a first dimension is divided."""
+    """The place of a piece in the file: several runs, unless only a first dimension is divided."""
 
     runs: Runs
     itemsize: int
     begin: int
-    """Of the tensor in the file."""
+    """The offset of the tensor in the file."""
 
     def extents(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Yield extents of some of the piece's bytes: offset in the piece, length, offset in the file."""

@@ -1,7 +1,7 @@
-"""Chunks that a save need not send, because a committed checkpoint of the job holds the same bytes.
+"""Chunks that a save need not send, because a committed checkpoint of the job already holds the same bytes.
 
-How deletion stays safe is described in docs/protocols.md, P5: a save first puts a mark that names its base,
-then looks whether that is still the last commit. Whoever deletes reads the journal first, then looks for
+Protocol P5 in docs/protocols.md explains why deletion stays safe: a save first puts a mark that names its
+base, then checks that the base is still the last commit. A deletion reads the journal first, then looks for
 marks (``retention.collect``).
 """
 
@@ -22,19 +22,19 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import CheckpointId, Chunk, ChunkHome, Commit, Manifest, SaveId
 
 MIN_BYTES = 1 << 20
-"""Smaller chunks are sent: that takes no longer than the requests that would spare it."""
+"""Smaller chunks are always sent: that takes no longer than the requests that sharing needs."""
 
 ChunkContent = tuple[int, str]
-"""A chunk's size and checksum."""
+"""The size and the checksum of a chunk."""
 
 
 def contents(chunks: Sequence[Chunk]) -> frozenset[ChunkContent]:
-    """Return what is in these chunks."""
+    """Return the sizes and checksums of these chunks."""
     return frozenset((chunk.size, chunk.xxh3_128) for chunk in chunks)
 
 
 def known_chunks(manifest: Manifest) -> dict[ChunkContent, Chunk]:
-    """Return the chunks of a checkpoint as a later one names them, with their homes, by their content."""
+    """Return the chunks of a checkpoint by content, with the homes by which later checkpoints name them."""
     return {
         (chunk.size, chunk.xxh3_128): msgspec.structs.replace(
             chunk,
@@ -49,9 +49,9 @@ def known_chunks(manifest: Manifest) -> dict[ChunkContent, Chunk]:
 
 
 def committed_manifest(store: ObjectStore, job_id: str, commit: Commit) -> Manifest | None:
-    """Return the manifest that was committed; None: it was deleted, or cannot be read.
+    """Return the manifest that was committed, or None if it was deleted or cannot be read.
 
-    What a slow commit has put since may be that of another save of the step.
+    A slow commit may have replaced it since with the manifest of another save of the same step.
 
     Raises:
         CloudspotError: the store failed.
@@ -64,7 +64,7 @@ def committed_manifest(store: ObjectStore, job_id: str, commit: Commit) -> Manif
 
 
 class Sharing:
-    """What the part of one rank may share with the last committed checkpoint, its base."""
+    """The chunks that one rank's part may share with the last committed checkpoint, its base."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Sharing:
         likely: Container[ChunkContent],
         known: MutableMapping[CheckpointId, Mapping[ChunkContent, Chunk]] | None = None,
     ) -> None:
-        """``likely`` are the contents that the base probably has: it is looked up when the first one comes.
+        """Take ``likely``, the contents that the base probably has; the base is read when one is asked for.
 
         ``known`` keeps the chunks of the base for the other parts of this node.
         """
@@ -90,10 +90,10 @@ class Sharing:
         self._known = {} if known is None else known
         self._lock = threading.Lock()
         self._chunks: Mapping[ChunkContent, Chunk] | None = None
-        """Of the base; None: nothing was likely so far."""
+        """The chunks of the base, or None if no content was likely so far."""
 
     def find(self, content: ChunkContent) -> Chunk | None:
-        """Return the chunk that has this content, with its home, or None: it has to be sent.
+        """Return the chunk with this content and its home, or None if it has to be sent.
 
         Raises:
             CloudspotError: the store failed.
@@ -108,12 +108,12 @@ class Sharing:
             return self._chunks.get(content)
 
     def _claim(self) -> Mapping[ChunkContent, Chunk]:
-        """Mark the base as used, so that nobody deletes its chunks; return them, if there are any."""
+        """Mark the base as used, so that nobody deletes its chunks; return its chunks, if it has any."""
         base = self._last_commit()
-        if base is None or base.id >= self._save.checkpoint:  # the save comes too late to count
+        if base is None or base.id >= self._save.checkpoint:  # the save is too late to count
             return {}
         self._store.put(keys.base_mark(self._job_id, self._save, self._rank, base.id), b"")
-        # In this order: whoever deletes the base has read of a later commit, and looks for marks after that.
+        # The order matters: a deletion of the base first reads of a later commit, then looks for marks.
         if self._last_commit() != base:
             return {}
         if base.id not in self._known:
@@ -125,7 +125,7 @@ class Sharing:
         return self._known[base.id]
 
     def _last_commit(self) -> Commit | None:
-        """Return the last commit; None where a generation went on from an older one: that may be going."""
+        """Return the last commit, or None if a generation resumed from an older one, which may be deleted."""
         records = self._journal.read()
         last = next((one for one in reversed(records) if isinstance(one, Commit)), None)
         return last if last is not None and last.id == head(records) else None

@@ -1,4 +1,4 @@
-"""Find the tensors of a session's checkpoint: their names, and where their bytes lie."""
+"""Find the tensors of a session's checkpoint: their names and the places of their bytes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cloudspot.jobstore.layout.seals import Item
 from cloudspot.train.state.boxes import Box
 
 WRAPPER = "module."
-"""DistributedDataParallel puts this before every name if a script saves the wrapper's own state."""
+"""The prefix that DistributedDataParallel adds to every name if a script saves the wrapper's own state."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Where the bytes of a box of a tensor are."""
+    """The place of the bytes of one box of a tensor."""
 
     box: Box
     rank: int
-    """Whose part holds it."""
+    """The rank whose part holds it."""
     offset: int
     """Bytes from the beginning of the part."""
     nbytes: int
@@ -38,34 +38,34 @@ class StoredTensor:
     """torch's name, such as ``float32``."""
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
-    """They make up the tensor; several if it was sharded."""
+    """The pieces of the tensor: one, or several if it was sharded."""
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all pieces."""
+        """The total bytes of all pieces."""
         return sum(piece.nbytes for piece in self.pieces)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What to export of a checkpoint."""
+    """The part of a checkpoint that is exported."""
 
     objects: tuple[str, ...]
-    """The names of the tracked objects that it covers."""
+    """The names of the exported tracked objects."""
     tensors: tuple[StoredTensor, ...]
-    """Tied weights appear once under each name, at the same place."""
+    """The tensors; tied weights appear once under each name, with the same place."""
     left_out: tuple[str, ...]
-    """The entries of the objects' states that are not tensors, or hold values that are not."""
+    """The entries of the objects' states that are not tensors or contain values that are not."""
 
 
 def shared_state(manifest: Manifest) -> dict[str, Any]:
-    """Return the JSON state that all ranks of a session's checkpoint share: objects' trees and the position.
+    """Return the JSON state that all ranks of a session's checkpoint share: object trees and position.
 
     Raises:
         CorruptData: the seal does not hold what a session writes.
     """
     seals = [part.parsed_seal for part in manifest.parts]
-    shared = min(seals, key=lambda seal: min(map(int, seal.rank_states))).objects  # as in a resume
+    shared = min(seals, key=lambda seal: min(map(int, seal.rank_states))).objects  # as a resume does
     if not isinstance(shared, dict) or not isinstance(shared.get("state"), dict):
         raise CorruptData(f"checkpoint {manifest.id}: its seal holds no state of objects")
     models = shared.get("models")
@@ -75,14 +75,14 @@ def shared_state(manifest: Manifest) -> dict[str, Any]:
 
 
 def choose(manifest: Manifest, *, only: str | None = None, whole: bool = False) -> Selection:
-    """Return the tensors of the models, by the names of their own ``state_dict``.
+    """Return the tensors of the models, under the names in their own ``state_dict``.
 
-    ``manifest`` comes from ``read_manifest``. With several models, a name begins with the object's and a
-    point. ``only`` picks one object, a model or not; ``whole`` picks every tensor. Names of nested values are
-    paths such as ``optimizer/state/0/exp_avg``.
+    ``manifest`` comes from ``read_manifest``. With several models, each name starts with the object's name
+    and a dot. ``only`` selects one object, a model or not; ``whole`` selects every tensor. Names of nested
+    values are paths such as ``optimizer/state/0/exp_avg``.
 
     Raises:
-        CloudspotError: there is no such object, or no model.
+        CloudspotError: there is no such object, or none of the objects is a model.
         CorruptData: the seals contradict themselves.
     """
     shared = shared_state(manifest)
@@ -105,7 +105,7 @@ def choose(manifest: Manifest, *, only: str | None = None, whole: bool = False) 
                 chosen.append(_stored(prefix + path[cut:], items[item]))
             else:
                 raise CorruptData(
-                    f"checkpoint {manifest.id}: {name} names tensor {item!r}, which is not there"
+                    f"checkpoint {manifest.id}: {name} names tensor {item!r}, which it does not hold"
                 )
     return Selection(objects, tuple(chosen), tuple(dict.fromkeys(left_out)))
 
@@ -142,7 +142,7 @@ def _stored(name: str, places: Sequence[tuple[int, Item]]) -> StoredTensor:
 
 
 def _leaves(path: str, tree: Any) -> Iterator[tuple[str, str | None]]:
-    """Yield each value's path and item, None if it is not a tensor; see ``cloudspot.train.state.tree``."""
+    """Yield each value's path, and its item or None for other values; see ``cloudspot.train.state.tree``."""
     children: Iterator[tuple[Any, Any]]
     if isinstance(tree, list):
         children = enumerate(tree)
@@ -166,5 +166,5 @@ def _leaves(path: str, tree: Any) -> Iterator[tuple[str, str | None]]:
 
 
 def num_elements(tensor: StoredTensor) -> int:
-    """Return how many numbers the tensor has; 1 if it has no dimensions."""
+    """Return the number of elements of the tensor; 1 if it has no dimensions."""
     return math.prod(tensor.shape)

@@ -1,1 +1,1 @@
-"""The code bundle: which files belong to it, how it is made, and how it is extracted."""
+"""The code bundle: the choice of its files, its creation, and its extraction."""

@@ -1,4 +1,4 @@
-"""Make the code bundle: a working directory as one deterministic archive, named by its content."""
+"""Make the code bundle: a deterministic archive of a working directory, named by its content."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from cloudspot.jobstore.code.extraction import bundle_digests, digest_of, is_saf
 from cloudspot.jobstore.code.ignores import Ignores
 
 MAX_BYTES = 100 << 20
-"""All files together, unless the caller says otherwise: code is small, and data is not code."""
+"""The default limit for all files together: code is small, and large files are data."""
 OpenProgress = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
-"""Called with what is being done, such as ``uploading code``, and its size in bytes (None: unknown, or done
-in one request). The work is done within the block and passes each number of new bytes on, from any thread."""
+"""Called with the activity, such as ``uploading code``, and its size in bytes (None: unknown, or a single
+request). The work is done inside the block, which passes on each number of new bytes, from any thread."""
 _NUM_NAMED = 5
 _NUM_WEIGHTY = 50
-"""A file below this share of the whole, one part in 50, is not what makes the bundle large."""
+"""Files smaller than one part in 50 of the total are not named when the bundle is too large."""
 
 
 @contextmanager
@@ -43,11 +43,12 @@ class Bundle:
     data: bytes = field(repr=False)
     """A gzipped tar archive: files and symlinks by name; no times, no owners, modes 644 and 755."""
     sha256: str
-    """Of ``data``, in hex."""
+    """The SHA-256 of ``data``, in hex."""
     files: tuple[str, ...]
-    """The names in it, sorted, relative to the working directory."""
+    """The names of its entries, sorted, relative to the working directory."""
     skipped: tuple[str, ...]
-    """What was left out although nothing ignores it, with the reason: links that lead out, sockets, pipes."""
+    """Entries that are left out although nothing ignores them, with the reason, such as links that lead
+    outside."""
 
     @property
     def size(self) -> int:
@@ -55,7 +56,7 @@ class Bundle:
         return len(self.data)
 
     def digests(self) -> list[tuple[str, str]]:
-        """Return ``bundle_digests`` of it; raises as that does."""
+        """Return its ``bundle_digests``, with the same errors."""
         return bundle_digests(self.data, sha256=self.sha256)
 
 
@@ -68,7 +69,7 @@ class _Entry:
     size: int
     is_executable: bool
     target: str | None
-    """What a symlink leads to; None for a file."""
+    """The target of a symlink; None for a file."""
 
     def digest(self) -> str:
         if self.target is not None:
@@ -85,10 +86,10 @@ def make_bundle(
 ) -> Bundle:
     """Archive the code in ``workdir``.
 
-    :mod:`cloudspot.jobstore.code.ignores` tells what is code. ``.git``, ``.env`` and ``.env.*`` never are. A
-    symlink is kept if it is relative and leads to something in the bundle. As in git, empty directories
-    are not kept. ``entrypoint``, if any, relative to ``workdir``, must be in the bundle; ``max_bytes`` is the
-    most that the files may have together, before compression.
+    :mod:`cloudspot.jobstore.code.ignores` decides which files are code. ``.git``, ``.env`` and ``.env.*``
+    never are. A symlink is kept if it is relative and leads to an entry of the bundle. As in git, empty
+    directories are not kept. ``entrypoint``, if given, is relative to ``workdir`` and must be in the bundle;
+    ``max_bytes`` is the limit for all files together, before compression.
 
     Raises:
         BundleError: the code is too large (the message names the largest files), lacks the entrypoint, or
@@ -116,7 +117,7 @@ def make_bundle(
 
 
 def code_digests(workdir: Path, *, max_bytes: int = MAX_BYTES) -> list[tuple[str, str]]:
-    """Return what ``bundle_digests`` would of the archive that ``make_bundle`` makes.
+    """Return ``bundle_digests`` of the archive that ``make_bundle`` would make.
 
     Raises:
         BundleError: the code is too large, or cannot be read.
@@ -133,7 +134,7 @@ def code_digests(workdir: Path, *, max_bytes: int = MAX_BYTES) -> list[tuple[str
 def code_files(workdir: Path, skipped: list[str] | None = None) -> tuple[str, ...]:
     """Return the names of the files and links that ``make_bundle`` would take.
 
-    ``skipped`` gets a line for each entry that it would leave out although nothing ignores it.
+    ``skipped`` receives a line for each entry that would be left out although nothing ignores it.
 
     Raises:
         BundleError: the directory cannot be read.
@@ -148,24 +149,24 @@ def code_files(workdir: Path, skipped: list[str] | None = None) -> tuple[str, ..
 def put_bundle(
     store: ObjectStore, key: str, bundle: Bundle, *, open_progress: OpenProgress = no_progress
 ) -> None:
-    """Put the bundle under ``key``, unless it is there already.
+    """Put the bundle under ``key``, unless it is stored there already.
 
     Raises:
-        CorruptData: its key holds something else.
+        CorruptData: the key holds something else.
     """
     store = with_retries(store)
     try:
-        # The size reveals a foreign object cheaply; the bytes are checked where they are used.
+        # The size reveals a foreign object cheaply; the bytes are verified where they are used.
         is_same = store.head(key).size == bundle.size
     except ObjectMissing:
-        with open_progress("uploading code", None):  # one request: there is nothing to count
+        with open_progress("uploading code", None):  # a single request has no progress
             is_same = create(store, key, bundle.data) is None
     if not is_same:
-        raise CorruptData(f"{store.url}: {key} is not the code it is named after; delete it and submit again")
+        raise CorruptData(f"{store.url}: {key} does not match its name's hash; delete it and submit again")
 
 
 def _entries(workdir: Path, skipped: list[str]) -> list[_Entry]:
-    """Return what goes into the bundle, by name, and say what does not although nothing ignores it."""
+    """Return the bundle's entries, by name; report those left out without a rule in ``skipped``."""
     entries = sorted(_walk(workdir, workdir, Ignores(workdir), skipped), key=lambda entry: entry.name)
     return _without_loose_links(workdir, entries, skipped)
 
@@ -196,7 +197,7 @@ def _walk(workdir: Path, directory: Path, ignores: Ignores, skipped: list[str]) 
 
 
 def _without_loose_links(workdir: Path, entries: list[_Entry], skipped: list[str]) -> list[_Entry]:
-    """Drop the symlinks that lead out of the bundle, nowhere, or to something that it leaves out."""
+    """Drop the symlinks that lead outside, nowhere, or to something that is not in the bundle."""
     root = workdir.resolve()
     inside = {entry.name for entry in entries if entry.target is None}
     inside |= {parent.as_posix() for name in inside for parent in Path(name).parents}
@@ -208,7 +209,7 @@ def _without_loose_links(workdir: Path, entries: list[_Entry], skipped: list[str
         real = _resolve(entry.path)
         leads_inside = real is not None and (real == root or root in real.parents)
         if not is_safe_link(entry.name, entry.target) or not leads_inside:
-            skipped.append(f"{entry.name}: is a symlink that leads out of the code")
+            skipped.append(f"{entry.name}: is a symlink that leads outside the code")
         elif real is None or real.relative_to(root).as_posix() not in inside:
             skipped.append(f"{entry.name}: is a symlink to something that is not in the bundle")
         else:
@@ -228,7 +229,7 @@ def _check_entrypoint(workdir: Path, entrypoint: str, entries: list[_Entry]) -> 
     if any(entry.name == name for entry in entries):
         return
     if os.path.lexists(workdir / name):
-        reason = "is left out by .gitignore or .cloudspotignore, or is not a file inside it"
+        reason = "is ignored by .gitignore or .cloudspotignore, or is not a file inside it"
     else:
         reason = "does not exist"
     raise BundleError(f"run.entrypoint: {entrypoint!r} in {workdir} {reason}")
@@ -243,13 +244,13 @@ def _check_size(entries: list[_Entry], max_bytes: int) -> None:
     named = ", ".join(f"{entry.name} ({size_text(entry.size)})" for entry in largest)
     raise BundleError(
         f"the code has {size_text(total)}, more than {size_text(max_bytes)}; "
-        f"name what is not code in .cloudspotignore; largest: {named}"
+        f"list files that are not code in .cloudspotignore; largest: {named}"
     )
 
 
 def _archive(entries: list[_Entry], progress: Callable[[int], None]) -> bytes:
     buffer = io.BytesIO()
-    # No name and no time in gzip's header, so that equal code gives equal bytes.
+    # The gzip header has no name and no time, so that equal code gives equal bytes.
     with (
         gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=buffer, mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive,

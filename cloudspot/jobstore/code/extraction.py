@@ -1,4 +1,4 @@
-"""Extract a code bundle without trusting it: nothing is written until every member was judged."""
+"""Extract a code bundle without trusting it: nothing is written until every member has been checked."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from cloudspot.host.partial_files import partial_directory
 from cloudspot.jobstore.checkpoints.integrity import parents
 
 MAX_EXTRACTED_BYTES = 1 << 30
-"""All that an archive unpacks to, its members' headers included: a small one can unpack to any size."""
+"""The limit for an unpacked archive, including headers, because a small archive can unpack to any size."""
 MAX_MEMBERS = 200_000
 MAX_HEADER_BYTES = 64 << 10
-"""All headers of one member together; a safe name has 2 KiB at most."""
+"""The limit for all headers of one member; a safe name has at most 2 KiB."""
 _KINDS = {
     tarfile.REGTYPE: "file",
     tarfile.AREGTYPE: "file",
@@ -34,10 +34,10 @@ _KINDS = {
 def extract_bundle(
     source: bytes | Path, dest: Path, *, sha256: str, max_bytes: int = MAX_EXTRACTED_BYTES
 ) -> None:
-    """Extract a bundle into ``dest``, which appears whole and replaces what was there.
+    """Extract a bundle into ``dest``, which appears complete and replaces what was there.
 
-    It may hold only files, directories and relative symlinks that stay inside. The archive's
-    ``sha256``, in hex, is checked before anything else; unpacked it may have ``max_bytes``.
+    The bundle may hold only files, directories and relative symlinks that stay inside. Its ``sha256``, in
+    hex, is checked first. ``max_bytes`` limits its unpacked size.
 
     Raises:
         CorruptData: the hash differs.
@@ -49,7 +49,7 @@ def extract_bundle(
         dest.parent.mkdir(parents=True, exist_ok=True)
         with partial_directory(dest.parent) as staging, partial_directory(dest.parent) as replaced:
             with _opened(data, max_bytes) as archive:
-                archive.extractall(staging, members=_members(archive))  # noqa: S202 - each was judged
+                archive.extractall(staging, members=_members(archive))  # noqa: S202 - each was checked
             if os.path.lexists(dest):
                 dest.rename(replaced / dest.name)
             staging.rename(dest)
@@ -63,14 +63,14 @@ class Member:
 
     name: str
     content: bytes = field(repr=False)
-    """Empty for a symlink."""
+    """The content; it is empty for a symlink."""
     is_executable: bool
     target: str | None
-    """What a symlink leads to; None for a file."""
+    """The target of a symlink; None for a file."""
 
 
 def read_bundle(data: bytes, *, sha256: str, max_bytes: int = MAX_EXTRACTED_BYTES) -> Iterator[Member]:
-    """Yield what an archive holds, with one file in memory at a time, and write nothing.
+    """Yield the members of an archive, with one file in memory at a time, and write nothing.
 
     Raises:
         CorruptData: the hash differs from ``sha256``, in hex.
@@ -90,7 +90,7 @@ def read_bundle(data: bytes, *, sha256: str, max_bytes: int = MAX_EXTRACTED_BYTE
 
 
 def bundle_digests(data: bytes, *, sha256: str) -> list[tuple[str, str]]:
-    """Return the name and the digest of each file and symlink in the archive, by name; raises as above."""
+    """Return each file and symlink of the archive with its digest, by name; errors as in ``read_bundle``."""
     return sorted(
         (one.name, link_digest(one.target) if one.target else digest_of(one.content, one.is_executable))
         for one in read_bundle(data, sha256=sha256)
@@ -103,12 +103,12 @@ def digest_of(content: bytes, is_executable: bool) -> str:  # noqa: FBT001 - it 
 
 
 def link_digest(target: str) -> str:
-    """Return what stands for the digest of a symlink, and is no file's."""
+    """Return a text that serves as the digest of a symlink and that no file has."""
     return f"-> {target}"
 
 
 def _check(data: bytes, sha256: str, max_bytes: int) -> None:
-    """Judge the whole archive before any of its members is used."""
+    """Check the whole archive before any of its members is used."""
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
         raise CorruptData(f"the code bundle's SHA-256 is {found}, not {sha256}; submit the job again")
@@ -116,11 +116,11 @@ def _check(data: bytes, sha256: str, max_bytes: int) -> None:
 
 
 def is_safe_link(name: str, target: str) -> bool:
-    """Return whether a symlink ``name`` to ``target`` stays inside, wherever other symlinks lead.
+    """Return whether the symlink ``name`` with this target stays inside, wherever other symlinks lead.
 
-    It may climb only first, never above the root, and then only descend. If all symlinks are like this, and
-    all their parents real directories, every step of a chain of them stays inside; a ``..`` after a name
-    could climb out of wherever that name leads.
+    It may first go up, but never above the root, and after that only down. If all symlinks obey this rule and
+    all their parents are real directories, every step of a chain of them stays inside. A ``..`` after a name
+    could lead outside, because the name may be a symlink itself.
     """
     segments = target.split("/")
     ups = 0
@@ -155,29 +155,29 @@ def _check_members(data: bytes, max_bytes: int) -> None:
 
 
 class _Archive(tarfile.TarFile):
-    """Restores names, contents and who may execute; no owner, no time and no other mode.
+    """Restores names, contents and the executable bit, but no owner, time or other mode bits.
 
-    tarfile's own filter looks at each member once more, where this Python has one.
+    tarfile's own filter checks each member again if this Python has it.
     """
 
     bounded: _Bounded
     extraction_filter = staticmethod(getattr(tarfile, "data_filter", lambda member, _path: member))
 
     def chown(self, *_arguments: object, **_options: object) -> None:
-        """Leave the file to who extracts it."""
+        """Keep the owner of the extracting process."""
 
     def utime(self, *_arguments: object) -> None:
-        """Keep the present time: the archive's would be 1970, which zip files cannot hold."""
+        """Keep the present time: the archive's time is 1970, which zip files cannot hold."""
 
     def chmod(self, tarinfo: tarfile.TarInfo, targetpath: str) -> None:  # type: ignore[override]
-        """Let those execute a program who may read it."""
+        """Allow execution of a program to everyone who may read it."""
         if tarinfo.isreg() and tarinfo.mode & 0o100:
             mode = Path(targetpath).stat().st_mode
             Path(targetpath).chmod(mode | (mode & 0o444) >> 2)
 
 
 def _members(archive: _Archive) -> Iterator[tarfile.TarInfo]:
-    """Yield the members and keep none: their headers may take far more memory than in the archive."""
+    """Yield the members without keeping them: their headers may take far more memory than the archive."""
     for member in archive:
         archive.bounded.expect(member.size)
         yield member
@@ -197,10 +197,10 @@ def _opened(data: bytes, max_bytes: int) -> Iterator[_Archive]:
 
 
 class _Bounded(io.RawIOBase):
-    """Reads at most ``max_bytes`` in all, and little beside what the next member is to have.
+    """Reads at most ``max_bytes`` in total, and little more than the content of the next member.
 
-    Packed data does not say how large it is, and tarfile reads headers and maps of holes as long as they
-    claim to be.
+    Compressed data does not state its unpacked size, and tarfile reads headers and sparse maps of any claimed
+    length.
     """
 
     def __init__(self, inner: io.BufferedIOBase, max_bytes: int) -> None:
@@ -211,7 +211,7 @@ class _Bounded(io.RawIOBase):
         self.expect(0)
 
     def expect(self, num_bytes: int) -> None:
-        """Allow ``num_bytes`` from here on, the headers behind them, and what tarfile reads ahead."""
+        """Allow ``num_bytes`` from here on, the headers after them, and what tarfile reads ahead."""
         limit = self._num_read + max(0, num_bytes) + MAX_HEADER_BYTES + tarfile.RECORDSIZE
         self._limit = min(limit, self._max_bytes)
 
@@ -220,5 +220,5 @@ class _Bounded(io.RawIOBase):
         data = self._inner.read(min(size, left + 1) if size >= 0 else left + 1)
         self._num_read += len(data)
         if self._num_read > self._limit:
-            raise BundleError("the code bundle unpacks to more than is allowed")
+            raise BundleError("the code bundle unpacks to more bytes than allowed")
         return data

@@ -1,4 +1,4 @@
-"""Which files of a directory are code: what git tracks or would add, less what .cloudspotignore names."""
+"""Decide which files of a directory are code: those that git would track, except by .cloudspotignore."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from pathspec import GitIgnoreSpec
 from cloudspot.errors import BundleError
 
 _PYTHON_LEFTOVERS = ("__pycache__/",)
-"""Left out unless .cloudspotignore brings them back."""
+"""Left out unless .cloudspotignore includes them."""
 _REDIRECTING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
-"""Set in a hook of git's; they would make it list another checkout."""
+"""Variables that git sets in its hooks; they would make it list another checkout."""
 
 
 class Ignores:
-    """Judges the entries of a working directory, from the top down.
+    """Decides for each entry of a working directory, from the top down, whether it is ignored.
 
-    In a checkout git lists the files: tracked ones even if a pattern names them, and those of submodules and
-    nested repositories by their own rules. Elsewhere, and where git is not installed, .gitignore files are
-    read here, from the enclosing checkout's top down. If its own checkout ignores the working directory, only
-    the ignore files inside it count, since the user chose it on purpose.
+    In a checkout, git lists the files: tracked ones even if a pattern names them, and those of submodules and
+    nested repositories by their own rules. Elsewhere, and if git is not installed, this class reads the
+    .gitignore files, from the top of the enclosing checkout down. If that checkout ignores the working
+    directory, only the ignore files inside it count, because the user chose the directory on purpose.
 
-    Patterns of .cloudspotignore leave out or bring back files whatever git says. Deeper ignore files outrank
-    those above.
+    Patterns in .cloudspotignore exclude or include files regardless of git. Deeper ignore files take
+    precedence.
     """
 
     def __init__(self, workdir: Path) -> None:
-        """``workdir`` is absolute, without symlinks.
+        """Read the rules for ``workdir``, which is absolute and without symlinks.
 
         Raises:
-            BundleError: git refuses the checkout; without its answer, tracked files might be left out.
+            BundleError: git refuses the checkout. Without its answer, tracked files might be left out.
         """
         self._workdir = workdir
         top = next((one for one in (workdir, *workdir.parents) if os.path.lexists(one / ".git")), None)
@@ -45,7 +45,7 @@ class Ignores:
         self._own = _IgnoreFiles.around(workdir, top or workdir, ".cloudspotignore", _PYTHON_LEFTOVERS)
 
     def match(self, path: Path, *, is_directory: bool) -> bool:
-        """Return whether the entry is left out; a directory that is needs no look at what is below it."""
+        """Return whether the entry is ignored; everything below an ignored directory is ignored, too."""
         if is_secret(path.name):
             return True
         verdict = self._own.check(path, is_directory=is_directory)
@@ -57,13 +57,13 @@ class Ignores:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether an entry is never code, whatever any pattern says: .git, .env and .env.* are not."""
+    """Return whether an entry is never code, regardless of any pattern: .git, .env and .env.*."""
     lower = name.lower()  # A case-insensitive file system opens .ENV as .env.
     return lower in (".git", ".env") or lower.startswith(".env.")
 
 
 class _IgnoreFiles:
-    """The ignore files of one name in a directory and all below it."""
+    """The ignore files of one name in a directory and its subdirectories."""
 
     def __init__(self, top: Path, name: str, defaults: Iterable[str] = ()) -> None:
         self._top = top
@@ -72,14 +72,14 @@ class _IgnoreFiles:
 
     @classmethod
     def around(cls, workdir: Path, top: Path, name: str, defaults: Iterable[str] = ()) -> _IgnoreFiles:
-        """Return those from ``top`` down, or from ``workdir`` down where the others ignore ``workdir``."""
+        """Return the files from ``top`` down, or from ``workdir`` down if those above ignore ``workdir``."""
         files = cls(top, name, defaults)
         between = [one for one in (workdir, *workdir.parents) if top in one.parents]
         is_ignored = any(files.check(one, is_directory=True) for one in between)
         return cls(workdir, name, defaults) if is_ignored else files
 
     def check(self, path: Path, *, is_directory: bool) -> bool | None:
-        """Return whether the path, below the top, is left out (True) or brought back; None: no word of it."""
+        """Return whether a rule excludes (True) or includes (False) a path below the top, or None."""
         for directory in path.parents:
             if directory not in self._specs:
                 self._specs[directory] = _spec(_lines(directory / self._name))
@@ -101,19 +101,19 @@ def _lines(path: Path) -> list[str]:
 def _spec(lines: Iterable[str]) -> GitIgnoreSpec:
     patterns: list[Any] = []
     for line in lines:
-        # To pathspec `a/**` also names `a` itself; its `a/*` means what git's `a/**` does.
+        # In pathspec, `a/**` also matches `a` itself; its `a/*` means the same as git's `a/**`.
         text = line.removesuffix("*") if line.endswith("/**") else line
         try:
             patterns += GitIgnoreSpec.from_lines([text]).patterns
         except ValueError:
-            continue  # Git cannot read it either, and passes over it.
+            continue  # Git skips such a pattern as well.
     return GitIgnoreSpec(patterns)
 
 
 def _list(workdir: Path) -> set[str] | None:
-    """Return git's files below the directory, with the directories on the way.
+    """Return git's files below the directory, and all directories above them.
 
-    None if git is not installed, or if the checkout ignores the directory.
+    Return None if git is not installed, or if the checkout ignores the directory.
     """
     if shutil.which("git") is None:
         return None
@@ -145,5 +145,5 @@ def _git(directory: Path, *arguments: str, fine: Container[int] = (0,)) -> subpr
 
 
 def _plain(name: str) -> str:
-    """Return the name as it compares: git on macOS composes characters that the disk may hold apart."""
+    """Return the name in NFC for comparison: on macOS, git and the disk may use different forms."""
     return unicodedata.normalize("NFC", name)

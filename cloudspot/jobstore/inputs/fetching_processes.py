@@ -1,7 +1,7 @@
-"""Many small files, fetched by several processes: one process has one interpreter, which is busy on one core.
+"""Fetch many small files with several processes, because one Python process uses only one core.
 
-Run as a module, this is such a process. It reads pickled orders from its standard input, answers each on its
-standard output, and ends with whoever holds the other ends.
+Run as a module, this file is such a process. It reads pickled requests from its standard input, writes each
+answer to its standard output, and ends when its parent closes the pipes.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from cloudspot.host.low_priority import lower_session_priority
 _log = logging.getLogger(__name__)
 
 MIN_FILES = 500
-"""With fewer of them, a process costs more than it saves: half a second, mostly for its imports."""
+"""With fewer files, a process costs more than it saves: half a second, mostly for its imports."""
 MAX_PROCESSES = 8
 
 Fetch = Callable[[Sequence[Any]], None]
-"""Fetches those of the files that are not here yet; raises what goes wrong with one of them."""
+"""Fetches the given files unless they are in the cache; raises the error of one of them."""
 
 
 def processes_for(num_files: int) -> int:
-    """Return how many processes it pays to have for so many files; 1: this one alone."""
+    """Return the number of processes that pays off for ``num_files`` files; 1 means this process alone."""
     return max(1, min(MAX_PROCESSES, usable_cores(), num_files // MIN_FILES))
 
 
 @contextmanager
 def fetching_processes(number: int, function: Fetch) -> Iterator[Fetch]:
-    """Lend a function that has ``function``, which is pickled, called in one of some processes.
+    """Lend a function that calls ``function``, which is pickled, in one of ``number`` processes.
 
-    As many threads may call it at once as there are processes. It raises what ``function`` raises there. In
-    place of a process that cannot be had, or dies, ``function`` is called here from then on.
+    Up to ``number`` threads may call it at once. It raises the errors of ``function``. If a process cannot be
+    started or dies, ``function`` is called in this process from then on.
     """
     free: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
     processes = [_Process(function) for _ in range(number)]
@@ -56,8 +56,8 @@ def fetching_processes(number: int, function: Fetch) -> Iterator[Fetch]:
             if process is not None:
                 try:
                     error = process.fetch(files)
-                except Exception as broken:  # noqa: BLE001 - whatever it is, the files can be fetched without
-                    text = "a process that fetches inputs is gone (%r, status %s): this one does its work"
+                except Exception as broken:  # noqa: BLE001 - the files can be fetched without this process
+                    text = "a process that fetches inputs has failed (%r, status %s); doing its work here"
                     _log.warning(text, broken, process.end())
                     process = None
                 else:
@@ -76,16 +76,16 @@ def fetching_processes(number: int, function: Fetch) -> Iterator[Fetch]:
 
 
 class _Process:
-    """A process that is started when it is first needed."""
+    """A process that is started when it is first used."""
 
     def __init__(self, function: Fetch) -> None:
         self._function = pickle.dumps(function)
         self._process: subprocess.Popen[bytes] | None = None
 
     def fetch(self, files: Sequence[Any]) -> Exception | None:
-        """Return what the function has raised; raise what else goes wrong."""
+        """Return the error that the function raised, if any; raise all other errors."""
         if self._process is None:
-            # The same modules as here, and not in a directory whose files could be taken for some of them.
+            # Use the same modules as this process, from a directory whose files cannot shadow them.
             path = os.pathsep.join(str(Path(one).absolute()) for one in sys.path)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__],
@@ -93,7 +93,7 @@ class _Process:
                 env={**os.environ, "PYTHONPATH": path},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for whoever started this process
+                start_new_session=True,  # Ctrl-C is for the parent only
             )
         orders, answers = self._process.stdin, self._process.stdout
         assert orders is not None
@@ -104,7 +104,7 @@ class _Process:
         return answer
 
     def end(self) -> int | None:
-        """Kill the process if there is one, and return the status with which it has ended."""
+        """Kill the process, if there is one; return its exit status."""
         if self._process is None:
             return None
         self._process.kill()
@@ -114,10 +114,10 @@ class _Process:
 
 
 def _serve() -> None:
-    """Follow the orders, and look out for the next meanwhile: the end of the orders ends the process."""
+    """Serve requests, each in a thread; the end of the input ends the process."""
     lower_session_priority()
     orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # What a plugin or a program of its own reads is no order, and what it prints no answer.
+    # Keep requests and answers apart from the input and output of plugins and their programs.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     functions: dict[bytes, Fetch] = {}
@@ -126,9 +126,9 @@ def _serve() -> None:
         answer = None
         try:
             if packed not in functions:
-                functions[packed] = pickle.loads(packed)  # noqa: S301 - of whoever started us
+                functions[packed] = pickle.loads(packed)  # noqa: S301 - from our parent
             functions[packed](files)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller waits for it
+        except BaseException as error:  # noqa: BLE001 - the caller waits for an answer
             answer = error
             if not isinstance(error, CloudspotError | OSError):
                 traceback.print_exc()
@@ -137,14 +137,14 @@ def _serve() -> None:
 
     try:
         while True:
-            order = pickle.load(orders)  # noqa: S301 - of whoever started us
+            order = pickle.load(orders)  # noqa: S301 - from our parent
             threading.Thread(target=follow, args=order, daemon=True).start()
     finally:
         os._exit(0)
 
 
 def _packed(error: BaseException | None) -> bytes:
-    """Return the error pickled, or its text where it cannot be raised by whoever reads it."""
+    """Return the error pickled, or its text if the reader could not unpickle it."""
     if error is None or isinstance(error, Exception):
         with suppress(Exception):  # a plugin's error may do anything
             packed = pickle.dumps(error)

@@ -1,4 +1,4 @@
-"""One file of a web server, read in ranges on the standard library alone."""
+"""Read a file from a web server in ranges, with only the standard library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cloudspot.host.public_addresses import AddressRefused, handlers
 
 PIECE_BYTES = 1 << 20
 TIMEOUT_SECONDS = 30.0
-"""How long a server may say nothing."""
+"""How long a server may stay silent."""
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]+)-([0-9]+)/([0-9]+)")
 _MISSING = (HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
 _DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED)
@@ -31,14 +31,14 @@ _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MAN
 
 @dataclass(frozen=True)
 class HttpHead:
-    """What an answer says of the whole file."""
+    """The metadata of the whole file in an answer."""
 
     size: int | None
-    """None: it does not say."""
+    """The size in bytes; None if the server does not state it."""
     version: str
-    """The entity tag, or else the time of the last change; empty: neither."""
+    """The entity tag or, failing that, the time of the last change; it is empty if neither is known."""
     seconds: int
-    """The time of the last change, since 1970; 0: unknown."""
+    """The time of the last change, in seconds since 1970; 0 if unknown."""
     has_ranges: bool
 
 
@@ -51,28 +51,28 @@ class HttpFile:
         self._opener = build_opener(_SafeRedirects(), *handlers(urlsplit(url).hostname or ""))
 
     def head(self) -> HttpHead:
-        """Ask for the first byte, since servers may answer HEAD otherwise than GET; raises as ``opened``."""
+        """Request the first byte, because servers may answer HEAD differently; errors as for ``opened``."""
         with self.opened((0, 1)) as (head, _):
             return head
 
     @contextmanager
     def opened(self, span: tuple[int, int] | None) -> Iterator[tuple[HttpHead, Iterator[bytes]]]:
-        """Lend an answer: what it says, and its bytes in pieces.
+        """Lend the metadata and the bytes, in pieces, of an answer.
 
-        ``span`` is a start and a length; a server without ranges sends the whole file all the same, as
-        ``HttpHead.has_ranges`` tells. None asks for the whole file.
+        ``span`` is a start and a length. A server without ranges sends the whole file anyway;
+        ``HttpHead.has_ranges`` shows this. None requests the whole file.
 
         Raises:
             ObjectMissing: there is no such file.
             AuthError: the server wants credentials.
-            TransientError: the server is unwell, or the connection broke, also while pieces are read.
-            CloudspotError: it answers with another error.
+            TransientError: the server failed or the connection broke, possibly while pieces are read.
+            CloudspotError: the server answers with another error.
         """
         headers = {"User-Agent": f"cloudspot/{cloudspot.__version__}", "Accept-Encoding": "identity"}
         if span is not None:
             headers["Range"] = f"bytes={span[0]}-{span[0] + span[1] - 1}"
         try:
-            answer = self._opener.open(Request(self.url, headers=headers), timeout=TIMEOUT_SECONDS)  # noqa: S310 - the job file allows http and https alone
+            answer = self._opener.open(Request(self.url, headers=headers), timeout=TIMEOUT_SECONDS)  # noqa: S310 - the job file allows only http and https
         except HTTPError as error:
             with error:
                 if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or span != (0, 1):
@@ -83,29 +83,29 @@ class HttpFile:
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None)
             if isinstance(reason, AddressRefused):
-                raise CloudspotError(f"{self.shown} redirects, and {reason}") from error
+                raise CloudspotError(f"{self.shown} redirects, but {reason}") from error
             raise self._broken(error) from error
-        except ValueError as error:  # a host that no name can be, or brackets that do not match
-            raise CloudspotError(f"{self.shown} redirects to what is no URL") from error
+        except ValueError as error:  # an invalid host name, or unbalanced brackets
+            raise CloudspotError(f"{self.shown} redirects to an invalid URL") from error
         with answer:
             yield self._read_head(answer, span), self._pieces(answer)
 
     def _read_head(self, answer: http.client.HTTPResponse, span: tuple[int, int] | None) -> HttpHead:
         headers = answer.headers
         if headers.get("Content-Encoding", "identity") != "identity":
-            raise CloudspotError(f"{self.shown}: the server sends it compressed only; put it into a store")
+            raise CloudspotError(f"{self.shown}: the server sends it only compressed; copy it to a store")
         if answer.status == HTTPStatus.PARTIAL_CONTENT and span is not None:
             match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
             first, last, size = (None, None, None) if match is None else map(whole_number, match.groups())
             if size is None or last is None or (first, last + 1) != (span[0], min(sum(span), size)):
-                raise CloudspotError(f"{self.shown}: the server answered with another range than asked for")
+                raise CloudspotError(f"{self.shown}: the server sent another range; copy it to a store")
             return HttpHead(size, _version(headers), _seconds(headers), has_ranges=True)
         if span is not None and span[0] > 0:
-            raise CloudspotError(f"{self.shown}: the server has ranges at times only; put it into a store")
+            raise CloudspotError(f"{self.shown}: the server ignored a range; copy it to a store")
         length = headers.get("Content-Length")
         size = whole_number(length)
         if length is not None and size is None:
-            raise CloudspotError(f"{self.shown}: the server says Content-Length: {length[:40]}")
+            raise CloudspotError(f"{self.shown}: the server sent an invalid Content-Length: {length[:40]}")
         return HttpHead(size, _version(headers), _seconds(headers), has_ranges=False)
 
     def _pieces(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
@@ -130,7 +130,7 @@ class HttpFile:
 
 
 class _SafeRedirects(UnreadRedirects):
-    """Follows a redirection, but never from https to less; ``handlers`` checks its address."""
+    """Follows redirections, but never from https to another scheme; ``handlers`` checks the addresses."""
 
     def redirect_request(
         self,

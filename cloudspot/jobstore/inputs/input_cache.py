@@ -1,9 +1,9 @@
-"""Files of inputs on this machine's disk, named by their content: fetched once, for all jobs and generations.
+"""Input files on this machine's disk, named by their content: fetched once, for all jobs and generations.
 
-``objects/`` holds the files that are whole; each appears by a rename, synced, and is never written again.
-``inputs/<hash of a URL>/`` holds the lock of whoever stages that input, and large files under way: behind
-its bytes, such a file has one byte for each block, which is 1 once the block is there; its name tells how
-long a block is. So a killed process leaves what the next one goes on with.
+``objects/`` holds complete files; each appears by a rename, synced, and is never written again.
+``inputs/<hash of a URL>/`` holds the lock of the process that stages the input, and large files in progress.
+Such a file has one byte for each block after its content, which is 1 once the block is written; its name
+states the length of a block. So the next process can continue the work of a killed one.
 """
 
 from __future__ import annotations
@@ -41,64 +41,64 @@ T = TypeVar("T")
 
 NUM_THREADS = 16
 NUM_ROUNDS = 3
-"""How often an input that changes meanwhile is listed."""
+"""How often an input is listed if it keeps changing."""
 LOCK_SECONDS = 0.2
-"""Between two looks whether another process still stages the same input."""
+"""The interval between checks whether another process still stages the same input."""
 PORTION_FILES, PORTION_BYTES = 64, 16 << 20
-"""How many small files another process is told to fetch at once, and how much that may be."""
+"""The most small files, and their most bytes, in one request to another process."""
 
 
 class Retry(Protocol):
-    """Makes a request, again and again where it fails in passing; raises what ends the staging."""
+    """Makes a request, and repeats it after transient errors; raises the error that ends the staging."""
 
     def __call__(self, request: Callable[[], T], /) -> T:
-        """Return what the request returns."""
+        """Return the result of the request."""
 
 
 @dataclass(frozen=True)
 class Staging:
-    """How an input is brought here."""
+    """How an input is brought to this machine."""
 
     repeat: Retry
     pause: Callable[[float], None]
-    """Waits for some seconds; raises what ends the staging."""
+    """Waits for some seconds; raises the error that ends the staging."""
     open_progress: Callable[[int, int], AbstractContextManager[Callable[[int], None]]]
-    """Is told the bytes of the input, and those that are here; lends what is told further ones."""
+    """Called with the bytes of the input and the bytes already here; lends a function for further bytes."""
     num_threads: int = NUM_THREADS
-    """In each process."""
+    """The number of threads in each process."""
     num_processes: int = 0
-    """How many fetch small files; 0: as many as it pays to have, 1: this one alone."""
+    """The number of processes that fetch small files; 0 chooses it, 1 means this process alone."""
     spare_share: float = 0.0
-    """How much of the disk is to stay free, from 0 to 1."""
+    """The share of the disk that must stay free, from 0 to 1."""
     place: Callable[[Staged], None] = lambda _staged: None
-    """Is called once all is here, while nobody else stages the input and could remove a version."""
+    """Called once all files are here, while no other process stages the input and could remove a version."""
 
 
 @dataclass(frozen=True)
 class Staged:
-    """An input that is here whole."""
+    """An input that is completely on this machine."""
 
     files: Sequence[Wanted]
     num_bytes: int
     fetched_bytes: int
-    """What had to be fetched for it."""
+    """The bytes that had to be fetched."""
     version: str
     """See ``version_of_all``."""
 
 
 class InputCache:
-    """The cache in a directory, which several processes of this machine may share."""
+    """The cache in a directory; several processes of this machine may share it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def path_of(self, source: Input, file: Wanted) -> Path:
-        """Return where the file is, once it is here."""
+        """Return the path of the file once it is here."""
         name = source.content_key(file)
         return self.root / "objects" / name[:2] / name
 
     def has(self, source: Input, file: Wanted) -> bool:
-        """Return whether the file is here whole, and nobody has written to it since."""
+        """Return whether the complete file is here and has not been written to since."""
         try:
             status = os.lstat(self.path_of(source, file))
         except FileNotFoundError:
@@ -106,15 +106,15 @@ class InputCache:
         return status.st_size == file.size and status.st_mtime_ns == _mtime_ns(file)
 
     def stage(self, source: Input, staging: Staging) -> Staged:
-        """Have every file of the input here, all in the versions of one listing.
+        """Bring every file of the input here, all in the versions of one listing.
 
-        One process at a time stages an input. What is here is not fetched again.
+        Only one process at a time stages an input. Files that are here are not fetched again.
 
         Raises:
             InputMissing: there is nothing under its URL.
-            InputChanged: it changes all the time.
-            CorruptData: a file has another hash than the job file says.
-            CloudspotError: some of it cannot be had, or the disk has too little room.
+            InputChanged: the input keeps changing.
+            CorruptData: a file's hash differs from the one in the job file.
+            CloudspotError: a file cannot be fetched, or the disk has too little space.
             OSError: the disk refuses.
         """
         own = self.root / "inputs" / hashlib.sha256(source.spec.url.encode()).hexdigest()[:32]
@@ -137,17 +137,17 @@ class InputCache:
                     return staged
                 gone, new = set(files).difference(now), set(now).difference(files)
                 for file in gone:
-                    # Perhaps a mixture, or the bytes of a later version.
+                    # This file may be a mixture, or have the bytes of a later version.
                     self.path_of(source, file).unlink(missing_ok=True)
                 if gone or new:
                     why = f"{source.describe(min(gone | new))} has changed since it was listed"
                 files = now
-        raise InputChanged(f"{why}, and so it went {NUM_ROUNDS} times: let it stand still, or name a copy")
+        raise InputChanged(f"{why}, {NUM_ROUNDS} times in a row; stop changing it, or name a copy")
 
     def _fetch(self, source: Input, files: Sequence[Wanted], own: Path, staging: Staging) -> int:
-        """Fetch what is missing; return how many bytes that were."""
+        """Fetch the missing files; return their size in bytes."""
         total = sum(file.size for file in files)
-        # The state that is kept of a large file grows with the size that it claims: check the claim first.
+        # The state kept for a large file grows with the size that it claims, so check the claim first.
         check_fits(self.root, total)
         missing = [file for file in files if not self.has(source, file)]
         small = [file for file in missing if file.size <= BLOCK_BYTES]
@@ -159,7 +159,7 @@ class InputCache:
         parts = {one.part for one in large}
         for left in own.glob("*.part"):
             if left not in parts:
-                left.unlink()  # of a version that is no more, or of an earlier boot
+                left.unlink()  # of an old version, or of an earlier boot
         num_left = sum(file.size for file in small) + sum(one.num_left_bytes for one in large)
         check_room(self.root, num_left, spare_share=staging.spare_share)
         num_processes = staging.num_processes or processes_for(len(small))
@@ -185,7 +185,7 @@ class InputCache:
 
 
 class _SmallFiles:
-    """Fetches files that one request brings, here or in another process."""
+    """Fetches files that take one request each, in this process or in another."""
 
     def __init__(self, cache: InputCache, own: Path, source: Input, num_threads: int) -> None:
         self._cache, self._own, self._source, self._num_threads = cache, own, source, num_threads
@@ -195,23 +195,23 @@ class _SmallFiles:
         return _small_files, (root, own, self._source.spec, self._num_threads)
 
     def __call__(self, files: Sequence[Wanted]) -> None:
-        """Fetch those of the files that are not here."""
+        """Fetch those of the files that are not here yet."""
         missing = [file for file in files if not self._cache.has(self._source, file)]
         failure: BaseException | None = None
         number = self._num_threads
         with ExitStack() as whole:
-            # All are synced when all are written: a journal then commits once for many of them.
+            # Sync only when all are written: the file system's journal then commits once for many of them.
             fetched = list[tuple[int, Wanted]]()
             try:
                 map_parallel(lambda one: fetched.append(self._fetch(one, whole)), missing, num_threads=number)
-            except BaseException as error:  # noqa: BLE001 - the others stay
+            except BaseException as error:  # noqa: BLE001 - the other files are kept
                 failure = error
             map_parallel(lambda one: _settle(*one), fetched, num_threads=number)
         if failure is not None:
             raise failure
 
     def _fetch(self, file: Wanted, whole: ExitStack) -> tuple[int, Wanted]:
-        """Write the file, and return its descriptor; it appears when the stack is closed."""
+        """Write the file and return its descriptor; the file appears when the stack is closed."""
         path = self._cache.path_of(self._source, file)
         path.parent.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256()
@@ -234,7 +234,7 @@ def _small_files(root: Path, own: Path, spec: DataSpec, num_threads: int) -> _Sm
 
 
 def _portions(files: Sequence[Wanted]) -> Iterator[Sequence[Wanted]]:
-    """Yield the files, so many together that a process is busy for a while and soon done."""
+    """Yield the files in portions that keep a process busy for a while, but not for long."""
     portion: list[Wanted] = []
     num_bytes = 0
     for file in files:
@@ -248,23 +248,23 @@ def _portions(files: Sequence[Wanted]) -> Iterator[Sequence[Wanted]]:
 
 
 class _Large:
-    """A file in blocks, which lies beside the lock until all of them are there."""
+    """A file fetched in blocks; it stays next to the lock until all blocks are there."""
 
     def __init__(self, target: Path, own: Path, source: Input, file: Wanted) -> None:
         self._target, self._source, self._file = target, source, file
         self._block = BLOCK_BYTES if source.has_ranges else file.size
-        # What another boot has written may not all have reached the disk.
+        # Bytes that an earlier boot wrote may not all have reached the disk.
         self.part = own / f"{target.name}.{self._block}.{this_boot()}.part"
         self._num_blocks = -(-file.size // self._block)
         self._left = self._read_left()
         self.num_left_bytes = sum(map(self._size, self._left))
         self._descriptor = -1
         self._noting = threading.Lock()
-        # The kernel lets one thread at a time write to a file, and has the others wait on the processor.
+        # The kernel lets only one thread at a time write to a file; the others would spin.
         self._writing = threading.Lock()
 
     def tasks(self, repeat: Retry, progress: Callable[[int], None]) -> Iterator[Callable[[], None]]:
-        """Yield what fetches a block; the file is open until all of these have run, or ``close``."""
+        """Yield a task for each missing block; the file is open until all of them have run, or ``close``."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(self.part, flags, 0o600)
         if not self._left:
@@ -296,12 +296,12 @@ class _Large:
         return min(self._block, self._file.size - number * self._block)
 
     def _read_left(self) -> set[int]:
-        """Return the blocks that are not there yet."""
+        """Return the numbers of the missing blocks."""
         try:
             with self.part.open("rb") as file:
                 length = os.fstat(file.fileno()).st_size
                 if length == self._file.size:
-                    return set()  # cut to its length: only its rename was missing
+                    return set()  # cut to its final length: only the rename is missing
                 file.seek(self._file.size)
                 marks = file.read() if length == self._file.size + self._num_blocks else b""
         except FileNotFoundError:
@@ -330,7 +330,7 @@ class _Large:
         try:
             _settle(self._descriptor, self._file)
         except OSError:
-            self.part.unlink()  # the kernel tells once of bytes that it has lost
+            self.part.unlink()  # the kernel reports lost bytes only once
             raise
         os.fchmod(self._descriptor, 0o444)
         self._target.parent.mkdir(parents=True, exist_ok=True)
@@ -339,7 +339,7 @@ class _Large:
 
 
 def _work(*kinds: tuple[Iterator[Callable[[], None]], int]) -> None:
-    """Run the tasks of each kind in so many threads; after an error no further one is begun."""
+    """Run the tasks of each kind in the given number of threads; after an error, start no further task."""
     has_failed = threading.Event()
 
     def work(tasks: Iterator[Callable[[], None]], taking: threading.Lock) -> None:
@@ -361,7 +361,7 @@ def _work(*kinds: tuple[Iterator[Callable[[], None]], int]) -> None:
 
 
 def _settle(descriptor: int, file: Wanted) -> None:
-    """Have the bytes on the disk, and the time by which a later change shows."""
+    """Sync the file, and set its time, so that a later change shows."""
     os.fsync(descriptor)
     os.utime(descriptor, ns=(_mtime_ns(file), _mtime_ns(file)))
 
@@ -373,7 +373,7 @@ def _mtime_ns(file: Wanted) -> int:
 def _check_hash(source: Input, file: Wanted, found: str) -> None:
     expected = source.spec.sha256
     if expected is not None and found != expected:
-        raise CorruptData(f"{source.describe(file)} has the sha256 {found}, and not {expected}")
+        raise CorruptData(f"{source.describe(file)} has the sha256 {found}, not {expected}")
 
 
 @contextmanager

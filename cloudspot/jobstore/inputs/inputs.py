@@ -1,4 +1,4 @@
-"""What a job's ``[data]`` names: the objects of a store, or one file of a web server, listed and read."""
+"""The inputs in a job's ``[data]``, objects of a store or one file of a web server: list and read them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from cloudspot.model import ObjectMeta
 from cloudspot.registry import open_store
 
 BLOCK_BYTES = 8 << 20
-"""What is asked for at once of a large file."""
+"""The most that one request reads of a large file."""
 
 Sink = Callable[[int, memoryview], None]
-"""Takes bytes and the place in the file where they belong."""
+"""Takes an offset in the file and the bytes that belong there."""
 
 
 class Wanted(NamedTuple):
-    """A file of an input, in the version that the listing shows."""
+    """A file of an input, in its version at the time of the listing."""
 
     name: str
-    """Its path below that of the input; empty where the input is this one file."""
+    """Its path below that of the input; it is empty if the input is this one file."""
     key: str
     size: int
     version: str
-    """Other bytes have another one."""
+    """A text that changes with the bytes."""
     seconds: int
-    """When it was last modified, since 1970."""
+    """The time of its last change, in seconds since 1970."""
 
 
 class InputMissing(CloudspotError):
@@ -50,20 +50,20 @@ class Input(ABC):
     def __init__(self, spec: DataSpec) -> None:
         self.spec = spec
         self.has_ranges = True
-        """Whether a part of a file can be read; known after the listing."""
+        """Whether parts of a file can be read; this is known after the listing."""
 
     @abstractmethod
     def wanted(self) -> Sequence[Wanted]:
         """Return the files, in the order of their names.
 
         Raises:
-            InputMissing: there are none, or not what the URL says.
-            CloudspotError: some cannot be staged.
+            InputMissing: there are none, or the URL names something else.
+            CloudspotError: some of them cannot be staged.
         """
 
     @abstractmethod
     def look(self) -> None:
-        """See by one request, or very few, whether anything is there that can be read.
+        """Check with one request, or very few, that there is something readable.
 
         Raises:
             InputMissing: there is nothing.
@@ -71,10 +71,10 @@ class Input(ABC):
 
     @abstractmethod
     def read(self, file: Wanted, start: int, length: int, sink: Sink) -> None:
-        """Pass on a part of the file, in pieces of at most ``BLOCK_BYTES``.
+        """Pass a part of the file to ``sink``, in pieces of at most ``BLOCK_BYTES``.
 
         Raises:
-            InputChanged: the bytes that came are of another version, as far as that shows.
+            InputChanged: the received bytes are of another version, as far as that can be detected.
             ObjectMissing: the file is gone.
         """
 
@@ -83,14 +83,14 @@ class Input(ABC):
         return self.spec.shown_url + file.name
 
     def content_key(self, file: Wanted) -> str:
-        """Return a name for the bytes of this version, the same for all jobs."""
+        """Return a name for the content of this version, the same for all jobs."""
         parts = (self._place, file.key, file.version, str(file.size), self.spec.sha256 or "")
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     @property
     @abstractmethod
     def _place(self) -> str:
-        """The URL below which the keys are, in the one form of all its spellings."""
+        """The URL below which the keys are, the same for all its spellings."""
 
 
 def open_input(spec: DataSpec) -> Input:
@@ -144,20 +144,20 @@ class _StoreInput(Input):
     def look(self) -> None:
         if not self.spec.is_tree:
             self.wanted()
-        # A name that no file can have may be read in place; what stands for a directory is passed over.
+        # Foreign names may be readable in place, so they count; markers of directories do not.
         elif not any(page.objects or page.skipped for page in self.store.list_pages("")):
             raise InputMissing("there are no objects below it")
 
     def read(self, file: Wanted, start: int, length: int, sink: Sink) -> None:
         if start == 0 and length == file.size <= BLOCK_BYTES:
-            # Whole, so that the store compares its own checksum, if it has one.
+            # Read it whole, so that the store verifies its own checksum, if it has one.
             data = self.store.get(file.key)
             _check_length(self, file, len(data), file.size)
             with memoryview(data) as view:
                 sink(0, view)
             return
         if not hasattr(self._own, "buffer"):
-            self._own.buffer = bytearray(BLOCK_BYTES)  # each thread keeps its own: fresh memory costs more
+            self._own.buffer = bytearray(BLOCK_BYTES)  # fresh memory costs more
         for at in range(start, start + length, BLOCK_BYTES):
             with memoryview(self._own.buffer)[: min(BLOCK_BYTES, start + length - at)] as room:
                 _check_length(self, file, self.store.get_range_into(file.key, at, room), len(room))
@@ -182,13 +182,13 @@ class _StoreInput(Input):
             raise InputMissing("there are no objects below it")
         if both := {one.name for one in files} & _directories(files):
             raise CloudspotError(
-                f"{min(both)!r} is an object, and others lie below {min(both)}/: a disk cannot hold both"
+                f"{min(both)!r} is an object, but others lie below {min(both)}/: a disk cannot hold both"
             )
         return files
 
 
 def _directories(files: Iterable[Wanted]) -> set[str]:
-    """Return the names of all directories that the files lie in."""
+    """Return the names of all directories that contain the files."""
     directories: set[str] = set()
     for file in files:
         above = file.name.rpartition("/")[0]
@@ -207,7 +207,7 @@ class _HttpInput(Input):
 
     @property
     def _place(self) -> str:
-        return "" if self.spec.sha256 else self.spec.url  # a hash names the bytes, wherever they are
+        return "" if self.spec.sha256 else self.spec.url  # the hash identifies the bytes at any URL
 
     def wanted(self) -> Sequence[Wanted]:
         try:
@@ -215,11 +215,11 @@ class _HttpInput(Input):
         except ObjectMissing as error:
             raise InputMissing(str(error)) from error
         if head.size is None:
-            raise CloudspotError("the server does not say how long the file is; put it into a store")
+            raise CloudspotError("the server does not state the file's length; copy it to a store")
         if not head.version and self.spec.sha256 is None:
             raise CloudspotError(
-                "the server tells neither an ETag nor when the file was modified, so that a change would not "
-                "show; give its sha256, or put it into a store"
+                "the server sends neither an ETag nor a Last-Modified header, so that a change would not "
+                "be noticed; set sha256, or copy the file to a store"
             )
         self.has_ranges = head.has_ranges
         return (Wanted("", "", head.size, self._version(head), head.seconds),)
@@ -238,7 +238,7 @@ class _HttpInput(Input):
             at = start
             for piece in pieces:
                 if at + len(piece) > start + length:
-                    raise TransientError(f"{self.describe(file)}: the answer has more bytes than asked for")
+                    raise TransientError(f"{self.describe(file)}: the answer has more bytes than requested")
                 with memoryview(piece) as view:
                     sink(at, view)
                 at += len(piece)
@@ -249,7 +249,7 @@ class _HttpInput(Input):
 
 
 def _wanted(name: str, meta: ObjectMeta) -> Wanted:
-    # The time too: what was put back as it was has another.
+    # Include the time, which changes even if the same bytes are put again.
     version = f"{meta.etag} {meta.modified_at.isoformat()}"
     return Wanted(name, meta.key, meta.size, version, int(meta.modified_at.timestamp()))
 
@@ -259,4 +259,4 @@ def _check_length(source: Input, file: Wanted, found: int, expected: int) -> Non
         return
     if isinstance(source, _HttpInput):
         raise TransientError(f"{source.describe(file)}: the answer ended after {found} of {expected} bytes")
-    raise InputChanged(f"{source.describe(file)} has changed its size since it was listed")
+    raise InputChanged(f"{source.describe(file)} has changed in size since it was listed")

@@ -1,1 +1,1 @@
-"""Whole jobs: submitted, listed, read, resumed, forked, copied and removed; and who drives them."""
+"""Whole jobs: submit, list, read, resume, fork, copy and remove them; and the drivers of a store's jobs."""

@@ -1,15 +1,14 @@
-"""Copy a job to another store: what it needs to go on there, and what tells its past.
+"""Copy a job to another store: everything that it needs to continue there, and its history.
 
-Everything in a job's prefix is copied as it is, except for its secrets, what drivers work out anew (the
-summary, the suspicions, copies of the journal and of settled launches), its agents, of which a resumption
-stages its own, and its checkpoints, of which only the best goes along. Objects are created, never replaced.
-A copy that was cut short is finished by the next one, which compares by content what stands already and
-copies the rest. The
-submission comes last: before it, the target has no such job. The copy is not marked live, since nothing of
-it runs until it is resumed.
+All objects below a job's prefix are copied unchanged, with these exceptions: its secrets; records that
+drivers compute anew (the summary, the suspicions, copies of the journal and of settled launches); its agents,
+because a resumption stages its own; and its checkpoints, of which only the best one is copied. Objects are
+created, never replaced. The next copy finishes an interrupted one: it compares the existing objects by
+content and copies the rest. The submission comes last; before it, the target has no such job. The copy is not
+marked live, because nothing of it runs until it is resumed.
 
-A job may come back to a store that it has left: its journal there is the beginning of what it is now. The
-first record that is missing is then written last, since readers take a gap for the journal's end.
+A job may return to a store that it has left: the journal there is the beginning of its present one. The first
+missing record is then written last, because readers take a gap for the end of the journal.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ from cloudspot.jobstore.layout.records import CheckpointId, JournalRecord, Manif
 from cloudspot.plugin.multipart import PART_BYTES
 
 NUM_THREADS = 4
-"""An upload of a large object takes 80 MiB of memory."""
+"""Uploading a large object takes 80 MiB of memory per thread."""
 
 
 class DamagedCheckpoint(CorruptData):
-    """A chunk of the checkpoint is missing or changed: plan again, without this checkpoint."""
+    """A chunk of the checkpoint is missing or changed: make a new plan without this checkpoint."""
 
     def __init__(self, checkpoint: CheckpointId, problem: str) -> None:
         super().__init__(f"checkpoint {checkpoint}: {problem}")
@@ -64,39 +63,40 @@ class DamagedCheckpoint(CorruptData):
 
 
 class _Differs(CloudspotError):
-    """An object of the target has another content."""
+    """An object in the target has different content."""
 
 
 @dataclass(frozen=True)
 class CopiedObject:
-    """An object that goes along, under the same key."""
+    """An object to copy; its key stays the same."""
 
     key: str
     size: int
     sha256: str | None = None
-    """Of its content, where its key or the submission says it."""
+    """The SHA-256 of its content, if its key or the submission states it."""
     chunk: StoredChunk | None = None
-    """What the manifest says of it, if it is a checkpoint's."""
+    """The chunk of a checkpoint that it holds, if any, as in the manifest."""
     is_artifact: bool = False
-    """It may have been overwritten since an earlier copy."""
+    """Whether it is an artifact, which may have been overwritten since an earlier copy."""
 
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """What a copy of a job consists of."""
+    """Everything that a copy of a job contains."""
 
     submission: Submission
-    """The job's first."""
+    """The job's first submission."""
     spec: CopiedObject
-    """The record of it."""
+    """The record of the submission."""
     objects: tuple[CopiedObject, ...]
-    """Code, records, logs and artifacts: all that does not belong to the journal or to a checkpoint."""
+    """Code, records, logs and artifacts: everything that belongs neither to the journal nor to a
+    checkpoint."""
     journal: tuple[CopiedObject, ...]
-    """In order."""
+    """The journal's records, in order."""
     checkpoint: CheckpointId | None
-    """The one that goes along; None: the job has none, or none that is whole."""
+    """The checkpoint to copy, or None if the job has none that is whole."""
     chunks: tuple[CopiedObject, ...]
-    """The checkpoint's."""
+    """The checkpoint's chunks."""
     manifests: tuple[CopiedObject, ...]
     """The checkpoint's manifest, if there is a checkpoint."""
     skipped: tuple[Skipped, ...]
@@ -104,22 +104,22 @@ class CopyPlan:
 
     @property
     def everything(self) -> tuple[CopiedObject, ...]:
-        """Return all objects, in the order in which they may be written."""
+        """All objects, in an order in which they may be written."""
         return (*self.objects, *self.chunks, *self.manifests, *self.journal, self.spec)
 
     @property
     def num_bytes(self) -> int:
-        """Return how many bytes are read from the source and written to the target."""
+        """The bytes to read from the source and write to the target."""
         return sum(one.size for one in self.everything)
 
     @property
     def num_reads(self) -> int:
-        """Return about how many requests read them."""
+        """The approximate number of requests that read them."""
         return sum(max(1, -(-one.size // BLOCK_BYTES)) for one in self.everything)
 
     @property
     def num_writes(self) -> int:
-        """Return about how many requests write them; a large object goes up in parts."""
+        """The approximate number of requests that write them; a large object is uploaded in parts."""
         return sum(1 if one.size <= PART_BYTES else -(-one.size // PART_BYTES) + 2 for one in self.everything)
 
 
@@ -130,15 +130,16 @@ def plan_copy(
     damaged: Collection[CheckpointId] = (),
     is_estimate: bool = False,
 ) -> CopyPlan:
-    """Return what a copy of the job to another store takes; ``damaged`` are checkpoints that do not count.
+    """Return the plan of a copy of the job to another store, without the checkpoints in ``damaged``.
 
-    ``is_estimate``: what it would take now, also if the job has not ended yet; not to be carried out.
+    ``is_estimate`` plans a copy at this moment, even if the job has not ended; such a plan must not be
+    executed.
 
-    The checkpoint that goes along is the best of the lineage whose manifest is sound and whose chunks are
-    there; whether their bytes are right, the copy finds out.
+    The chosen checkpoint is the best of the lineage whose manifest is sound and whose chunks exist. The copy
+    itself verifies their bytes.
 
     Raises:
-        CloudspotError: the job has neither ended nor is it suspended, or what it used is not released yet.
+        CloudspotError: the job is neither finished nor suspended, or some of its resources are not released.
         CorruptData: a record is malformed, or the job's code is gone.
         JobNotFound: there is no such job.
     """
@@ -153,7 +154,7 @@ def plan_copy(
     code = code_key(submission)
     meta = find_meta(source, code)
     if meta is None:
-        raise CorruptData(f"{source.url}: {code}, which job {job_id!r} needs, is gone")
+        raise CorruptData(f"{source.url}: {code}, which job {job_id!r} needs, is missing")
     sizes[code] = meta.size
     copies = keys.journal_copies_prefix(job_id)
     checkpoints = (keys.manifests_prefix(job_id), keys.checkpoints_prefix(job_id))
@@ -182,7 +183,7 @@ def plan_copy(
         checkpoint=None if best is None else best.id,
         chunks=tuple(
             {
-                # A compressed one may be of another length than its record says.
+                # The size of a compressed chunk may differ from that in its record.
                 one.key: CopiedObject(one.key, sizes.get(one.key, one.chunk.size), chunk=one)
                 for one in chunks
             }.values()
@@ -193,7 +194,7 @@ def plan_copy(
 
 
 def describe_copy(plan: CopyPlan) -> str:
-    """Return in one line what the copy takes, from which its price follows."""
+    """Return the size of the copy in one line; its price follows from this."""
     what = "without a checkpoint" if plan.checkpoint is None else f"with checkpoint {plan.checkpoint}"
     return (
         f"{len(plan.everything):,} objects, {plan.num_bytes / 2**20:,.1f} MiB, {what}: about "
@@ -209,17 +210,17 @@ def copy(
     progress: Callable[[int], None] = lambda _count: None,
     num_threads: int = NUM_THREADS,
 ) -> None:
-    """Make the job stand in the target, verified; after an interruption, call it again.
+    """Copy the job to the target, verified; after an interruption, call it again.
 
-    Since before the plan was made, the caller keeps anybody from resuming the job in the source. Nothing of
-    it is written if the job stands as planned, even if it has gone on in the target since. ``progress`` is
-    told the bytes as they are read, those of objects that stand already too: in all, ``plan.num_bytes``.
+    Since before the plan was made, the caller keeps everyone from resuming the job in the source. If the
+    target already has the planned job, nothing is written, even if the job has continued there. ``progress``
+    is called with the bytes read, including those of objects that exist already: ``plan.num_bytes`` in total.
 
     Raises:
-        CloudspotError: an object of the target has another content; the message names its key. Or code that
-            the job shares may be on its way out there.
-        CorruptData: an object of the source has changed since the plan was made, or is not what its name
-            says.
+        CloudspotError: an object in the target has different content; the message names its key. Or shared
+            code that the job needs is possibly being deleted there.
+        CorruptData: an object in the source has changed since the plan was made, or does not match the hash
+            in its name.
         DamagedCheckpoint: a chunk does not match its checksum.
         JobExists: the target has another job of that id.
         StoreRefused: the target breaks a promise.
@@ -231,7 +232,8 @@ def copy(
     standing = {meta.key: meta.size for meta in target.list_objects(keys.job_prefix(job_id))}
     copier = _ObjectCopier(source, target, standing, progress)
     if all(one.key in standing for one in (*plan.journal, plan.spec)):
-        # Each writer of the journal knew what stands before its record: equal ends have equal beginnings.
+        # Each writer of the journal knew all records before its own, so equal last records have equal
+        # beginnings.
         copier.copy_object(plan.journal[-1])
         progress(plan.num_bytes - plan.journal[-1].size)
         return
@@ -242,7 +244,7 @@ def copy(
         standing[code] = meta.size
     _check_no_others(target, plan, standing)
     missing = [one for one in plan.journal if one.key not in standing]
-    # A checkpoint's manifest after its chunks, so that whatever stands is whole.
+    # Copy a checkpoint's manifest after its chunks, so that every manifest in the target is whole.
     compared = [one for one in plan.journal if one.key in standing]
     for batch in (*plan.objects, *plan.chunks, *compared), plan.manifests, missing[1:]:
         map_parallel(copier.copy_object, batch, num_threads=num_threads)
@@ -254,7 +256,7 @@ def copy(
 
 
 def reserve(plan: CopyPlan, source: ObjectStore, target: ObjectStore) -> None:
-    """Reserve the job's id in the target, and try whether it keeps its promises; safe to repeat.
+    """Reserve the job's id in the target, and check that the target keeps its promises; safe to repeat.
 
     Raises:
         JobExists: the target has another job of that id.
@@ -264,12 +266,12 @@ def reserve(plan: CopyPlan, source: ObjectStore, target: ObjectStore) -> None:
     source, target = with_retries(source), with_retries(target)
     job_id = plan.submission.job_id
     if source.canonical_url == target.canonical_url:
-        raise JobExists(f"job {job_id!r} is in {target.url} already: that is where it would be copied from")
+        raise JobExists(f"job {job_id!r} is in {target.url} already, which is also the source")
     taken = JobExists(f"{target.url} has another job {job_id!r}; remove that one or copy to another store")
     if find_bytes(target, plan.spec.key) not in {None, source.get(plan.spec.key)}:
         raise taken
     probe(target)
-    # The id is ours from here on. Its content tells our reservation from another's, as in a submission.
+    # From here on the id is ours. The content distinguishes our reservation from others', as in a submission.
     if create(target, keys.index(job_id), plan.submission.writer.encode()) is not None:
         raise taken
 
@@ -291,11 +293,11 @@ class _ObjectCopier:
         self._lock = threading.Lock()
 
     def copy_object(self, one: CopiedObject) -> None:
-        """Create the object in the target, or compare it with what stands there; raises as ``copy`` does."""
+        """Create the object in the target, or compare it with the existing one; errors as for ``copy``."""
         try:
             self._copy_object(one)
         except DamagedCheckpoint:
-            self._copy_object(one)  # the fault may have been on the way, and would cost the whole checkpoint
+            self._copy_object(one)  # the error may have happened in transit
 
     def _copy_object(self, one: CopiedObject) -> None:
         if one.key in self._standing:
@@ -304,7 +306,7 @@ class _ObjectCopier:
             except _Differs:
                 if not one.is_artifact:
                     raise
-                # The job was here before, and has written the file again since.
+                # The job was here before, and has rewritten the file since.
                 self._target.delete(one.key)
                 del self._standing[one.key]
                 self._copy_object(one)
@@ -335,13 +337,13 @@ class _ObjectCopier:
                         told.reached(start + len(block))
                     upload.commit()
             except ObjectExists as error:
-                raise TransientError(f"{self._target.url}: whether {one.key} is ours is unknown") from error
+                raise TransientError(f"{self._target.url}: it is unknown who wrote {one.key}") from error
 
         retry(attempt, waits=WAITS, sleep=self._target.sleep)
 
     def _compare(self, one: CopiedObject, size: int, told: _Told) -> None:
-        """Compare what stands with the checksum that is known, or else with the source."""
-        # Versions of zstd compress the same bytes differently; a chunk's checksum is of the bytes.
+        """Compare an existing object with its known checksum or, without one, with the source."""
+        # Versions of zstd compress the same bytes differently; a chunk's checksum covers the raw bytes.
         if size != one.size and not (one.chunk is not None and one.chunk.is_compressed):
             raise self._differs(one)
         if one.chunk is None and one.sha256 is None:
@@ -355,10 +357,10 @@ class _ObjectCopier:
                 told.reached(start + len(block))
         except CorruptData as error:
             raise self._differs(one) from error
-        told.reached(one.size)  # what stands may be shorter
+        told.reached(one.size)  # the existing object may be shorter
 
     def _blocks(self, one: CopiedObject) -> Iterator[bytes]:
-        """Yield the source's bytes, verified at the end."""
+        """Yield the bytes of the source object, verified at the end."""
         try:
             yield from _blocks(self._source, one)
         except CorruptData as error:
@@ -369,8 +371,8 @@ class _ObjectCopier:
 
     def _differs(self, one: CopiedObject) -> _Differs:
         return _Differs(
-            f"{self._target.url}: {one.key} is not what {self._source.url} has under that key; nothing was "
-            "overwritten. Remove the job there, or copy to another store"
+            f"{self._target.url}: {one.key} differs from the object in {self._source.url}; nothing was "
+            "overwritten. Remove the job from the target, or copy to another store"
         )
 
     def _tell(self, num_bytes: int) -> None:
@@ -379,7 +381,7 @@ class _ObjectCopier:
 
 
 class _Told:
-    """Tells each byte of an object once, however often it is read."""
+    """Reports each byte of an object once, however often it is read."""
 
     def __init__(self, one: CopiedObject, tell: Callable[[int], None]) -> None:
         self._size = one.size
@@ -387,17 +389,17 @@ class _Told:
         self._done = 0
 
     def reached(self, position: int) -> None:
-        position = min(position, self._size)  # what stands may be longer
+        position = min(position, self._size)  # the existing object may be longer
         if position > self._done:
             self._tell(position - self._done)
             self._done = position
 
 
 def _blocks(store: ObjectStore, one: CopiedObject) -> Iterator[bytes]:
-    """Yield an object's bytes a block at a time, verified at the end.
+    """Yield an object's bytes in blocks, verified at the end.
 
     Raises:
-        CorruptData: it is missing, has another size than was planned, or another content than is known.
+        CorruptData: it is missing, or its size differs from the plan or its content from the known hash.
     """
     if one.chunk is not None:
         yield from read_stored(store, one.chunk)
@@ -406,12 +408,12 @@ def _blocks(store: ObjectStore, one: CopiedObject) -> Iterator[bytes]:
     for start in range(0, max(one.size, 1), BLOCK_BYTES):
         length = min(BLOCK_BYTES, one.size - start)
         try:
-            # One byte more at the end reveals an object that has grown.
+            # One more byte at the end reveals that an object has grown.
             block = store.get_range(one.key, start, length + (start + length == one.size))
         except ObjectMissing as error:
-            raise CorruptData(f"{store.url}: {one.key} is gone since the copy was planned") from error
+            raise CorruptData(f"{store.url}: {one.key} was deleted after the copy was planned") from error
         if len(block) != length:
-            raise CorruptData(f"{store.url}: {one.key} has changed since the copy was planned")
+            raise CorruptData(f"{store.url}: {one.key} has changed after the copy was planned")
         digest.update(block)
         yield block
     if one.sha256 not in {None, digest.hexdigest()}:
@@ -428,23 +430,23 @@ def _with_offsets(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
 def _check_over(source: ObjectStore, job_id: str, history: History) -> None:
     if history.live_launches or (history.finished is None and history.suspended is None):
         raise CloudspotError(f"job {job_id!r} in {source.url} has not ended; stop it first")
-    # Drivers take the marks back last, when no machine of the job is left that could write. One that is
-    # suspended keeps them; that of a resumption that was given up says nothing.
+    # Drivers remove the marks last, when no machine of the job is left that could write. A suspended job
+    # keeps its marks; the mark of an abandoned resumption means nothing.
     first, count = history.first_submission.writer, history.submission.resumption
     writers = [first, *(resumed_writer(first, number) for number in range(1, count + 1))]
     marks = {keys.live(job_id, writer) for writer in writers}
     listed = {meta.key for meta in source.list_objects(keys.live_marks_prefix(job_id))}
     if history.finished is not None and marks & listed:
         raise CloudspotError(
-            f"job {job_id!r} in {source.url} has ended, but not all that it used is released; run "
-            "`cloudspot reconcile` until it is"
+            f"job {job_id!r} in {source.url} has ended, but some of its resources are not released yet; run "
+            "`cloudspot reconcile` until they are"
         )
 
 
 def _best_checkpoint(
     source: ObjectStore, job_id: str, journal: Sequence[JournalRecord], damaged: Collection[CheckpointId]
 ) -> tuple[Manifest | None, tuple[Skipped, ...]]:
-    """Return the manifest of the best checkpoint that looks whole, and those before it."""
+    """Return the manifest of the best checkpoint that looks whole, and the better ones that do not."""
     skipped: list[Skipped] = []
     for checkpoint in standing_checkpoints(source, job_id, journal):
         try:
@@ -460,9 +462,9 @@ def _best_checkpoint(
 
 
 def _check_not_removed(target: ObjectStore, plan: CopyPlan) -> None:
-    """Check that nobody deletes the code that the job will share with others of the target.
+    """Check that nobody is deleting the code that the job will share with others in the target.
 
-    A removal that begins to look for jobs later finds our reservation, and leaves the code alone.
+    A removal that starts to look for jobs later finds our reservation, and keeps the code.
     """
     key = code_key(plan.submission)
     prefix = keys.removals_prefix(key)
@@ -472,13 +474,13 @@ def _check_not_removed(target: ObjectStore, plan: CopyPlan) -> None:
         if by.startswith(keys.REAPER):
             who, again = "`cloudspot reap`", "run it again an hour later"
         raise CloudspotError(
-            f"{target.url}: {who} may delete {key}, which job {plan.submission.job_id!r} needs; let it end, "
-            f"or {again} if it was cut short"
+            f"{target.url}: {who} may delete {key}, which job {plan.submission.job_id!r} needs; wait for it, "
+            f"or {again} if it was interrupted"
         )
 
 
 def _check_no_others(target: ObjectStore, plan: CopyPlan, standing: Collection[str]) -> None:
-    """Check that the target has no record that would tell another past than the source's do."""
+    """Check that the target has no record that would change the history in the source's records."""
     job_id = plan.submission.job_id
     planned = {one.key for one in plan.everything}
     of_history = (
@@ -489,15 +491,15 @@ def _check_no_others(target: ObjectStore, plan: CopyPlan, standing: Collection[s
     for key in sorted(set(standing) - planned):
         if key.startswith(of_history):
             raise CloudspotError(
-                f"{target.url}: {key} is not in the store that job {job_id!r} is copied from; remove the job "
-                f"from {target.url}, or copy it to another store"
+                f"{target.url}: {key} is not in the source of job {job_id!r}; remove the job from "
+                f"{target.url}, or copy it to another store"
             )
 
 
 def _check_whole(
     target: ObjectStore, plan: CopyPlan, standing: Mapping[str, int], later: Collection[str]
 ) -> None:
-    """Check by a listing that all is there but what comes ``later``; ``standing`` was compared already."""
+    """Check by a listing that everything exists except ``later``; ``standing`` was compared already."""
     prefix = keys.job_prefix(plan.submission.job_id)
     listed = {meta.key: meta.size for meta in target.list_objects(prefix)}
     wrong: Sequence[str] = [

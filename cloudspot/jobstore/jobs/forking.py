@@ -1,4 +1,4 @@
-"""Give a new job a checkpoint of another, as its generation 0: its journal begins with that commit."""
+"""Give a new job the checkpoint of another one, as its generation 0: its journal starts with that commit."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from cloudspot.jobstore.layout.records import CheckpointId, Manifest, Origin, Pa
 
 
 def code_of(store: ObjectStore, submission: Submission) -> Bundle:
-    """Return the code of a job, as it was submitted.
+    """Return the submitted code of a job.
 
     Raises:
-        CorruptData: it is not what the submission names.
+        CorruptData: it does not match the hash in the submission.
         ObjectMissing: it is gone.
     """
     data = with_retries(store).get(code_key(submission))
     if hashlib.sha256(data).hexdigest() != submission.code_sha256:
-        raise CorruptData(f"{store.url}: {code_key(submission)} is not the code it is named after")
+        raise CorruptData(f"{store.url}: {code_key(submission)} does not match the hash in its name")
     return Bundle(data=data, sha256=submission.code_sha256, files=(), skipped=())
 
 
@@ -45,10 +45,10 @@ def bring_checkpoint(
     *,
     progress: Callable[[int], None] = lambda _count: None,
 ) -> CheckpointId:
-    """Copy the committed checkpoint ``origin`` to the job; return what it is called there.
+    """Copy the committed checkpoint ``origin`` to the job; return its id there.
 
-    Each chunk is compared with its checksum on its way. Nobody else may write to the job meanwhile: its id is
-    reserved, and it does not exist yet. ``progress`` is told the bytes.
+    Each chunk is verified on the way. Nobody else writes to the job in the meantime: its id is reserved, and
+    it does not exist yet. ``progress`` is called with the bytes copied.
 
     Raises:
         CorruptData: the checkpoint does not verify.
@@ -68,14 +68,14 @@ def bring_checkpoint(
     pairs = zip(stored_chunks(origin.job_id, manifest), stored_chunks(job_id, copy), strict=True)
     map_parallel(carry, tuple(pairs), num_threads=NUM_THREADS)
     record = commit_of(copy, at=copy.at)
-    # Put, not created: an earlier submission of this id may have been cut short after it.
+    # Put, not create: an earlier submission with this id may have been interrupted after this point.
     store.put(keys.manifest(job_id, copy.generation, copy.step), codec.encode(copy))
     store.put(keys.journal(job_id, 1), codec.encode(record))
     return copy.id
 
 
 def _renumbered(manifest: Manifest, *, at: datetime) -> Manifest:
-    """Return the manifest as that of a generation 0 and of no round, which no training of the new job has."""
+    """Return the manifest with generation 0 and no round, which no training of the new job has."""
     copy = msgspec.structs.replace(
         manifest,
         generation=0,
@@ -89,7 +89,7 @@ def _renumbered(manifest: Manifest, *, at: datetime) -> Manifest:
 
 
 def _of_generation_0(part: Part) -> Part:
-    # By Python's own writer, as the trainer: the state may hold infinity.
+    # Use Python's JSON encoder, as the trainer does, because the state may contain infinity.
     seal = None if part.seal is None else json.dumps({**json.loads(part.seal), "generation": 0, "round": 0})
     chunks = tuple(msgspec.structs.replace(chunk, home=None) for chunk in part.chunks)
     return msgspec.structs.replace(part, generation=0, round=0, seal=seal, chunks=chunks)

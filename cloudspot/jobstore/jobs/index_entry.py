@@ -1,4 +1,4 @@
-"""A job's entry in the index: it reserves the id, and holds the note of a removal that has begun."""
+"""A job's entry in the index: it reserves the id, and records a removal in progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import Removal
 
 _NOTE = b"{"
-"""How the note of a removal begins; a submission writes a nonce in hex."""
+"""The first byte of a removal's note; the entry of a submission is a nonce in hex."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Entry:
     """A job's entry in the index."""
 
     since: datetime
-    """When it was written, by the store's clock."""
+    """The time at which it was written, by the store's clock."""
     removal: Removal | None
-    """Somebody has begun to remove the job."""
+    """The removal of the job, if one has begun."""
 
 
 def read_entry(store: ObjectStore, job_id: str) -> Entry:

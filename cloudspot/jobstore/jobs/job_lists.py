@@ -1,11 +1,11 @@
 """The lists of jobs: all of them, those that may be live, and the newest.
 
-Each is a prefix of small objects, so that a listing tells it without reading a job. A job is *marked live*
-from before its submission stands until a driver has found it settled: finished, cleaned up, and all its
-machines gone. The mark is put first and deleted last, and put again before each launch is intended. So a
-crash at any moment leaves a mark too many, which costs a look, and never one too few. The mark names the
-submission too: a driver that was suspended while its job was removed cannot delete the mark of another job
-with the same id.
+Each list is a prefix of small objects, so that one listing returns it without reading any job. A job is
+*marked live* from before its submission exists until a driver has found it settled: finished, cleaned up, and
+without machines. The mark is put first, deleted last, and put again before each launch is intended. So a
+crash may leave one mark too many, which costs a few requests, but never one too few. The mark also names the
+submission: a driver that was suspended while its job was removed cannot delete the mark of another job with
+the same id.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.jobstore.layout.records import Submission
 
 MAX_RECENT = 1000
-"""How many jobs one request lists."""
+"""The most jobs that one request lists."""
 
 
 def list_jobs(store: ObjectStore) -> tuple[str, ...]:
     """Return the ids of all jobs in the store, sorted.
 
-    A job whose submission was cut short is listed too; reading it raises JobNotFound.
+    A job whose submission was interrupted is listed too; reading it raises JobNotFound.
     """
     found = (keys.index.match(meta.key) for meta in with_retries(store).list_objects(keys.index_prefix()))
     return tuple(match[0] for match in found if match is not None)
 
 
 def resumed_writer(first: str, resumption: int) -> str:
-    """Return what a resumed submission has in place of a nonce, so that every driver knows all marks."""
+    """Return the writer of a resumed submission, which is no nonce, so that every driver knows all marks."""
     return f"{first}-{resumption}"
 
 
 def mark_live(store: ObjectStore, job_id: str, writer: str) -> None:
-    """Mark the job live; safe to repeat, and the mark keeps its first time. ``writer``: its submission's."""
+    """Mark the job live for the submission of ``writer``; safe to repeat: the mark keeps its first time."""
     create(store, keys.live(job_id, writer), b"")
 
 
 def unmark_live(store: ObjectStore, job_id: str, writer: str) -> None:
-    """Take the mark back, as the job is settled; safe to repeat."""
+    """Remove the mark, because the job is settled; safe to repeat."""
     with_retries(store).delete(keys.live(job_id, writer))
 
 
@@ -63,19 +63,19 @@ def is_marked_live(store: ObjectStore, job_id: str) -> bool:
 
 
 def note_recent(store: ObjectStore, submission: Submission) -> None:
-    """Put the job into the list that ``list_recent`` reads; safe to repeat."""
+    """Add the job to the list that ``list_recent`` reads; safe to repeat."""
     with_retries(store).put(_recent_key(submission), b"")
 
 
 def forget_recent(store: ObjectStore, submission: Submission) -> None:
-    """Take it out again."""
+    """Remove the job from the list that ``list_recent`` reads."""
     with_retries(store).delete(_recent_key(submission))
 
 
 def list_recent(store: ObjectStore) -> tuple[tuple[str, ...], bool]:
-    """Return the ids of the jobs that were submitted last, newest first, and whether these are all.
+    """Return the ids of the most recent jobs, newest first, and whether these are all jobs.
 
-    It is one request. Times are those that the submitters stated.
+    It takes one request. The order follows the times that the submitters stated.
     """
     page = with_retries(store).list_page(keys.recent_prefix(), limit=MAX_RECENT)
     found = [keys.recent.match(meta.key) for meta in page.objects]
@@ -83,7 +83,7 @@ def list_recent(store: ObjectStore) -> tuple[tuple[str, ...], bool]:
 
 
 def forget_job(store: ObjectStore, job_id: str) -> None:
-    """Delete all marks of a job whose submission is gone, and all that the other list has of it."""
+    """Delete all marks of a job without a submission, and its entries in the list of recent jobs."""
     store = with_retries(store)
     for meta in list(store.list_objects(keys.live_marks_prefix(job_id))):
         store.delete(meta.key)
@@ -94,10 +94,10 @@ def forget_job(store: ObjectStore, job_id: str) -> None:
 
 
 def drop_marks_of_missing_job(store: ObjectStore, job_id: str) -> None:
-    """Delete the marks of a job that is not in the store, unless its id is reserved for a submission."""
+    """Delete the marks of a job that is not in the store, unless a submission has reserved its id."""
     store = with_retries(store)
     marks = [meta.key for meta in store.list_objects(keys.live_marks_prefix(job_id))]
-    # In this order: a submission reserves its id before it puts its mark, so these marks have no job.
+    # The order matters: a submission reserves its id before it puts its mark, so these marks have no job.
     if find_meta(store, keys.index(job_id)) is None:
         for key in marks:
             store.delete(key)

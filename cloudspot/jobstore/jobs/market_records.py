@@ -1,7 +1,7 @@
-"""What jobs that have ended saw of the spot market, for the next ones: one small object for each job.
+"""Records of the spot market that ended jobs have seen, for later jobs: one small object for each job.
 
-They are advice, and outlive their jobs: nothing in them names a job. So whatever is wrong with one of them
-costs its advice alone, and a store without any serves as well.
+They are advice, and outlive their jobs: nothing in them names a job. A broken record therefore only loses its
+own advice, and a store without any records works as well.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cloudspot.model import ObjectMeta
 MAX_READ = 50
 """How many of a provider's newest records are read."""
 MAX_KEPT = 200
-"""Older ones are deleted by whoever adds one."""
+"""Older records are deleted by the next writer."""
 MAX_BYTES = 1 << 18
-"""No writer of ours writes more, so a longer object is not read."""
+"""No writer of ours writes more, so longer objects are not read."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class MarketRecords:
 
     found: tuple[MarketSeen, ...]
     unreadable: tuple[str, ...]
-    """The keys of those that are malformed."""
+    """The keys of the malformed records."""
 
 
 def write_market_seen(store: ObjectStore, submission: Submission, provider: str, seen: MarketSeen) -> None:
-    """Put or replace what a job has seen on a provider, and delete the oldest records beyond ``MAX_KEPT``.
+    """Put or replace a job's observations on a provider, and delete the oldest records beyond ``MAX_KEPT``.
 
-    ``submission`` is the job's first one, so that a job that was resumed has one record all the same.
+    ``submission`` is the job's first one, so that a resumed job still has only one record.
     """
     store = with_retries(store)
     key = keys.market_seen(provider, submission.milliseconds, submission.writer)
@@ -47,7 +47,7 @@ def write_market_seen(store: ObjectStore, submission: Submission, provider: str,
 
 
 def read_market_seen(store: ObjectStore, provider: str) -> MarketRecords:
-    """Return the newest records of a provider, at most ``MAX_READ``, in as many requests and one more."""
+    """Return a provider's newest records, at most ``MAX_READ``: one request, and one more for each record."""
     store = with_retries(store)
 
     def read(meta: ObjectMeta) -> MarketSeen | str | None:
@@ -55,7 +55,7 @@ def read_market_seen(store: ObjectStore, provider: str) -> MarketRecords:
             return meta.key if meta.size > MAX_BYTES else read_record(store, meta.key, MarketSeen)
         except CorruptData:
             return meta.key
-        except ObjectMissing:  # Somebody has added one, and this was among the oldest.
+        except ObjectMissing:  # Deleted by a later writer as one of the oldest.
             return None
 
     read_ones = map_parallel(read, _list(store, provider)[:MAX_READ])
@@ -66,6 +66,6 @@ def read_market_seen(store: ObjectStore, provider: str) -> MarketRecords:
 
 
 def _list(store: ObjectStore, provider: str) -> list[ObjectMeta]:
-    """Return the newest records, the newest first, as many as one request lists."""
+    """Return the newest records, newest first, up to the number that one request lists."""
     listed = store.list_page(keys.market_prefix(provider)).objects
     return [meta for meta in listed if keys.market_seen.match(meta.key) is not None]

@@ -1,10 +1,10 @@
-"""This computer's own notes of the jobs that its user has submitted, kept where nobody else can write.
+"""This computer's notes of the jobs that its user has submitted, in a place where nobody else can write.
 
-Whoever can write to a store can change a job's record, or put a job there. The record's word is therefore not
-enough for whatever reaches this computer: which variables, files and profiles of it are read, and whether
-machines may be processes of it. That follows from the notes. A note holds each submission that was made, or
-adopted, here. Launch requests of the provider ``local`` also carry a signature by a key that never leaves
-this computer.
+Anyone who can write to a store can change a job's record, or add a job. The record is therefore not trusted
+for anything that affects this computer, such as which of its variables, files and profiles are read, and
+whether its processes may serve as machines. The notes decide these. A note holds each submission that was
+made or adopted here. Launch requests of the provider ``local`` also carry a signature, by a key that never
+leaves this computer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cloudspot.host.private_directories import make_private
 from cloudspot.jobstore.jobs.state_home import HOME, state_home
 
 if TYPE_CHECKING:
-    # A node imports this module with its provider, in a few milliseconds.
+    # A node imports this module with its provider, which must take only a few milliseconds.
     from cloudspot.jobstore.layout.records import Submission
 
 _KEY = "key"
@@ -36,12 +36,13 @@ _KEY_BYTES = 32
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was submitted here of one job of one store."""
+    """All submissions of one job of one store that were made here."""
 
     submissions: dict[Sha256, dict[str, Any]]
-    """The submissions' content by its hash, in the order in which they were noted."""
+    """The content of the submissions by hash, in the order in which they were noted."""
     has_ended: bool = False
-    """The provider ``local`` has released the job: it runs here again only if it is resumed from here."""
+    """Whether the provider ``local`` has released the job; it runs here again only if it is resumed from
+    here."""
 
     @property
     def newest(self) -> Mapping[str, Any]:
@@ -50,12 +51,12 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def note_job(submission: Submission, *, store_url: str, sha256: str) -> None:
-    """Note a submission and ``hash_of`` it; safe to repeat. The first note makes the key.
+    """Note a submission and its ``hash_of``; safe to repeat. The first note also makes the key.
 
-    ``store_url`` is the label of the store. A job that has ended may run here again from then on.
+    ``store_url`` is the label of the store. From then on, a job that has ended may run here again.
 
     Raises:
-        SpecError: the directory of the notes is open to others, or cannot be written.
+        SpecError: others can access the directory of the notes, or it cannot be written.
     """
     from cloudspot.jobstore.jobs.submission import content_of
     from cloudspot.jobstore.layout import codec
@@ -74,10 +75,10 @@ def note_job(submission: Submission, *, store_url: str, sha256: str) -> None:
 
 
 def end_job(job_id: str, *, store_url: str) -> None:
-    """Note that the job has ended; one that is not noted is left alone. Raises as ``note_job`` does.
+    """Note that the job has ended, unless it has no note. Errors as for ``note_job``.
 
-    Its submissions stay known, for whoever resumes it. But no driver runs it here: whoever can write to the
-    store could take its end back.
+    Its submissions stay known for a later resumption. But no driver runs it here again: anyone who can write
+    to the store could revoke its end.
     """
     if find_note(job_id, store_url=store_url) is None:
         return
@@ -88,16 +89,16 @@ def end_job(job_id: str, *, store_url: str) -> None:
 
 
 def forget_job(job_id: str, *, store_url: str) -> None:
-    """Delete the note of a job that was removed from its store; a missing one is no error."""
+    """Delete the note of a job that was removed from its store; a missing note is no error."""
     with _usable():
         (_directory() / _name(job_id, store_url)).unlink(missing_ok=True)
 
 
 def find_note(job_id: str, *, store_url: str) -> Note | None:
-    """Return the note of the job; None if there is none, or it was made by an earlier version of cloudspot.
+    """Return the note of the job, or None if there is none or an earlier version of cloudspot made it.
 
     Raises:
-        SpecError: the directory of the notes is open to others, or cannot be read.
+        SpecError: others can access the directory of the notes, or it cannot be read.
     """
     data = _read(_name(job_id, store_url))
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
@@ -107,10 +108,10 @@ def find_note(job_id: str, *, store_url: str) -> Note | None:
 
 
 def signature(statement: bytes) -> str:
-    """Return this state home's signature of the bytes, in hex; empty before its first job, for a dry run.
+    """Return this state home's signature of the bytes, in hex; empty before the first job, for a dry run.
 
     Raises:
-        SpecError: as in ``note_job``.
+        SpecError: see ``note_job``.
     """
     key = _read(_KEY)
     return "" if key is None else hmac.new(key, statement, hashlib.sha256).hexdigest()

@@ -1,4 +1,4 @@
-"""Reads a job's records into a History, with few requests; reads and writes summaries."""
+"""Read a job's records into a History with few requests; read and write summaries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from cloudspot.jobstore.nodes.settled_launches import find_settled
 from cloudspot.model import ObjectMeta
 
 MAX_REREADS = 8
-"""How many new heartbeats a pass reads of nodes whose state is the same; the others wait their turn."""
+"""The most new heartbeats that one pass reads of nodes with unchanged state; later passes read the others."""
 
 
 class _Place(NamedTuple):
@@ -48,17 +48,17 @@ class _Place(NamedTuple):
     form: keys.Form
     launch: int
     name: Any
-    """A rank, or a machine's id."""
+    """A rank, or the id of a machine."""
     key: str
     version: tuple[datetime, int]
-    """When it was put, and its size."""
+    """The time of its put, and its size."""
 
 
 def read_summary(store: ObjectStore, job_id: str) -> Summary | None:
-    """Return the job's advisory summary, or None before the first; it may be stale.
+    """Return the job's advisory summary, or None if none was written yet; it may be outdated.
 
     Raises:
-        CorruptData: it is malformed, or another job's.
+        CorruptData: it is malformed, or belongs to another job.
     """
     summary = find_record(with_retries(store), keys.summary(job_id), Summary)
     if summary is not None and summary.job_id != job_id:
@@ -74,7 +74,7 @@ def _standing_end(journal: Sequence[JournalRecord]) -> Finished | None:
 
 
 def job_file_of(submission: Submission) -> JobSpec:
-    """Return the job file in the submission.
+    """Return the job file of the submission.
 
     Raises:
         SpecError: this version of cloudspot cannot read it.
@@ -83,7 +83,7 @@ def job_file_of(submission: Submission) -> JobSpec:
 
 
 def has_finished(store: ObjectStore, job_id: str) -> bool:
-    """Return whether the job's records say that it has; False also if there are none, or one is corrupt."""
+    """Return whether the job's records say that it has finished; False if they are missing or corrupt."""
     with suppress(CorruptData, JobNotFound):
         return HistoryReader(store, job_id).read().finished is not None
     return False
@@ -95,15 +95,15 @@ def write_summary(store: ObjectStore, summary: Summary) -> None:
 
 
 class HistoryReader:
-    """Reads one job again and again; what never changes is read once. For one thread at a time.
+    """Reads one job repeatedly; records that never change are read once. For one thread at a time.
 
-    The first pass reads the copies of the journal and of the launches that are settled, so that its cost does
-    not grow with them.
+    The first pass reads the copies of the journal and of the settled launches, so that its cost does not grow
+    with them.
 
-    A pass over a job in which nothing is new costs a get for the journal. Until all its machines have
-    provably ended it also costs a listing of seats and certificates, one of what the nodes say, and gets of
-    the heartbeats that this shows to be new: of all nodes whose state has changed, and of ``MAX_REREADS``
-    others, in turn. After that it costs a get for a request to stop, which is otherwise in that listing.
+    A pass over a job without news costs one get for the journal. Until all machines have provably ended, it
+    also costs a listing of seats and certificates, a listing of the nodes' records, and gets of the
+    heartbeats that are new in the listing: those of all nodes whose state has changed, and of ``MAX_REREADS``
+    others, in turn. After that it costs a get for a stop request, which is otherwise part of that listing.
     """
 
     def __init__(self, store: ObjectStore, job_id: str) -> None:
@@ -111,31 +111,32 @@ class HistoryReader:
         self._job_id = job_id
         self.journal = Journal(self._store, job_id)
         self._submissions: list[tuple[Submission, str]] = []
-        """The first, and those with which the job was resumed, each with its hash."""
+        """The first submission and those that resumed the job, each with its hash."""
         self._stop: StopRequest | None = None
         self._records: dict[keys.Form, defaultdict[int, dict[Any, Any]]]
         self._records = {form: defaultdict(dict) for form in TYPES}
-        """By form and launch; then by rank, certificates by machine."""
+        """The records by form, launch, and then rank; certificates by machine instead of rank."""
         self._beats_listed: dict[int, dict[int, tuple[datetime, int]]] = {}
-        """By launch and rank: when the newest heartbeat was put, and its size."""
+        """The time and the size of the newest listed heartbeat, by launch and rank."""
         self._history: History | None = None
         self._beats_read: dict[str, tuple[datetime, int]] = {}
-        """The same, by key, of the heartbeats that were read."""
+        """The time and the size of the heartbeats that were read, by key."""
         self._has_recalled = False
         self.num_copied = 0
-        """How many launches came from the copy of those that are settled."""
+        """The number of launches that came from the copy of settled launches."""
         self._first_unsettled = 1
-        """The first launch that was not settled in the previous pass: the older ones were read completely."""
+        """The first launch that was not settled in the previous pass; older ones have been read
+        completely."""
 
     def read(self) -> History:
-        """Return everything that the bucket says about the job now.
+        """Return everything that the bucket holds about the job now.
 
-        A generation that a node's record names, or a commit, is in this history too.
+        If a node's record names a generation or a commit, this history contains it.
 
         Raises:
-            JobNotFound: there is no such job, or its submission was cut short.
-            CorruptData: a record is malformed, or does not fit the others; the message names its key.
-            TransientError: the store does not answer; what was read so far is kept.
+            JobNotFound: there is no such job, or its submission was interrupted.
+            CorruptData: a record is malformed or contradicts others; the message names its key.
+            TransientError: the store does not answer; the reader keeps everything that it has read.
         """
         journal = self._read_journal()
         turns = turns_of(journal)
@@ -176,11 +177,11 @@ class HistoryReader:
         return self._history
 
     def glance(self, *, rereads: bool = True) -> History | None:
-        """Return the history with newer heartbeats, or None if anything else may be new: then ``read``.
+        """Return the history with newer heartbeats, or None if anything else may be new; then call ``read``.
 
-        It costs a listing of what the nodes say, and gets of heartbeats: of each fourth node, at most
-        ``MAX_REREADS``, and of one at least if it ``rereads``. What only the journal and the certificates
-        tell is missing until the next ``read``.
+        It costs a listing of the nodes' records, and gets of heartbeats: a quarter of the nodes, at most
+        ``MAX_REREADS``, and at least one if it ``rereads``. News that only the journal and the certificates
+        hold is missing until the next ``read``.
 
         Raises:
             CorruptData: a heartbeat is malformed.
@@ -210,11 +211,11 @@ class HistoryReader:
         return self._history
 
     def read_job(self) -> tuple[Submission, JobSpec]:
-        """Return the job's newest submission and the job file in it, without the rest of its history.
+        """Return the job's newest submission and its job file, without the rest of the history.
 
         Raises:
-            CorruptData: a record of the journal is malformed, or does not fit the others.
-            JobNotFound: there is no such job, or its submission was cut short.
+            CorruptData: a record of the journal is malformed or contradicts others.
+            JobNotFound: there is no such job, or its submission was interrupted.
             SpecError: this version of cloudspot cannot read the job file.
         """
         submission, _ = self._read_submissions(turns_of(self._read_journal()))
@@ -222,7 +223,7 @@ class HistoryReader:
 
     @property
     def submission_sha256(self) -> str | None:
-        """Return ``hash_of`` the submission that was read last; None: none was."""
+        """The ``hash_of`` of the submission that was read last, or None."""
         return self._submissions[-1][1] if self._submissions else None
 
     def _read_journal(self) -> tuple[JournalRecord, ...]:
@@ -234,7 +235,7 @@ class HistoryReader:
         return journal
 
     def _read_submissions(self, turns: Sequence[tuple[int, Turn]]) -> tuple[Submission, str]:
-        """Return the submission that counts, and ``hash_of`` it; what stood before it is not read."""
+        """Return the submission that counts, and its ``hash_of``; earlier ones are not read."""
         resumptions = [turn for _, turn in turns if isinstance(turn, Resumed)]
         if len(resumptions) >= len(self._submissions):
             newest = resumptions[-1]
@@ -248,7 +249,7 @@ class HistoryReader:
         return self._submissions[-1]
 
     def _recall(self, submission: Submission, journal: Sequence[JournalRecord]) -> None:
-        """Take in what another reader has read of the launches that are settled."""
+        """Take over the records of settled launches that another reader has copied."""
         num_launches = sum(1 for record in journal if isinstance(record, Intent))
         settled = find_settled(self._store, submission, journal) if num_launches > 1 else None
         self._has_recalled = True
@@ -266,9 +267,9 @@ class HistoryReader:
         self._first_unsettled = self.num_copied + 1
 
     def _read_launches(self, intents: Sequence[Intent]) -> set[str] | None:
-        """Read what is new in the launches that were not settled in the previous pass, or have come since.
+        """Read the new records of launches that are new or were not settled in the previous pass.
 
-        Return the keys that were listed; None: no such launch is there, and nothing was listed.
+        Return the listed keys, or None if there is no such launch and nothing was listed.
         """
         first = self._first_unsettled
         unsettled = [intent for intent in intents if intent.launch >= first]
@@ -283,12 +284,12 @@ class HistoryReader:
         return {meta.key for meta in new}
 
     def _list_nodes(self) -> Iterable[ObjectMeta]:
-        """List what the nodes say, from the first launch on that is not settled."""
+        """List the nodes' records, from the first unsettled launch on."""
         after = keys.launch_nodes_prefix(self._job_id, self._first_unsettled)
         return self._store.list_objects(keys.nodes_prefix(self._job_id), after=after)
 
     def _is_behind(self, commits: Sequence[Commit], number: int) -> bool:
-        """Return whether nodes speak of a commit or of a generation that these do not have."""
+        """Return whether nodes name a commit or a generation that is not among these."""
         newest = max((one.id for one in commits), default=None)
         words = [
             one
@@ -306,9 +307,9 @@ class HistoryReader:
     def _sort(
         self, found: Iterable[ObjectMeta], num_nodes: Mapping[int, int]
     ) -> tuple[list[_Place], list[_Place]]:
-        """Return where to read what is new, and where newer heartbeats of nodes that have not changed are.
+        """Return the places of new records, and those of newer heartbeats of nodes whose state is unchanged.
 
-        Of the latter, those that were read longest ago come first.
+        In the second list, the heartbeats that were read longest ago come first.
         """
         new: list[_Place] = []
         beating: list[_Place] = []
@@ -316,7 +317,7 @@ class HistoryReader:
             form, (_, launch, name) = keys.recognize(meta.key, TYPES) or (None, (None, 0, 0))
             most = num_nodes.get(launch, 0)
             if form is None or most == 0 or (form is not keys.certificate and name >= most):
-                continue  # Not ours, or of a launch that began since the journal was read.
+                continue  # Foreign, or of a launch after the journal was read.
             place = _Place(form, launch, name, meta.key, (meta.modified_at, meta.size))
             if form is keys.heartbeat:
                 self._beats_listed.setdefault(launch, {})[name] = place.version

@@ -1,8 +1,8 @@
-"""Resume a job: put what it needs to go on, and last the journal record by which it does.
+"""Resume a job: put everything that it needs, and last the journal record that resumes it.
 
-The record is the next of the journal, so of several who resume a job at once one wins, and a driver that
-decided on what stood before writes nothing any more. Whoever is interrupted before it leaves objects that
-nothing reads; the next try finds them, or writes over them.
+The record is the next one of the journal. So one of several concurrent resumptions wins, and a driver that
+decided on the records before it can write nothing more. A resumption that is interrupted before the record
+leaves objects that nothing reads; the next try finds them or overwrites them.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from cloudspot.jobstore.layout.records import Moved, Resumed, Seat, Submission, 
 if TYPE_CHECKING:
     from cloudspot.boot.agentarchive import AgentArchive
 
-CHANGED = "something has happened to job {!r} meanwhile; look at it and try again"
-"""What is said to whoever loses a race."""
+CHANGED = "job {!r} has changed in the meantime; check it and try again"
+"""The message for the loser of a race."""
 
 
 def check_resumable(store: ObjectStore, history: History) -> None:
-    """Check that nothing of the job runs, that it has something left to do, and may do it in this store.
+    """Check that no machine of the job runs, that it is not done, and that it may continue in this store.
 
     Raises:
-        CloudspotError: it has succeeded, was moved to another store, or a machine of it may still run.
+        CloudspotError: it has succeeded, was moved to another store, or one of its machines may still run.
     """
     job_id = history.submission.job_id
     if history.moved_to not in {None, store.canonical_url}:
         raise CloudspotError(
-            f"job {job_id!r} was moved to {history.moved_to}, and goes on there only: "
+            f"job {job_id!r} was moved to {history.moved_to}, and can only be resumed there: "
             f"cloudspot resume {job_id} --store {history.moved_to}"
         )
     if history.finished is not None and history.finished.outcome == "succeeded":
         raise CloudspotError(
-            f"job {job_id!r} has succeeded, so there is nothing to resume; begin a new job from one of its "
+            f"job {job_id!r} has succeeded, so there is nothing to resume; start a new job from one of its "
             f"checkpoints with: cloudspot fork {job_id} --store {store.url}"
         )
     if history.submission.bakes:
@@ -87,16 +87,16 @@ def resume(
     adopt: Callable[[Submission, str], None] = lambda _submission, _sha256: None,
     open_progress: OpenProgress = no_progress,
 ) -> Submission:
-    """Let the job go on by this job file, on this provider; return the submission that counts from now on.
+    """Resume the job with this job file, on this provider; return the submission that counts from now on.
 
-    ``history`` is what the caller has decided by: if anything was written to the journal since, nothing
-    happens. The code stays as it was submitted. The other arguments are as for ``submit``; ``adopt`` is
-    called before the job goes on, and once more then.
+    ``history`` is the basis of the caller's decision: if anything was written to the journal since, nothing
+    happens. The submitted code is used again. The other arguments are those of ``submit``; ``adopt`` is
+    called before the job is resumed, and again afterwards.
 
     Raises:
-        CloudspotError: as ``check_resumable`` does; or something has happened to the job since.
+        CloudspotError: see ``check_resumable``; or the job has changed in the meantime.
         SpecError: a secret is not set in ``environ``.
-        TransientError: the store failed. Whether the job was resumed shows in its records.
+        TransientError: the store failed; the job's records show whether it was resumed.
     """
     check_resumable(store, history)
     check_secrets(spec.secret_names, environ)
@@ -116,13 +116,14 @@ def resume(
             put_agent(store, agent_key(submission, submission.agent), agent, open_progress=open_progress)
         data = codec.encode(submission)
         sha256 = hash_of(data)
-        # An earlier try's may stand there, which is equal but for its time.
+        # The object of an earlier try may exist; it is equal except for its time.
         standing = create(store, keys.submission(job_id, sha256), data)
         submission = codec.decode(standing or data, Submission)
         put_secrets(store, submission, environ)
         adopt(submission, sha256)
-        _check_existence(store, job_id)  # agents are large, and people slow
-        # As in a first submission, the mark comes last before the record: who drives all live jobs finds it.
+        _check_existence(store, job_id)  # uploads and people take time
+        # As in a first submission, the mark comes just before the record, so that drivers of live jobs find
+        # it.
         mark_live(store, job_id, submission.writer)
     except BaseException:  # Ctrl-C too.
         with suppress(CloudspotError):
@@ -144,21 +145,21 @@ def resume(
         store.delete(keys.journal(job_id, number))
         _take_back(store, submission)
         raise
-    # Again, in case the one who lost the race has taken them back, or a driver that did not see the record
-    # yet has noted the job's end.
+    # Put them again, in case the loser of a race has removed them, or a driver that had not seen the record
+    # has noted the job's end.
     put_secrets(store, submission, environ)
     adopt(submission, sha256)
     return submission
 
 
 def _check_existence(store: ObjectStore, job_id: str) -> None:
-    """JobNotFound if the job has been removed since it was read: nobody would find what is put now."""
+    """Raise JobNotFound if the job was removed since it was read: nobody would find new objects."""
     if find_meta(store, keys.spec(job_id)) is None:
         raise JobNotFound(f"job {job_id!r} is no longer in {store.url}")
 
 
 def _take_back(store: ObjectStore, submission: Submission) -> None:
-    """Delete what would stay for good: secrets and the mark, unless another has made the same resumption."""
+    """Delete secrets and mark, which would stay forever, unless another try has made this resumption."""
     number, job_id = submission.resumption, submission.job_id
     journal = Journal(store, job_id).read()
     if not any(isinstance(record, Resumed) and record.resumption == number for record in journal):
@@ -167,17 +168,17 @@ def _take_back(store: ObjectStore, submission: Submission) -> None:
 
 
 def move_away(store: ObjectStore, history: History, to: ObjectStore) -> bool:
-    """Let the ended job be resumed in the store ``to`` alone, from now on; return False if the race was lost.
+    """Allow the ended job to be resumed only in the store ``to`` from now on; return False on a lost race.
 
-    It has to be copied there after this. A job that was to be moved there already is left as it is.
+    It must be copied there after this. If it was to be moved there already, nothing happens.
 
     Raises:
-        CloudspotError: as ``check_resumable``.
+        CloudspotError: see ``check_resumable``.
     """
     if history.moved_to == to.canonical_url:
         return True
     check_resumable(store, history)
-    assert history.finished is not None, "a job that has not ended is finished first"
+    assert history.finished is not None, "only an ended job can be moved"
     record = Moved(to=to.canonical_url, at=clock_of(store).now(), writer=new_nonce())
     return Journal(store, history.submission.job_id).append(record, history.num_records + 1)
 

@@ -1,9 +1,9 @@
-"""What jobs share, code bundles and staged agents: who needs it, and its deletion when nobody does.
+"""Shared objects, code bundles and staged agents: which jobs need them, and their deletion when none does.
 
-Before a deletion looks for others that have the object, it puts a mark beside it, which stays until the
-object is deleted or spared. A submission that stands in the index looks for such marks, and where it finds
-one it brings a copy of its own. So either the submission sees the mark, or the deletion, which looks later,
-sees the submission. A deletion that is cut short leaves its mark; that costs others a copy, and nothing else.
+Before a deletion looks for other jobs with the object, it puts a mark next to it, which stays until the
+object is deleted or spared. A submission whose entry is in the index looks for such marks; if it finds one,
+it puts a copy of its own. So either the submission sees the mark, or the deletion, which looks later, sees
+the submission. An interrupted deletion leaves its mark, which only costs other jobs a copy.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from cloudspot.model import ObjectMeta
 NUM_THREADS = 8
 
 Need = Callable[[ObjectStore, str, frozenset[str]], frozenset[str]]
-"""Tells which of the keys a job needs, or may need."""
+"""Returns which of the keys a job needs, or may need."""
 
 
 def delete_unneeded(
     store: ObjectStore, shared: Iterable[str], *, by: str, need: Need, but: frozenset[str] = frozenset()
 ) -> frozenset[str]:
-    """Delete those of the keys that no job but ``but`` needs, and return them; ``by`` names the marks."""
+    """Delete and return the keys that no job except those in ``but`` needs; ``by`` names the marks."""
     wanted = frozenset(shared)
     for key in wanted:
         store.put(keys.removal(key, by), b"")
@@ -45,9 +45,9 @@ def delete_unneeded(
 def find_unneeded(
     store: ObjectStore, shared: frozenset[str], *, need: Need, but: frozenset[str] = frozenset()
 ) -> frozenset[str]:
-    """Return those of the keys that no job but ``but`` needs."""
+    """Return the keys that no job except those in ``but`` needs."""
     left, seen = shared, set(but)
-    # Listed again before anything goes: a job may have been submitted meanwhile.
+    # List again before anything is deleted: a job may have been submitted in the meantime.
     while left and (new := sorted(set(list_jobs(store)) - seen)):
         needed = map_parallel(lambda other: need(store, other, shared), new, num_threads=NUM_THREADS)
         left = left.difference(*needed)
@@ -56,14 +56,14 @@ def find_unneeded(
 
 
 def needed_until_removed(store: ObjectStore, job_id: str, shared: frozenset[str]) -> frozenset[str]:
-    """Return what a job needs as long as it is in the store and can be resumed or forked from."""
+    """Return the keys that a job needs while it is in the store and can be resumed or forked from."""
     return _needed(store, job_id, shared, is_for_later=True)
 
 
 def needed_now(store: ObjectStore, job_id: str, shared: frozenset[str]) -> frozenset[str]:
-    """Return the same, but its staged agent only until it has finished and is not marked live.
+    """Return the same keys, but without its staged agent once it has finished and is not marked live.
 
-    A job that is resumed brings its agent along, as its own.
+    A resumed job brings its own agent.
     """
     return _needed(store, job_id, shared, is_for_later=False)
 
@@ -74,11 +74,11 @@ def _needed(store: ObjectStore, job_id: str, shared: frozenset[str], *, is_for_l
     except CorruptData:
         return shared
     except JobNotFound:
-        # Under way, cut short, or half removed; the last has no use for them.
+        # The submission is under way, was interrupted, or is being removed; only the last needs no objects.
         return shared if _is_reserved(store, job_id) else frozenset()
     needed = shared_keys(submission)
     agents = frozenset(key for key in needed & shared if keys.agent.match(key) is not None)
-    # The mark was there before the submission that was read: one that is missing now was taken back.
+    # The mark was put before the submission that was read, so a missing mark was removed.
     is_over = (
         not is_for_later and agents and not is_marked_live(store, job_id) and has_finished(store, job_id)
     )
@@ -95,9 +95,9 @@ def _is_reserved(store: ObjectStore, job_id: str) -> bool:
 
 
 def shared_objects(store: ObjectStore) -> tuple[tuple[ObjectMeta, ...], tuple[ObjectMeta, ...]]:
-    """Return all staged agents and code bundles that jobs share, and the marks of reapers beside them.
+    """Return all staged agents and code bundles that jobs share, and the reapers' marks next to them.
 
-    Whatever else is below their prefixes is somebody else's.
+    Other objects below their prefixes are not cloudspot's.
     """
     shared, marks = [], []
     for prefix in (keys.agents_prefix(), keys.code_prefix()):
@@ -110,7 +110,7 @@ def shared_objects(store: ObjectStore) -> tuple[tuple[ObjectMeta, ...], tuple[Ob
 
 
 def new_reaper() -> str:
-    """Return a name for the marks of one deletion of a reaper's."""
+    """Return a name for the marks of one deletion by a reaper."""
     return keys.REAPER + secrets.token_hex(4)
 
 

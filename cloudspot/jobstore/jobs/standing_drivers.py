@@ -1,7 +1,7 @@
-"""What comes by to drive a store's jobs while nobody watches: a cron, a service, a function.
+"""Drivers that come regularly to a store's jobs without a person: a cron job, a service, a function.
 
-Each leaves a small object under its name, which tells people that their jobs have a driver. It is advice:
-nothing of the protocol depends on it.
+Each of them puts a small object under its name, which shows people that their jobs have a driver. It is
+advice: the protocol does not depend on it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cloudspot.jobstore.layout.records import StandingDriver
 from cloudspot.model import ObjectMeta
 
 MAX_EVERY = timedelta(hours=1)
-"""What comes by less often drives no job in time."""
+"""A driver that comes less often is too late for any job."""
 SLACK = timedelta(minutes=2)
-"""A pass may be that late, and the clocks of a store and its reader may differ by as much."""
+"""A pass may be this late, and the clocks of a store and its reader may differ by this much."""
 FORGOTTEN_AFTER = timedelta(days=1)
 
 
@@ -36,7 +36,7 @@ def note_driver(
 ) -> None:
     """Note that ``who`` drives the store's jobs on these providers, and comes again after ``every``.
 
-    None: so often as it has come until now, which its first pass cannot tell.
+    None means the interval since its previous pass; its first pass then states none.
     """
     store, key = with_retries(store), keys.driver(re.sub(r"[^A-Za-z0-9]+", "-", who)[:64])
     try:
@@ -52,9 +52,9 @@ def note_driver(
 
 
 def list_drivers(store: ObjectStore, now: datetime, provider: str) -> tuple[StandingDriver, ...]:
-    """Return those that have the provider, and can be expected to come again within an hour.
+    """Return the drivers that serve the provider and are expected again within an hour.
 
-    When each came last is the store's word: what it writes itself may be by a wrong clock.
+    The time of a driver's last pass is the store's, because the driver's own clock may be wrong.
     """
     store = with_retries(store)
 
@@ -84,9 +84,10 @@ def _is_expected(driver: StandingDriver, came_at: datetime, now: datetime) -> bo
 
 
 def _forget_old(store: ObjectStore, now: datetime) -> None:
-    """Make room: hosts that live for one pass would leave a name each.
+    """Delete old notes: hosts that live for only one pass would each leave a name.
 
-    ``now`` may be by a wrong clock. A driver that is forgotten too early notes itself at its next pass.
+    ``now`` may come from a wrong clock. A driver whose note is deleted too early writes it again at its next
+    pass.
     """
     for meta in _list(store):
         if now - meta.modified_at > FORGOTTEN_AFTER:

@@ -1,4 +1,4 @@
-"""This user's state home, with the notes of jobs and the machines of the provider ``local``."""
+"""This user's state home, which holds the notes of jobs and the machines of the provider ``local``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from cloudspot.errors import SpecError
 from cloudspot.host.partial_files import write_whole
 
 HOME = "CLOUDSPOT_LOCAL_HOME"
-"""The environment variable that names another directory for both."""
+"""The environment variable that names another state home."""
 
 
 def state_home() -> Path:
-    """Return the local provider's directory: what an account and a region are to a cloud.
+    """Return the state home, which is to the provider ``local`` what an account and a region are to a cloud.
 
-    ``CLOUDSPOT_LOCAL_HOME``, else ``cloudspot`` under ``XDG_STATE_HOME``, else under
+    It is ``CLOUDSPOT_LOCAL_HOME`` or, by default, ``cloudspot`` under ``XDG_STATE_HOME`` or under
     ``~/.local/state``. It may not exist yet.
 
     Raises:
-        SpecError: the variable names a relative path, or there is neither it nor a home directory.
+        SpecError: the variable names a relative path, or it is unset and the user has no home directory.
     """
     named = os.environ.get(HOME)
     if named:
@@ -28,7 +28,7 @@ def state_home() -> Path:
             raise SpecError(f"{HOME} must be an absolute path: got {named!r}")
         return Path(named)
     state = os.environ.get("XDG_STATE_HOME", "")
-    # The XDG base directory specification says to ignore a relative path.
+    # The XDG base directory specification requires that relative paths are ignored.
     if Path(state).is_absolute():
         return Path(state) / "cloudspot"
     try:
@@ -40,8 +40,8 @@ def state_home() -> Path:
 def account() -> str:
     """Return the random name of this state home, chosen at its first use; the caller holds its lock.
 
-    Machine ids contain it, since another home may serve the same job with the same token, and the job tells
-    its machines apart by their ids.
+    Machine ids contain it: another home may serve the same job with the same token, and the job distinguishes
+    its machines by their ids.
     """
     path = state_home() / "account"
     try:

@@ -1,4 +1,4 @@
-"""What a store keeps although no job needs it: unfinished uploads, staged agents, code bundles."""
+"""Objects that a store keeps although no job needs them: unfinished uploads, staged agents, code bundles."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _MARK_AGE: Final = timedelta(hours=1)
 
 
 class UploadInventory(Inventory):
-    """The uploads in parts that nobody has completed or aborted: their parts are billed.
+    """The multipart uploads that nobody has completed or aborted; their parts are billed.
 
-    Those of other keys than cloudspot's are somebody else's: the store may have its bucket to share.
+    Uploads to keys that are not cloudspot's are left alone, because the bucket may be shared.
     """
 
     def __init__(self, store: ObjectStore, label: str) -> None:
-        """Do no I/O; ``label`` is the store's, as machines carry it."""
+        """Do no I/O; ``label`` is the store's URL in the form that machines carry."""
         self.title = f"unfinished uploads to {store.url}"
         self._store = store
         self._label = label
 
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
-        """Return the uploads; what is below a job's prefix is that job's.
+        """Return the uploads; those below a job's prefix belong to that job.
 
-        One of what jobs share is in use while a job needs that; a submission may be under way with it.
+        An upload of a shared object is in use while a job needs the object; its submission may be under way.
         """
         uploads = [one for one in self._store.unfinished_uploads() if _is_ours(one.key)]
-        # Only now: a submission reserves its id before it uploads.
+        # Look only now, because a submission reserves its id before it uploads.
         shared = frozenset(one.key for one in uploads if keys.is_shared(one.key))
         needed = shared - find_unneeded(self._store, shared, need=needed_now)
         return [
@@ -62,29 +62,29 @@ class UploadInventory(Inventory):
         """Abort the upload.
 
         Raises:
-            CloudspotError: it is not cloudspot's.
+            CloudspotError: the upload is not cloudspot's.
         """
         key, _, upload_id = asset.id.rpartition("?")
         if not _is_ours(key):
-            raise CloudspotError(f"{key} is no key of cloudspot's: its upload is left alone")
+            raise CloudspotError(f"{key} is not a key of cloudspot's, so its upload is not aborted")
         assert asset.created_at is not None
         self._store.abort_upload(UnfinishedUpload(key=key, id=upload_id, begun_at=asset.created_at))
 
 
 class SharedObjectInventory(Inventory):
-    """The staged agents and the code bundles that jobs share, and the marks of reapers that were cut off."""
+    """The staged agents and code bundles that jobs share, and the marks of interrupted reapers."""
 
     def __init__(self, store: ObjectStore, label: str) -> None:
-        """Do no I/O; ``label`` is the store's, as machines carry it."""
+        """Do no I/O; ``label`` is the store's URL in the form that machines carry."""
         self.title = f"staged agents and code in {store.url}"
         self._store = store
         self._label = label
 
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
-        """Return them all.
+        """Return all of them.
 
-        An agent is in use while a job that has it is live, code until each such job is removed, and a mark
-        for as long as its reaper may be at work.
+        An agent is in use while a job that has it is live, code until each of its jobs is removed, and a mark
+        while its reaper may be at work.
         """
         listed, marks = shared_objects(self._store)
         unneeded = find_unneeded(self._store, frozenset(meta.key for meta in listed), need=needed_now)
@@ -95,18 +95,18 @@ class SharedObjectInventory(Inventory):
         ]
 
     def end(self, asset: Asset) -> None:
-        """Delete it, unless a job has come to need it; see ``shared_objects``.
+        """Delete it, unless a job needs it by now; see ``shared_objects``.
 
         Raises:
-            CloudspotError: a job needs it now, or it is not cloudspot's.
+            CloudspotError: a job needs it, or it is not cloudspot's.
         """
         if is_reapers_mark(asset.id):
             self._store.delete(asset.id)
             return
         if not keys.is_shared(asset.id):
-            raise CloudspotError(f"{asset.id} is no key of cloudspot's: it is left alone")
+            raise CloudspotError(f"{asset.id} is not a key of cloudspot's, so it is not deleted")
         if not delete_unneeded(self._store, [asset.id], by=new_reaper(), need=needed_now):
-            raise CloudspotError(f"{asset.id}: a job has come to need it")
+            raise CloudspotError(f"{asset.id}: a job needs it by now")
 
     def _asset(self, meta: ObjectMeta, *, is_in_use: bool) -> Asset:
         kind = "staged agent" if meta.key.startswith(keys.agents_prefix()) else "code bundle"

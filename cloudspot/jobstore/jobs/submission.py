@@ -1,4 +1,4 @@
-"""Submit a job: store everything it needs, and last the record that makes it exist."""
+"""Submit a job: store everything it needs, and last the record that makes the job exist."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from cloudspot.jobstore.layout.records import (
 )
 
 if TYPE_CHECKING:
-    # Every command that reads a job imports this module; the archive's maker searches distributions.
+    # Every command that reads a job imports this module; agentarchive is slow to import.
     from cloudspot.boot.agentarchive import AgentArchive
 
 MAX_SECRET_BYTES = 512 << 10
-"""Of a job's secrets together; see ``MAX_START_BYTES`` of the job file."""
+"""The limit for a job's secrets together; see ``MAX_START_BYTES`` of the job file."""
 
 
 class _Secrets(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class _Secrets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Stated(msgspec.Struct, frozen=True, kw_only=True):
-    """What a submission of any format says."""
+    """The fields that a submission of any format has."""
 
     version: str = ""
     format: int = 1
@@ -78,7 +78,7 @@ def submit(
 ) -> Submission:
     """Submit the job under ``job_id`` and return its record.
 
-    Bundles the code in ``workdir`` and goes on as ``submit_bundle`` does, which has the other arguments.
+    Bundle the code in ``workdir`` and submit it with ``submit_bundle``; see there for the other arguments.
 
     Raises:
         BundleError: the code cannot be bundled.
@@ -110,13 +110,14 @@ def submit_bundle(
     open_progress: OpenProgress = no_progress,
     bring: Callable[[], None] = lambda: None,
 ) -> Submission:
-    """Put the submission that ``new_submission`` has made, and first all that it needs; return the record.
+    """Put everything that a new submission needs, and last the submission itself; return the stored record.
 
-    Errors on this side are found before anything is stored. The job exists when its record does, which is
-    put last: a submission that is cut short leaves the reserved id and at worst objects that nothing reads.
-    ``environ`` has the secrets. ``agent`` is staged for machines whose image has no cloudspot. ``adopt`` is
-    called with the submission and its hash before that is put. ``open_progress`` hears of bundling and
-    uploading. ``bring`` puts what else the job needs, once its id is reserved.
+    Errors on this side are found before anything is stored. The job exists once its record does; an
+    interrupted submission leaves only the reserved id and possibly objects that nothing reads. ``submission``
+    comes from ``new_submission``. ``environ`` has the secrets. ``agent`` is staged for machines whose image
+    lacks cloudspot. ``adopt`` is called with the submission and its hash before the submission is put.
+    ``open_progress`` shows bundling and uploading. ``bring`` puts other objects that the job needs, once its
+    id is reserved.
 
     Raises:
         SpecError: the id is not a DNS label, or a secret is not set in ``environ``.
@@ -134,11 +135,11 @@ def submit_bundle(
     probe(store)
     clock_of(store).compare(store)
     submission = msgspec.structs.replace(submission, at=clock_of(store).now())
-    # The content tells our reservation from another's if the answer to the put is lost.
+    # The content distinguishes our reservation from others' if the answer to the put is lost.
     if create(store, keys.index(job_id), submission.writer.encode()) is not None:
         raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
     try:
-        # The id is reserved: a removal that begins to delete what jobs share after this look finds this job.
+        # The id is reserved, so a removal that looks for shared objects after this finds this job.
         has_own_code = any(
             store.list_page(keys.removals_prefix(key), limit=1).objects for key in shared_keys(submission)
         )
@@ -151,10 +152,11 @@ def submit_bundle(
         data = codec.encode(submission)
         adopt(submission, hash_of(data))
         note_recent(store, submission)
-        # The last before the submission itself: from then on, whoever drives all live jobs finds this one.
+        # Put the mark just before the submission itself, so that drivers of live jobs find the job from then
+        # on.
         mark_live(store, submission.job_id, submission.writer)
     except BaseException:  # Ctrl-C too.
-        # Without a record nobody knows the job, and its id may be used again.
+        # Without a record, the job does not exist, and its id may be used again.
         with suppress(CloudspotError):
             unmark_live(store, submission.job_id, submission.writer)
             forget_recent(store, submission)
@@ -164,13 +166,14 @@ def submit_bundle(
         raise
     if create(store, keys.spec(job_id), data) is not None:
         raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
-    return codec.decode(data, Submission)  # As readers see it: JSON has no tuples.
+    return codec.decode(data, Submission)  # Return the form that readers get: JSON has no tuples.
 
 
 def hash_of(data: bytes) -> str:
-    """Return a hash of all that a submission's bytes say, except for when and where it was made, in hex.
+    """Return a hash, in hex, of everything in a submission except when and where it was made.
 
-    By it drivers and nodes know what was submitted, and a dry run gives the same as the submission itself.
+    It identifies the submission for drivers and nodes. A dry run gives the same hash as the submission
+    itself.
     """
     return hashlib.sha256(msgspec.json.encode(content_of(data), order="deterministic")).hexdigest()
 
@@ -182,13 +185,13 @@ def content_of(data: bytes) -> dict[str, Any]:
 
 
 def read_first_submission(store: ObjectStore, job_id: str) -> tuple[Submission, str]:
-    """Return the submission that made the job, and ``hash_of`` it as it is stored.
+    """Return the job's first submission, and its ``hash_of`` as stored.
 
-    ``HistoryReader.read_job`` returns the newest, and checks the job file in it too.
+    ``HistoryReader.read_job`` returns the newest submission and also checks its job file.
 
     Raises:
-        CorruptData: it is malformed, another job's, or of another format.
-        JobNotFound: there is no such job, or its submission was cut short.
+        CorruptData: it is malformed, belongs to another job, or has another format.
+        JobNotFound: there is no such job, or its submission was interrupted.
     """
     data = find_bytes(with_retries(store), keys.spec(job_id))
     if data is None:
@@ -197,10 +200,10 @@ def read_first_submission(store: ObjectStore, job_id: str) -> tuple[Submission, 
 
 
 def read_submission_of(store: ObjectStore, job_id: str, sha256: str) -> Submission:
-    """Return the job's submission with this hash: its first, or one with which it was resumed.
+    """Return the job's submission with this hash: its first one, or one that resumed it.
 
     Raises:
-        CorruptData: it is malformed, another job's, of another format, or not what the hash says.
+        CorruptData: it is malformed, belongs to another job, has another format, or does not match the hash.
         JobNotFound: there is no such job.
     """
     first, first_sha256 = read_first_submission(store, job_id)
@@ -209,9 +212,9 @@ def read_submission_of(store: ObjectStore, job_id: str, sha256: str) -> Submissi
     key = keys.submission(job_id, sha256)
     data = find_bytes(with_retries(store), key)
     if data is None:
-        raise CorruptData(f"neither {keys.spec(job_id)} nor {key} is the submission that is wanted")
+        raise CorruptData(f"neither {keys.spec(job_id)} nor {key} is the requested submission")
     if hash_of(data) != sha256:
-        raise CorruptData(f"{key} is not what its name says")
+        raise CorruptData(f"{key} does not match the hash in its name")
     return _decode(data, job_id, key)
 
 
@@ -220,19 +223,19 @@ def _decode(data: bytes, job_id: str, key: str) -> Submission:
     if stated.format != FORMAT:
         age = "an older" if stated.format < FORMAT else "a newer"
         raise CorruptData(
-            f"job {job_id!r} was submitted by {age} cloudspot (format {stated.format}): this one cannot "
+            f"job {job_id!r} was submitted by {age} cloudspot (format {stated.format}), and this one cannot "
             f"drive it; finish or remove it with cloudspot {stated.version}"
         )
     submission = codec.decode(data, Submission, key=key)
     if submission.job_id != job_id:
         raise CorruptData(f"{key} holds the submission of job {submission.job_id!r}")
     if (submission.resumption == 0) != (key == keys.spec(job_id)):
-        raise CorruptData(f"{key} cannot be of resumption {submission.resumption}")
+        raise CorruptData(f"{key} has an impossible resumption: {submission.resumption}")
     return submission
 
 
 def submission_key(submission: Submission) -> str:
-    """Return the key under which the submission lies."""
+    """Return the key of the submission."""
     if submission.resumption == 0:
         return keys.spec(submission.job_id)
     return keys.submission(submission.job_id, hash_of(codec.encode(submission)))
@@ -266,7 +269,7 @@ def new_submission(
 
 
 def staged(agent: AgentArchive | None) -> StagedAgent | None:
-    """Return what a submission says of the archive that is staged for it."""
+    """Return a submission's description of the staged archive."""
     if agent is None:
         return None
     return StagedAgent(sha256=agent.sha256, digest=agent.digest, requirements=agent.requirements)
@@ -278,13 +281,13 @@ def code_key(submission: Submission) -> str:
 
 
 def agent_key(submission: Submission, agent: StagedAgent) -> str:
-    """Return the key of the staged agent; one that was staged for a resumption is the job's own."""
+    """Return the key of the staged agent; an agent staged for a resumption belongs to the job alone."""
     is_own = submission.has_own_code or submission.resumption > 0
     return keys.own_agent(submission.job_id, agent.sha256) if is_own else keys.agent(agent.sha256)
 
 
 def shared_keys(submission: Submission) -> frozenset[str]:
-    """Return the keys of what the job shares with others, or may share."""
+    """Return the keys of the objects that the job shares, or may share, with other jobs."""
     if submission.has_own_code:
         return frozenset()
     agent = submission.agent
@@ -294,26 +297,27 @@ def shared_keys(submission: Submission) -> frozenset[str]:
 
 
 def put_secrets(store: ObjectStore, submission: Submission, environ: Mapping[str, str]) -> None:
-    """Put the values that the secrets of the submission have in ``environ``."""
+    """Put the submission's secrets, with their values in ``environ``."""
     if submission.secret_names:
         secrets = _Secrets(values={name: environ[name] for name in submission.secret_names})
         store.put(keys.secrets(submission.job_id, submission.resumption), codec.encode(secrets))
 
 
 def put_agent(store: ObjectStore, key: str, agent: AgentArchive, *, open_progress: OpenProgress) -> None:
-    """Put the archive, unless it is there already; nodes check its bytes."""
+    """Put the archive unless it exists already; nodes verify its bytes."""
     meta = find_meta(store, key)
     if meta is None or meta.size != len(agent.data):
-        with open_progress("uploading the agent", None):  # one request: there is nothing to count
+        with open_progress("uploading the agent", None):  # a single request has no progress
             create(store, key, agent.data)
 
 
 def read_secrets(
     store: ObjectStore, job_id: str, names: Collection[str], *, resumption: int
 ) -> dict[str, str]:
-    """Return the job's secrets of these names; empty if it has none or has ended.
+    """Return the job's secrets with these names; the result is empty if it has none or has ended.
 
-    What else the object may hold is left out: it would be a variable of the training, such as LD_PRELOAD.
+    Other values in the object are ignored, because they would set variables of the training, such as
+    LD_PRELOAD.
 
     Raises:
         CorruptData: the object is malformed; the message does not quote it.
@@ -323,7 +327,7 @@ def read_secrets(
 
 
 def delete_secrets(store: ObjectStore, job_id: str, *, resumption: int) -> None:
-    """Delete the secrets that were put for the resumption (0: none yet) or before it; safe to repeat."""
+    """Delete the secrets of the resumption (0: the first submission) and of all before it; safe to repeat."""
     for number in range(resumption + 1):
         with_retries(store).delete(keys.secrets(job_id, number))
 
@@ -331,13 +335,13 @@ def delete_secrets(store: ObjectStore, job_id: str, *, resumption: int) -> None:
 def request_stop(
     store: ObjectStore, job_id: str, reason: StopReason, *, resumption: int, detail: str = ""
 ) -> StopRequest:
-    """Ask the job to checkpoint and end; return the first request, which stands until the next resumption."""
+    """Ask the job to save a checkpoint and end; return the first request since the newest resumption."""
     request = StopRequest(reason=reason, detail=detail, at=clock_of(store).now(), writer=new_nonce())
     return create_record(store, keys.stop(job_id, resumption), request)
 
 
 def check_secrets(names: Collection[str], environ: Mapping[str, str]) -> None:
-    """Check that the secrets of these names are set in the environment, and that programs can get them.
+    """Check that the secrets with these names are set in the environment and fit into variables.
 
     Raises:
         SpecError: the message names those that are not set, or one that is too long for a variable.
@@ -349,10 +353,10 @@ def check_secrets(names: Collection[str], environ: Mapping[str, str]) -> None:
     for name, num_bytes in sizes.items():
         if num_bytes > MAX_STRING_BYTES:
             raise SpecError(
-                f"secrets: {name} has {num_bytes} bytes, but Linux starts no program with more than "
-                f"{MAX_STRING_BYTES} in one variable"
+                f"secrets: {name} has {num_bytes} bytes, but Linux allows no variable of more than "
+                f"{MAX_STRING_BYTES}"
             )
     if sum(sizes.values()) > MAX_SECRET_BYTES:
         raise SpecError(
-            f"secrets: all together have {sum(sizes.values())} bytes; at most {MAX_SECRET_BYTES} are possible"
+            f"secrets: they have {sum(sizes.values())} bytes in total; the limit is {MAX_SECRET_BYTES}"
         )

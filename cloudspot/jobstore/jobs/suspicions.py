@@ -1,4 +1,4 @@
-"""What drivers that only pass by leave for each other, read together with the store's time."""
+"""Suspicions that drivers leave for later drivers between short passes, with the store's time."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cloudspot.jobstore.layout.records import Suspicions
 
 
 def read_suspicions(store: ObjectStore, job_id: str) -> tuple[Suspicions, datetime] | None:
-    """Return what was left, and a moment of the store's clock; None: nothing.
+    """Return the suspicions and a moment of the store's clock, or None if there are none.
 
-    The moment lies between the write of what is returned and the return of this call. A malformed object
-    counts as nothing: it is only advice, and the next write replaces it.
+    The moment lies between the write of these suspicions and the return of this call. A malformed object
+    counts as missing: it is only advice, and the next write replaces it.
     """
     store, key = with_retries(store), keys.suspicions(job_id)
     try:
-        # In this order: if another version comes between the two calls, its time is later, and what was seen
-        # before the first write was seen before the second. The other way round, the time would be older
-        # than what is counted from it.
+        # The order matters: if another write comes between the two calls, its time is later, and everything
+        # seen before the first write was seen before the second. In the other order, the time could be too
+        # early for the durations that are counted from it.
         left = read_record(store, key, Suspicions)
         return left, store.head(key).modified_at
     except (ObjectMissing, CorruptData):
@@ -30,16 +30,16 @@ def read_suspicions(store: ObjectStore, job_id: str) -> tuple[Suspicions, dateti
 
 
 def write_suspicions(store: ObjectStore, job_id: str, suspicions: Suspicions) -> None:
-    """Replace what was left."""
+    """Replace the job's suspicions."""
     with_retries(store).put(keys.suspicions(job_id), codec.encode(suspicions))
 
 
 def last_written(store: ObjectStore, job_id: str) -> datetime | None:
-    """Return when something was left last, by the store's clock; None: nothing stands."""
+    """Return when the suspicions were last written, by the store's clock, or None if there are none."""
     meta = find_meta(with_retries(store), keys.suspicions(job_id))
     return None if meta is None else meta.modified_at
 
 
 def delete_suspicions(store: ObjectStore, job_id: str) -> None:
-    """Leave nothing."""
+    """Delete the job's suspicions."""
     with_retries(store).delete(keys.suspicions(job_id))

@@ -1,1 +1,1 @@
-"""The journal, and what it and the other records of a job add up to."""
+"""The journal, and the job's history that follows from it and from other records."""

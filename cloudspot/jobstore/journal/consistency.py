@@ -1,4 +1,4 @@
-"""Check that a job's records fit each other and their keys, for the folds rely on their numbers; pure."""
+"""Check that a job's records fit each other and their keys, because later code relies on it; pure."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ from cloudspot.jobstore.layout.records import (
 
 
 class JournalOrder:
-    """Checks record after record that each follows from those before it.
+    """Checks that each record is a valid successor of the records before it.
 
     Launches, generations and resumptions are numbered from 1, and only a resumption follows an end. A
-    generation has nodes of the launches since the job was last resumed, none that an earlier one has left
-    out, and resumes from a commit. Only the newest generation commits, each time what may follow the head.
+    generation has only nodes of launches since the newest resumption, none that an earlier generation left
+    out, and resumes from a commit. Only the newest generation commits, and each commit may follow the head.
     """
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
         self.count = 0
-        """How many records were taken in."""
+        """The number of records taken in."""
         self._num_nodes: list[int] = []
-        """Of each launch."""
+        """The number of nodes of each launch."""
         self._num_launches_before = 0
-        """How many there were when the job was last resumed."""
+        """The number of launches at the newest resumption."""
         self._resumed = 0
         self._has_ended = False
         self._generation = 0
         self._members: frozenset[Seat] = frozenset()
-        """Of the newest generation."""
+        """The nodes of the newest generation."""
         self._ever: set[Seat] = set()
-        """Of all generations."""
+        """The nodes of all generations."""
         self._head: CheckpointId | None = None
-        """What the newest generation has committed last, or what it was restored from."""
+        """The newest commit of the newest generation or, before it, the checkpoint that was restored."""
         self._commits: set[CheckpointId] = set()
 
     def extend(self, records: Iterable[JournalRecord]) -> None:
-        """Take in the records that come next.
+        """Take in the next records.
 
         Raises:
-            CorruptData: one does not follow; the message names its key. Those before it were taken in.
+            CorruptData: a record cannot follow; the message names its key. Those before it were taken in.
         """
         for record in records:
             problem = self.problem(record)
             if problem is not None:
                 key = keys.journal(self._job_id, self.count + 1)
-                raise CorruptData(f"{key} does not follow from the records before it: {problem}")
+                raise CorruptData(f"{key} contradicts the records before it: {problem}")
             self.count += 1
             self._note(record)
 
     def problem(self, record: JournalRecord) -> str | None:
-        """Return what keeps the record from being the next one, or None."""
+        """Return why the record cannot be the next one, or None."""
         if isinstance(record, Intent):
             fits = record.launch == len(self._num_nodes) + 1 and not self._has_ended
             return self._intent_problem(record) if fits else f"it opens launch {record.launch}"
@@ -130,7 +130,7 @@ class JournalOrder:
 
 
 def check_place(record: object, launch: int, name: int | str, key: str) -> None:
-    """Check that a record names the node, by its rank, or the machine under whose key it is.
+    """Check that a record names the node (by rank) or the machine under whose key it is stored.
 
     Raises:
         CorruptData: the message names ``key``.

@@ -1,4 +1,4 @@
-"""A job's records folded into one value, as every controller, ``ps`` and ``show`` look at it."""
+"""A job's records combined into one value, which controllers, ``ps`` and ``show`` use."""
 
 from __future__ import annotations
 
@@ -35,35 +35,36 @@ from cloudspot.jobstore.layout.records import (
 
 @dataclass(frozen=True)
 class LaunchHistory:
-    """Everything that the bucket says about one launch."""
+    """Everything in the bucket about one launch."""
 
     intent: Intent
     slots: Mapping[int, Slot]
     exits: Mapping[int, Exit]
     notices: Mapping[int, Notice]
     heartbeats: Mapping[int, Heartbeat]
-    """The last that were read: with many nodes, some are not the newest, though each node's state is."""
+    """The heartbeats that were read last. With many nodes some are not the newest, but their states are
+    current."""
     certificates: Mapping[str, Certificate] = field(default_factory=dict)
-    """By machine: those that have provably ended, whether they had claimed a seat or not."""
+    """The machines that have provably ended, whether or not they had claimed a seat, by id."""
     beats_listed: Mapping[int, tuple[datetime, int]] = field(default_factory=dict)
-    """When each node's newest heartbeat was put, by the store's clock, and its size: they differ from beat to
+    """The time of each node's newest heartbeat, by the store's clock, and its size. Both change with each
     beat, whether it was read or not."""
     prices: tuple[Repriced, ...] = ()
-    """How the price has changed since the intent, in order."""
+    """The changes of the price since the intent, in order."""
 
     @property
     def number(self) -> int:
-        """Count launches from 1."""
+        """The number of the launch, counted from 1."""
         return self.intent.launch
 
     @property
     def price_per_hour(self) -> float:
-        """Return what one of its nodes costs now."""
+        """The present price of one of its nodes."""
         return self.prices[-1].price_per_hour if self.prices else self.intent.offer.price_per_hour
 
     @cached_property
     def own_exits(self) -> Mapping[int, Exit]:
-        """Return the exit records of the machines that own their ranks, by rank; others' do not count."""
+        """The exit records of the machines that own their ranks, by rank; those of others do not count."""
         return {
             rank: self.exits[rank]
             for rank, slot in sorted(self.slots.items())
@@ -72,12 +73,12 @@ class LaunchHistory:
 
     @cached_property
     def claimed(self) -> Mapping[int, Slot]:
-        """Return the seats that a machine has claimed, by rank."""
+        """The seats that a machine has claimed, by rank."""
         return {rank: slot for rank, slot in sorted(self.slots.items()) if slot.instance_id is not None}
 
     @property
     def open_ranks(self) -> tuple[int, ...]:
-        """Return the seats that are neither claimed nor void."""
+        """The seats that are neither claimed nor void."""
         return tuple(rank for rank in range(self.intent.num_nodes) if rank not in self.slots)
 
     def certificate(self, rank: int) -> Certificate | None:
@@ -86,12 +87,12 @@ class LaunchHistory:
         return None if slot is None or slot.instance_id is None else self.certificates.get(slot.instance_id)
 
     def is_over(self, rank: int) -> bool:
-        """Return whether the owner of the seat runs nothing any more, by its own last word or by proof."""
+        """Return whether the seat's owner no longer runs anything, by its exit record or by proof."""
         return rank in self.own_exits or self.certificate(rank) is not None
 
     @cached_property
     def live_ranks(self) -> tuple[int, ...]:
-        """Return the seats that hold a machine, or may hold one: neither void nor over."""
+        """The seats that hold a machine, or may hold one: neither void nor over."""
         return tuple(
             rank
             for rank in range(self.intent.num_nodes)
@@ -99,7 +100,7 @@ class LaunchHistory:
         )
 
     def over_at(self, rank: int) -> datetime | None:
-        """Return when the owner of the seat ended, or the seat became void; None: it is live."""
+        """Return when the owner of the seat ended or the seat became void, or None if it is live."""
         if rank not in self.slots or rank in self.live_ranks:
             return None
         exit_record, certificate = self.own_exits.get(rank), self.certificate(rank)
@@ -109,52 +110,52 @@ class LaunchHistory:
 
     @cached_property
     def ended_at(self) -> datetime | None:
-        """Return when the last of its seats became void or over; None: the launch is live."""
+        """When the last of its seats became void or over; None if the launch is live."""
         ends = [self.over_at(rank) for rank in range(self.intent.num_nodes)]
         known = [end for end in ends if end is not None]
         return max(known) if len(known) == len(ends) else None
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing new can come of it: no seat is open, and all its machines have provably ended."""
+        """Whether its records are final: no seat is open, and all its machines have provably ended."""
         return not self.open_ranks and not self.unproven
 
     @property
     def unproven(self) -> frozenset[str]:
-        """Return its machines of which no certificate says that they ended."""
+        """Its machines without a certificate of their end."""
         owed = {machine for slot in self.slots.values() for machine in slot.owed}
         return frozenset(owed - self.certificates.keys())
 
 
 @dataclass(frozen=True)
 class History:
-    """Everything that the bucket says about one job, at one moment."""
+    """Everything in the bucket about one job, at one moment."""
 
     first_submission: Submission
     submission: Submission
-    """The newest, by which the job goes on."""
+    """The newest submission, which the job follows now."""
     submission_sha256: str
-    """Of what that one says: see ``submission.hash_of``."""
+    """The hash of the newest submission; see ``submission.hash_of``."""
     stop: StopRequest | None
-    """Since the job was last resumed."""
+    """The stop request since the newest resumption."""
     launches: tuple[LaunchHistory, ...]
     """In order; launch k is at index k - 1."""
     generations: tuple[Generation, ...]
     """In order; generation g is at index g - 1."""
     commits: tuple[Commit, ...]
-    """In order; the checkpoints of old ones have been deleted."""
+    """In order; the checkpoints of old commits have been deleted."""
     head: CheckpointId | None
     """The checkpoint from which the job would resume if it verifies."""
     finished: Finished | None
-    """The end that stands: an older one was taken back by a resumption."""
+    """The job's end; a resumption revokes it."""
     num_records: int
-    """The journal's length: the next record's number is one more."""
+    """The journal's length; the next record's number is one higher."""
     turns: tuple[tuple[int, Turn], ...] = ()
-    """Ends, suspensions and resumptions, in order, each with how many launches are before it."""
+    """Ends, suspensions, resumptions and moves, in order, each with the number of launches before it."""
 
     @cached_property
     def job_file(self) -> JobSpec:
-        """Return the job file by which the job goes on.
+        """The job file that the job follows now.
 
         Raises:
             SpecError: this version of cloudspot cannot read it.
@@ -167,24 +168,24 @@ class History:
 
     @cached_property
     def current_launches(self) -> tuple[LaunchHistory, ...]:
-        """Return the launches since the job was last resumed: those by which its future is judged."""
+        """The launches since the newest resumption, on which decisions about the job are based."""
         return self.launches[max((n for n, turn in self.turns if isinstance(turn, Resumed)), default=0) :]
 
     @cached_property
     def asked_at(self) -> datetime:
-        """Return when the job was resumed last, or was submitted."""
+        """When the job was last resumed or, without a resumption, submitted."""
         times = [turn.at for _, turn in self.turns if isinstance(turn, Resumed)]
         return times[-1] if times else self.first_submission.at
 
     @cached_property
     def moved_to(self) -> str | None:
-        """Return the URL of the only store in which the ended job may be resumed; None: it was not moved."""
+        """The URL of the only store in which the ended job may be resumed; None if it was not moved."""
         newest = self.turns[-1][1] if self.turns else None
         return newest.to if isinstance(newest, Moved) else None
 
     @cached_property
     def suspended(self) -> Suspended | None:
-        """Return the suspension that stands: nothing of the job has run, and nobody resumed it, since."""
+        """The present suspension: since it began, nothing of the job has run, and nobody has resumed it."""
         num_launches, newest = self.turns[-1] if self.turns else (0, None)
         if not isinstance(newest, Suspended):
             return None
@@ -192,7 +193,7 @@ class History:
 
     @cached_property
     def commits_by_generation(self) -> Mapping[int, Sequence[Commit]]:
-        """Return the commits of each generation that has any, in order."""
+        """The commits of each generation that has any, in order."""
         found: dict[int, list[Commit]] = {}
         for commit in self.commits:
             found.setdefault(commit.generation, []).append(commit)
@@ -208,7 +209,7 @@ class History:
 
     @cached_property
     def generations_by_launch(self) -> Mapping[int, Sequence[Generation]]:
-        """Return the generations that had nodes of each launch, in order."""
+        """The generations that had nodes of each launch, in order."""
         by_launch: dict[int, list[Generation]] = {}
         for generation in self.generations:
             for launch in {member.launch for member in generation.members}:
@@ -221,7 +222,7 @@ class History:
 
     @cached_property
     def has_no_session(self) -> bool:
-        """Return whether the script is known to open no session."""
+        """Whether the script is known not to open a session."""
         words: list[Heartbeat | Exit] = []
         for launch in self.launches:
             words += [*launch.heartbeats.values(), *launch.own_exits.values()]
@@ -230,17 +231,17 @@ class History:
 
     @cached_property
     def live_launches(self) -> tuple[LaunchHistory, ...]:
-        """Return the launches that have a live seat, in order."""
+        """The launches that have a live seat, in order."""
         return tuple(launch for launch in self.launches if launch.live_ranks)
 
     @cached_property
     def num_nodes(self) -> int:
-        """Return how many nodes the newest generation has; 0 before the first."""
+        """The number of nodes in the newest generation; 0 before the first."""
         return len(self.generations[-1].members) if self.generations else 0
 
 
 def decode_job_file(submission: Submission, key: str) -> JobSpec:
-    """Return the job file in the submission that lies under ``key``.
+    """Return the job file in the submission that is stored under ``key``.
 
     Raises:
         SpecError: this version of cloudspot cannot read it.
@@ -252,7 +253,7 @@ def decode_job_file(submission: Submission, key: str) -> JobSpec:
 
 
 def turns_of(journal: Iterable[JournalRecord]) -> tuple[tuple[int, Turn], ...]:
-    """Return what the journal says of the job as a whole, each with how many launches are before it."""
+    """Return the journal's records about the job as a whole, each with the number of launches before it."""
     turns: list[tuple[int, Turn]] = []
     num_launches = 0
     for record in journal:

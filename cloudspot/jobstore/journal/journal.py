@@ -1,7 +1,7 @@
-"""The journal: numbered, create-only records. A writer of number n has read all before it (protocol P1).
+"""The journal: numbered, create-only records. The writer of number n has read all records before it (P1).
 
-Controllers and nodes append. The first missing number is the end, so whoever follows a job asks for the next
-number until it is missing: a single cheap request where nothing is new.
+Controllers and nodes append records. The first missing number is the end, so a reader asks for the next
+number until it is missing: a single cheap request if nothing is new.
 """
 
 from __future__ import annotations
@@ -25,39 +25,40 @@ from cloudspot.jobstore.layout.records import Intent, JournalCopy, JournalRecord
 from cloudspot.model import LaunchRequest
 
 COPY_EVERY = 4
-"""After so many records there is one more copy: nodes write it behind their commits, and controllers."""
+"""Another copy is made after this many records, by controllers and by nodes after their commits."""
 _RUNS = tuple(COPY_EVERY * 4**power for power in range(6))
-"""The numbers of records that a copy may hold. A run begins at a multiple of its own length."""
+"""The possible lengths of a copy's run of records. A run begins at a multiple of its own length."""
 
 
 class Journal:
-    """A job's journal. Keeps what it has read, since records never change. Thread-safe."""
+    """A job's journal. It keeps the records that it has read, because they never change. Thread-safe."""
 
     def __init__(self, store: ObjectStore, job_id: str) -> None:
         self._store = with_retries(store)
         self._job_id = job_id
         self._lock = threading.Lock()
-        """Never held during a request: who commits must not wait for who polls."""
+        """Never held during a request: a commit must not wait for a poll."""
         self._records: tuple[JournalRecord, ...] = ()
         self._order = JournalOrder(job_id)
         self.num_copied = 0
-        """How many records came from copies, or are in those that stand since this journal has looked."""
+        """The number of records that came from copies, or for which copies exist, as far as this journal
+        knows."""
         self._unfit: set[range] = set()
-        """The runs whose copies are not of this journal, or damaged."""
+        """The runs whose copies belong to another journal or are damaged."""
 
     @property
     def known(self) -> tuple[JournalRecord, ...]:
-        """Return the records that were read so far; asks no store."""
+        """The records that were read so far; this makes no request."""
         return self._records
 
     def read(self) -> tuple[JournalRecord, ...]:
         """Return all records; record ``n`` is at index ``n - 1``.
 
-        Costs one request more than the number of new records. A reader that comes new to a job begins with
-        the first record, a listing of the copies, and a few of them.
+        It takes one request more than the number of new records. The first call reads the first record, a
+        listing of the copies, and a few of the copies.
 
         Raises:
-            CorruptData: a record is malformed, or does not follow from those before it.
+            CorruptData: a record is malformed, or contradicts those before it.
         """
         records = list(self._records) or self._begin()
         while records:
@@ -68,20 +69,20 @@ class Journal:
         return self._take_in(records)
 
     def append(self, record: JournalRecord, number: int) -> bool:
-        """Write the record as number ``number``, the next after those that its writer has read.
+        """Write the record as number ``number``, the next after the records that its writer has read.
 
-        Returns False if another writer has that number: read the journal again and decide anew.
+        Return False if another writer has taken that number: read the journal again and decide anew.
 
         Raises:
             TransientError: the outcome is unknown; append the same record again.
-            ValueError: the record does not follow from those before it, which would stop every reader.
+            ValueError: the record contradicts those before it, and would stop every reader.
         """
         if number < 1:
             raise ValueError(f"number must be >= 1: got {number}")
         with self._lock:
             what = self._order.problem(record) if self._order.count == number - 1 else None
         if what is not None:
-            raise ValueError(f"journal record {number} would not follow: {what}")
+            raise ValueError(f"journal record {number} would contradict those before it: {what}")
         if create(self._store, keys.journal(self._job_id, number), codec.encode(record)) is not None:
             return False
         known = self._records
@@ -90,7 +91,7 @@ class Journal:
         return True
 
     def request(self, launch: int) -> LaunchRequest:
-        """Return the rendered request of a launch; one more request where a copy told of the launch."""
+        """Return the rendered request of a launch; this takes a request if the launch came from a copy."""
         for number, record in enumerate(self._records, start=1):
             if isinstance(record, Intent) and record.launch == launch:
                 whole = record if record.request.body else self._find(number)
@@ -99,10 +100,10 @@ class Journal:
         raise ValueError(f"launch {launch} was not read")
 
     def copy(self) -> None:
-        """Write the copies that lack, once ``COPY_EVERY`` records or more that were read here are in none.
+        """Write the missing copies, once at least ``COPY_EVERY`` of the known records are in no copy.
 
-        A copy holds a run of records and is never written again, except where it is unfit: so each record is
-        written as often as there are lengths of runs, however long the journal becomes.
+        A copy holds a run of records and is not rewritten unless it is unfit. So each record is copied at
+        most once for each length of runs, however long the journal becomes.
         """
         records = self._records
         if len(records) - self.num_copied < COPY_EVERY:
@@ -123,7 +124,7 @@ class Journal:
         self._unfit.clear()
 
     def _begin(self) -> list[JournalRecord]:
-        """Return the first records: from the copies as far as they reach, or else as a listing shows them."""
+        """Return the first records: those in copies, or those in a listing if the copies do not suffice."""
         first = self._find(1)
         if first is None:
             return []
@@ -148,11 +149,11 @@ class Journal:
         return known
 
     def _read_copy(self, first_writer: str, run: range) -> tuple[JournalRecord, ...]:
-        """Return the records of a run; none if its copy is gone, damaged, or not of this journal.
+        """Return the records of a run, or none if its copy is missing, damaged or from another journal.
 
-        A driver that was suspended while its job was removed may write a copy of a job that had the id
-        before. Each writer knew what stands before its record, so a first record of the same writer proves
-        that all others are the same too.
+        A driver that was suspended while its job was removed may write a copy of an earlier job with the same
+        id. Each writer knew all records before its own, so the same writer of the first record proves that
+        all other records are the same.
         """
         with suppress(CorruptData):
             copy = find_record(self._store, self._copy_key(run), JournalCopy)
@@ -161,7 +162,7 @@ class Journal:
         return ()
 
     def _list_copies(self, *, after: int) -> Iterator[range]:
-        """Yield the runs with copies that reach further than record number ``after``."""
+        """Yield the runs whose copies reach beyond record number ``after``."""
         prefix = keys.journal_copies_prefix(self._job_id)
         for meta in self._store.list_objects(prefix, after=keys.journal_copy(self._job_id, after + 1, 0)):
             match = keys.journal_copy.match(meta.key)
@@ -180,10 +181,10 @@ class Journal:
         return None if data is None else codec.decode_journal(data, key=key)
 
     def _listed(self, *, after: int) -> list[JournalRecord]:
-        """Return the records behind number ``after`` that a listing shows, up to the first gap.
+        """Return the records after number ``after`` that a listing shows, up to the first gap.
 
-        A listing may miss a record that is written meanwhile and show a later one, so its length is only a
-        hint; the caller asks for what it missed.
+        A listing may miss a record written at the same time and show a later one, so its length is only a
+        hint; the caller asks for the rest.
         """
         listed = self._store.list_objects(
             keys.journal_prefix(self._job_id), after=keys.journal(self._job_id, after)
@@ -197,7 +198,7 @@ class Journal:
         return records
 
     def _take_in(self, found: Sequence[JournalRecord]) -> tuple[JournalRecord, ...]:
-        """Keep what is new among all records that were found; another thread may have been faster."""
+        """Keep those of the records that are new; another thread may have been faster."""
         with self._lock:
             new = found[len(self._records) :]
             try:
@@ -208,7 +209,7 @@ class Journal:
 
 
 def _without_request(record: JournalRecord) -> JournalRecord:
-    """Return an intent without its rendered request, which is large; ``Journal.request`` reads it again."""
+    """Return an intent without its large rendered request, which ``Journal.request`` reads again."""
     if not isinstance(record, Intent):
         return record
     return msgspec.structs.replace(record, request=msgspec.structs.replace(record.request, body={}))

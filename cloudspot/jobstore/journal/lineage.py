@@ -1,7 +1,7 @@
-"""What the journal says of generations and checkpoints: who trains, and from what the next one resumes; pure.
+"""Generations and checkpoints in the journal: who trains, and from where the next one resumes; pure.
 
-A generation's writer has read all commits before it, and after it only its own count. So the lineage is the
-journal read backwards.
+A generation's writer has read all commits before it, and after it only the generation's own commits count. So
+the lineage is the journal read backwards.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ def why_over(journal: Sequence[JournalRecord], launch: int) -> str | None:
         if isinstance(record, Finished | Moved):
             return "the job is over"
         if isinstance(record, Resumed):
-            return "the job was over, and goes on with other machines"
+            return "the job had ended and was resumed with other machines"
         if isinstance(record, Intent) and record.launch == launch:
             return None
     return None
 
 
 def counts(journal: Sequence[JournalRecord], generation: int) -> bool:
-    """Return whether what this generation commits counts: it is the newest, and the job is not over.
+    """Return whether commits of this generation count: it is the newest, and the job is not over.
 
-    0 stands for what comes before the first.
+    0 stands for the time before the first generation.
     """
     newest = newest_generation(journal)
     is_over = bool(journal) and isinstance(journal[-1], Finished | Moved)
@@ -54,7 +54,7 @@ def counts(journal: Sequence[JournalRecord], generation: int) -> bool:
 
 
 def head(journal: Sequence[JournalRecord]) -> CheckpointId | None:
-    """Return the newest checkpoint that counts: only what ``may_follow`` is committed after it."""
+    """Return the newest checkpoint that counts; the next commit must be one that ``may_follow`` it."""
     for record in reversed(journal):
         if isinstance(record, Commit):
             return record.id
@@ -66,9 +66,9 @@ def head(journal: Sequence[JournalRecord]) -> CheckpointId | None:
 def may_follow(save: SaveId, base: CheckpointId | None) -> bool:
     """Return whether a save may become the checkpoint after ``base``: a later step, or the end of the loop.
 
-    The state at the end may have as many steps as what its generation began from, and still be another one: a
-    drain between the last batch and the epoch's own code comes before what that code does. No round of the
-    ranks has made it (P4), so its number is 0.
+    The state at the end of the loop may have the same step as the checkpoint that its generation started
+    from, and still differ: a drain between the last batch and the epoch's own code precedes the effects of
+    that code. The ranks save it without a round (P4), so the number of its round is 0.
     """
     if base is None or save.step > base.step:
         return True
@@ -76,10 +76,10 @@ def may_follow(save: SaveId, base: CheckpointId | None) -> bool:
 
 
 def lineage(journal: Sequence[JournalRecord]) -> tuple[CheckpointId, ...]:
-    """Return the checkpoints that the next generation may resume from, best first.
+    """Return the checkpoints from which the next generation may resume, best first.
 
-    These are the commits, newest first. Those that a generation passed over, as they did not verify and it
-    resumed from an older one, come last: they may be all that is left. Some may have been deleted meanwhile.
+    These are the commits, newest first. Commits that a generation skipped because they did not verify come
+    last: they may be the only ones left. Some may have been deleted in the meantime.
     """
     current: list[CheckpointId] = []
     passed: list[CheckpointId] = []

@@ -1,1 +1,1 @@
-"""How the bucket is laid out: every key, the records under them, and their bytes."""
+"""The layout of the bucket: every key, the records under them, and their encoding."""

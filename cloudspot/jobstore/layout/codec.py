@@ -1,4 +1,4 @@
-"""Encode records as JSON bytes and decode them again."""
+"""Encode records as JSON and decode them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from cloudspot.jobstore.layout.records import JournalRecord
 
 Record = TypeVar("Record")
 MAX_FAULT_LENGTH = 300
-"""A fault may quote what it found, however long that is."""
+"""The limit for a fault's text, which may quote long values."""
 
 
 def encode(record: msgspec.Struct) -> bytes:
     """Return the record as one line of JSON; equal records give equal bytes.
 
-    A float that is not finite, such as the loss of a training that diverged, becomes a string, which only
-    ``Metrics`` read back.
+    A float that is not finite, such as the loss of a diverged training, becomes a string, which only
+    ``Metrics`` decodes again.
     """
-    # JSON has no NaN and msgspec would write null.
+    # JSON has no NaN, and msgspec would write null.
     data = msgspec.json.encode(record)
     if b"null" not in data or _is_finite(record):
         return data
@@ -31,7 +31,7 @@ def encode(record: msgspec.Struct) -> bytes:
 
 
 def decode(data: bytes, record_type: type[Record], *, key: str = "the record") -> Record:
-    """Return the record that ``data`` holds, without the fields that are unknown here.
+    """Return the record in ``data``, without fields that are unknown here.
 
     Raises:
         CorruptData: ``data`` is not such a record; the message names ``key``.
@@ -44,7 +44,7 @@ def decode(data: bytes, record_type: type[Record], *, key: str = "the record") -
 
 
 def decode_journal(data: bytes, *, key: str = "the record") -> JournalRecord:
-    """Return the journal record, of whichever kind; see ``decode``."""
+    """Return the journal record of any kind; see ``decode``."""
     return decode(data, cast("type[JournalRecord]", JournalRecord), key=key)
 
 

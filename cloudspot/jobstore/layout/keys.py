@@ -1,4 +1,4 @@
-"""Every object key that cloudspot uses: one table, which writes the keys and recognizes them."""
+"""Every object key that cloudspot uses: one table, which writes keys and recognizes them."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from cloudspot.jobstore.layout.records import CheckpointId, SaveId
 JOB_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """A job id is a DNS label, so that it can be a tag, a label or a host name anywhere."""
 REAPER = "reap."
-"""How the names of a reaper's marks begin; no job's id has a dot."""
+"""The prefix of the names of a reaper's marks; job ids have no dots."""
 _MAX_MILLISECONDS = 10**13
 
 Values = ParamSpec("Values")
 
 
 class _Field(NamedTuple):
-    """A part of a key that differs from object to object."""
+    """A variable part of a key."""
 
     pattern: str
-    """Matches the texts that ``write`` returns."""
+    """A regular expression for the texts that ``write`` returns."""
     write: Callable[[Any], str] = str
     read: Callable[[str], Any] = str
-    """The inverse of ``write``; raises ValueError for a text that ``write`` does not return after all."""
+    """The inverse of ``write``; raises ValueError for a text that matches but that ``write`` does not
+    return."""
 
 
 class Key(Generic[Values]):
-    """The form of some keys: writes a key from the values of its fields, and reads the values from a key.
+    """A form of keys: writes a key from the values of its fields, and reads the values from a key.
 
-    It reads no key that it would not write. A form that ends in ``/``, ``-`` or ``.`` is a prefix.
+    It reads only keys that it would write. A form that ends in ``/``, ``-`` or ``.`` is a prefix.
     """
 
     def __init__(self, form: str) -> None:
@@ -65,7 +66,7 @@ class Key(Generic[Values]):
         return "".join(map(str.__add__, self._texts, [*written, ""]))
 
     def match(self, key: str) -> tuple[Any, ...] | None:
-        """Return the values of the key's fields; None: it is not of this form."""
+        """Return the values of the key's fields, or None if it does not have this form."""
         found = self._pattern.fullmatch(key)
         if found is None:
             return None
@@ -79,7 +80,7 @@ class Key(Generic[Values]):
 
 
 def _number(num_digits: int, type_: Any) -> _Field:
-    """Return the field of a number of that type, padded with zeros so that the keys sort."""
+    """Return the field for a number of that type, padded with zeros so that keys sort by it."""
     bounds = get_args(type_)[1]
     most = bounds.lt - 1 if bounds.le is None else bounds.le
     further = len(str(most)) - num_digits
@@ -95,12 +96,12 @@ def _number(num_digits: int, type_: Any) -> _Field:
 
 
 def _text(type_: Any) -> _Field:
-    """Return the field of a text of that type."""
+    """Return the field for a text of that type."""
     return _Field(get_args(type_)[1].pattern.removeprefix("^").removesuffix("$"))
 
 
 def _joined(form: Callable[..., Any], *parts: _Field) -> _Field:
-    """Return the field of a value that is made of several numbers, joined by ``-``."""
+    """Return the field for a value that consists of several numbers, joined by ``-``."""
 
     def write(value: Any) -> str:
         numbers = msgspec.structs.astuple(value)
@@ -113,12 +114,12 @@ def _joined(form: Callable[..., Any], *parts: _Field) -> _Field:
 
 
 def _encoded(pattern: str, write: Callable[[str], str], decode: Callable[[str], str]) -> _Field:
-    """Return the field of a text that is percent-encoded, which could be done in several ways."""
+    """Return the field for a percent-encoded text, in its canonical encoding only."""
 
     def read(text: str) -> str:
         value = decode(text)
         if write(value) != text:
-            raise ValueError(f"{text} is encoded in another way")
+            raise ValueError(f"{text} is not in its canonical encoding")
         return value
 
     return _Field(pattern, write, read)
@@ -131,7 +132,7 @@ def _read_date(text: str) -> str:
 _ordinal, _step = _number(6, OrdinalOrZero), _number(12, Tally)
 _FIELDS = {
     "job": _Field(JOB_ID.pattern),
-    "writer": _Field(r"[A-Za-z0-9_-]+"),  # A nonce; a resumption's has a number behind it.
+    "writer": _Field(r"[A-Za-z0-9_-]+"),  # A nonce; a resumption adds a number.
     "nonce": _text(KeyWord),
     "sha256": _text(Sha256),
     "shared": _text(SharedKey),
@@ -161,7 +162,7 @@ _FIELDS = {
     "save": _joined(SaveId, _ordinal, _step, _ordinal),
     "machine": _encoded(
         r"[A-Za-z0-9_~%-]+",
-        lambda instance_id: quote(instance_id, safe="").replace(".", "%2E"),  # "." and ".." are no names
+        lambda instance_id: quote(instance_id, safe="").replace(".", "%2E"),  # "." and ".." are invalid
         unquote,
     ),
     "stream": _text(StreamName),
@@ -173,46 +174,46 @@ _FIELDS = {
     ),
 }
 
-# --- lists of the store --------------------------------------------------------------------------
+# --- the store and its lists --------------------------------------------------------------------------
 
 STORE_ID = "store-id"
 """The mark of a store in a directory: a random id, which an empty mount point or another disk lacks."""
 index_prefix = Key[[]]("index/")
-"""The list of jobs: one small object for each."""
+"""The list of jobs: one small object per job."""
 index = Key[[str]]("index/{job}")
-"""A job's entry in that list; create-only, it also reserves the id. The removal of a job replaces it with a
-note, and deletes it last."""
+"""A job's entry in that list. It is create-only, so it also reserves the id. The removal of a job replaces it
+with a note, and deletes it last."""
 live_prefix = Key[[]]("live/")
-"""The marks of jobs that may be live: one empty object for each."""
+"""The marks of jobs that may be live: one empty object per mark."""
 live_marks_prefix = Key[[str]]("live/{job}.")
 """The marks of one job."""
 live = Key[[str, str]]("live/{job}.{writer}")
-"""A job's mark; the writer is its submission's nonce."""
+"""A mark of a job; the writer is the nonce of its submission."""
 recent_prefix = Key[[]]("recent/")
-"""The list of jobs by their age: one empty object for each, the newest first."""
+"""The list of jobs by age: one empty object per job, the newest first."""
 recent = Key[[int, str]]("recent/{newest_first}-{job}")
-"""A job's entry in that list; the time is when it was submitted, in milliseconds since 1970."""
+"""A job's entry in that list, with the time of its submission in milliseconds since 1970."""
 market_prefix = Key[[str]]("market/{provider}/")
-"""What jobs that have ended saw of a provider's spot market, the newest first."""
+"""Observations of a provider's spot market by jobs that have ended, the newest first."""
 market_seen = Key[[str, int, str]]("market/{provider}/{newest_first}-{nonce}")
-"""What one job saw: its first submission's time, as in ``recent``, and nonce. It does not name the job, which
-may be removed long before."""
+"""One job's observations, with the time (as in ``recent``) and the nonce of its first submission. It does not
+name the job, which may be removed long before it."""
 drivers_prefix = Key[[]]("drivers/")
-"""What drives the store's jobs by itself: one small object for each."""
+"""The drivers that come to the store's jobs by themselves: one small object per driver."""
 driver = Key[[str]]("drivers/{driver}")
-"""One of those; overwritten."""
+"""A driver's note; overwritten."""
 agents_prefix = Key[[]]("agents/")
 agent = Key[[str]]("agents/{sha256}")
-"""The wheels that stock images install as their agent; shared by jobs, create-only."""
+"""The wheels from which stock images install the agent; shared by jobs, create-only."""
 code_prefix = Key[[]]("code/")
 code = Key[[str]]("code/{sha256}")
 """A code bundle, by the SHA-256 of its bytes in hex; shared by jobs, create-only."""
 removals_prefix = Key[[str]]("{shared}.removals/")
-"""The marks of those who may be deleting an object that jobs share."""
+"""The marks of removals and reapers that may be deleting a shared object."""
 removal = Key[[str, str]]("{shared}.removals/{remover}")
-"""One such mark: a removal, or a reaper, has it from its first look to its end."""
+"""One such mark; it exists from a removal's or reaper's first look for users of the object to its end."""
 probe = Key[[str]]("probe/{nonce}")
-"""The store's probe; deleted at once."""
+"""An object of a store probe; deleted immediately."""
 
 # --- a job ----------------------------------------------------------------------------------------
 
@@ -222,45 +223,46 @@ spec = Key[[str]]("jobs/{job}/spec")
 """The job's first submission; create-only."""
 submissions_prefix = Key[[str]]("jobs/{job}/submissions/")
 submission = Key[[str, str]]("jobs/{job}/submissions/{sha256}")
-"""A submission with which the job was resumed, or was to be, by ``submission.hash_of`` it; create-only."""
+"""A submission that resumed the job, or was meant to, by its ``submission.hash_of``; create-only."""
 own_code = Key[[str]]("jobs/{job}/code")
-"""A code bundle that a job has for itself."""
+"""A code bundle that belongs to the job alone."""
 own_agents_prefix = Key[[str]]("jobs/{job}/agents/")
 own_agent = Key[[str, str]]("jobs/{job}/agents/{sha256}")
-"""The agent's wheels where a job has them for itself."""
+"""The agent's wheels that belong to the job alone."""
 secrets = Key[[str, int]]("jobs/{job}/secrets{resumption}")
-"""The job's secrets; deleted when the job ends. Each resumption (0: none yet) has its own, so that a driver
-that is late deletes none that are needed."""
+"""The job's secrets; deleted when the job ends. Each resumption (0: the first submission) has its own, so
+that a late driver does not delete secrets that are needed."""
 input_version = Key[[str, str, int]]("jobs/{job}/inputs/{input}{resumption}")
-"""The version of an input that the first node has staged; create-only, as in ``secrets``."""
+"""The version of an input that the first node has staged; create-only, one per resumption as in
+``secrets``."""
 setup_ready = Key[[str]]("jobs/{job}/image")
-"""A machine's word that an image can be made of it; overwritten."""
+"""A machine's report that an image can be made of it; overwritten."""
 summary = Key[[str]]("jobs/{job}/summary")
 """The advisory summary that ``ps`` reads; overwritten."""
 suspicions = Key[[str]]("jobs/{job}/suspicions")
-"""What passing drivers saw silent or missing; overwritten, or absent."""
+"""Suspicions of silent or missing nodes, from drivers with short passes; overwritten, may be absent."""
 settled_launches = Key[[str]]("jobs/{job}/settled")
-"""The copy of what nodes can no longer change; overwritten, or absent."""
+"""The copy of records that nodes can no longer change; overwritten, may be absent."""
 journal_prefix = Key[[str]]("jobs/{job}/journal/")
 journal = Key[[str, int]]("jobs/{job}/journal/{record}")
 """A record of the journal, by its number, counted from 1; create-only."""
 journal_copies_prefix = Key[[str]]("jobs/{job}/journal-copies/")
 journal_copy = Key[[str, int, int]]("jobs/{job}/journal-copies/{record}-{record}")
-"""The copy of a run of records: the number of its last one, then that of its first."""
+"""The copy of a run of records, by the numbers of its last record and its first."""
 told_prefix = Key[[str]]("jobs/{job}/told/")
-"""The marks of the events that people were told."""
+"""The marks of the events for which a message was sent."""
 told = Key[[str, str]]("jobs/{job}/told/{event}")
-"""One such mark; create-only: who creates it sends the message."""
+"""One such mark; create-only: its creator sends the message."""
 shared_pages_prefix = Key[[str]]("jobs/{job}/shared/")
 shared_page = Key[[str, str]]("jobs/{job}/shared/{event}.html")
-"""A page about the job for people who have a link to it, by a random word; deleted to end the link."""
+"""A page about the job for people who have a link to it, under a random word; deleted to revoke the link."""
 artifacts_prefix = Key[[str]]("jobs/{job}/artifacts/")
 artifact = Key[[str, str]]("jobs/{job}/artifacts/{artifact}")
-"""A file of the job's by its path; overwritten. The path may be any that a file system allows."""
+"""A file of the job, by its path; overwritten. The path may be any that a file system allows."""
 outputs_prefix = Key[[str]]("jobs/{job}/outputs/")
 output = Key[[str, str]]("jobs/{job}/outputs/{artifact}")
 """A file that the training wrote below its working directory, by its path there; overwritten, and deleted
-where newer ones need its room."""
+when newer files need its space."""
 
 # --- its nodes ------------------------------------------------------------------------------------
 
@@ -282,10 +284,11 @@ notice = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/notice")
 exit_record = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/exit.json")
 """A node's exit record; create-only, and proof that it runs no user code."""
 stop = Key[[str, int]]("jobs/{job}/nodes/stop{resumption}")
-"""The request to stop; create-only. Each resumption (0: none yet) has its own. It is among what the nodes
-report, so that whoever lists that sees it without a request of its own."""
+"""The stop request; create-only. Each resumption (0: the first submission) has its own. It is stored with the
+nodes' reports, so that a listing of those shows it without another request."""
 remote_call = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/call")
-"""Asks a node to run a command; overwritten by the next one who asks. It is here for the same reason."""
+"""A request to a node to run a command; overwritten by the next request. It is stored here for the same
+reason."""
 REPORTS: tuple[Key[[str, int, int]], ...] = (heartbeat, notice, exit_record)
 """The forms of a node's reports."""
 logs_prefix = Key[[str]]("jobs/{job}/logs/")
@@ -295,33 +298,34 @@ log_day_prefix = Key[[str, str, str]]("jobs/{job}/logs/{stream}/{date}/")
 log_segment = Key[[str, str, str, int]]("jobs/{job}/logs/{stream}/{date}/{line}")
 """A segment of a log: its stream, UTC date ``YYYY-MM-DD``, and the number of its first line."""
 
-# --- commands that people run on its nodes --------------------------------------------------------
+# --- commands that people run on nodes -- --------------------------------------------------------
 
 remote_prefix = Key[[str]]("jobs/{job}/remote/")
-"""The answers and pieces of commands; all of them are deleted."""
+"""The answers, inputs and outputs of commands; all of them are deleted at the end."""
 remote_node_prefix = Key[[str, int, int]]("jobs/{job}/remote/{launch}/{rank}/")
 remote_command_prefix = Key[[str, int, int, str]]("jobs/{job}/remote/{launch}/{rank}/{nonce}/")
 remote_answer = Key[[str, int, int, str]]("jobs/{job}/remote/{launch}/{rank}/{nonce}/answer")
 """The node's answer to a call, by the call's nonce; create-only."""
 remote_input = Key[[str, int, int, str, int]]("jobs/{job}/remote/{launch}/{rank}/{nonce}/in/{record}")
 remote_output = Key[[str, int, int, str, int]]("jobs/{job}/remote/{launch}/{rank}/{nonce}/out/{record}")
-"""A piece of the input, or the output, of a command, counted from 0; create-only."""
+"""A piece of a command's input or output, counted from 0; create-only."""
 remote_commands_prefix = Key[[str]]("jobs/{job}/commands/")
 remote_command = Key[[str, int, int, str]]("jobs/{job}/commands/{launch}-{rank}-{nonce}")
-"""Who has run a command on a node, and how it ended; overwritten once by the node, at the end."""
+"""Who ran a command on a node, and how it ended; the node overwrites it once, at the end."""
 
 # --- its checkpoints ------------------------------------------------------------------------------
 
 manifests_prefix = Key[[str]]("jobs/{job}/manifests/")
-"""The manifests; apart from the chunks, to keep a listing short."""
+"""The manifests, which are separate from the chunks to keep a listing short."""
 manifest = Key[[str, int, int]]("jobs/{job}/manifests/{generation}-{step}")
 """A checkpoint's manifest; create-only, and deleted first."""
 damage = Key[[str, CheckpointId]]("jobs/{job}/manifests/{checkpoint}.damaged")
 """The note that a chunk of a checkpoint was found damaged; create-only."""
 rescue_order = Key[[str, int, int]]("jobs/{job}/rescues/{generation}-{number}")
-"""Which ranks save what they hold after others were lost, by the number of the attempt; create-only."""
+"""The ranks that save their state after others were lost, by the number of the attempt; create-only."""
 begun = Key[[str, CheckpointId]]("jobs/{job}/manifests/{checkpoint}.begun")
-"""The note, empty, that a node uploads its part of what scripts saved on all nodes: others follow."""
+"""The empty note that a node uploads its part of a checkpoint that scripts saved on all nodes; others
+follow."""
 checkpoints_prefix = Key[[str]]("jobs/{job}/checkpoints/")
 """The parts and chunks of all checkpoints."""
 saves_prefix = Key[[str, CheckpointId]]("jobs/{job}/checkpoints/{checkpoint}-")
@@ -329,12 +333,12 @@ saves_prefix = Key[[str, CheckpointId]]("jobs/{job}/checkpoints/{checkpoint}-")
 save_prefix = Key[[str, SaveId]]("jobs/{job}/checkpoints/{save}/")
 parts_prefix = Key[[str, SaveId]]("jobs/{job}/checkpoints/{save}/parts/")
 part = Key[[str, SaveId, int]]("jobs/{job}/checkpoints/{save}/parts/{rank}")
-"""A part record: what a global rank has uploaded; create-only."""
+"""A part record: the upload of one global rank; create-only."""
 chunk = Key[[str, SaveId, int, int]]("jobs/{job}/checkpoints/{save}/chunks/{rank}/{number}")
 """A chunk of a rank's part, by its number, counted from 0."""
 compressed_chunk = Key[[str, SaveId, int, int]]("jobs/{job}/checkpoints/{save}/chunks/{rank}/{number}.z")
-"""One that is compressed. It has a key of its own, so no late put can leave an object of another kind than a
-part's record says."""
+"""A compressed chunk. It has a separate key, so that no late put can replace an object by one of the other
+kind than the part's record states."""
 base_mark = Key[[str, SaveId, int, CheckpointId]]("jobs/{job}/checkpoints/{save}/bases/{rank}/{checkpoint}")
 """The mark that a rank's part of a save may name chunks of that checkpoint."""
 
@@ -347,7 +351,7 @@ _OF_JOB: list[Form] = [
 
 
 def recognize(key: str, forms: Iterable[Form]) -> tuple[Form, tuple[Any, ...]] | None:
-    """Return which of the forms a key has, and the values of its fields; None: it has none of them."""
+    """Return the form of a key, out of these, and the values of its fields; None if none of them fits."""
     for form in forms:
         values = form.match(key)
         if values is not None:
@@ -356,18 +360,18 @@ def recognize(key: str, forms: Iterable[Form]) -> tuple[Form, tuple[Any, ...]] |
 
 
 def job_of(key: str) -> str | None:
-    """Return the id of the job whose key it is; None: no form of this table fits it.
+    """Return the id of the job to which a key belongs, or None if the key fits no form of a job.
 
-    A store may be the root of a bucket in which others have a ``jobs/`` of their own.
+    A store may be the root of a shared bucket in which other programs have a ``jobs/`` of their own.
     """
     found = recognize(key, _OF_JOB)
     return None if found is None else str(found[1][0])
 
 
 def is_shared(key: str) -> bool:
-    """Return whether the key is ``agent`` or ``code`` of some hash.
+    """Return whether the key is an ``agent`` or a ``code`` with some hash.
 
-    A store may be the root of a bucket in which others have an ``agents/`` or a ``code/`` of their own.
+    A store may be the root of a shared bucket in which other programs have an ``agents/`` or a ``code/``.
     """
     return agent.match(key) is not None or code.match(key) is not None
 
@@ -376,8 +380,8 @@ _PASSING: tuple[Form, ...] = (agent, code, removal, market_seen, driver, probe, 
 
 
 def is_passing(key: str) -> bool:
-    """Return whether the key is one that a store without jobs may have, and that holds nobody's work.
+    """Return whether the key may exist in a store without jobs, so that it holds nobody's work.
 
-    Such are agents and code that no job needs any more, and what jobs saw of the market.
+    Examples are agents and code that no job needs any more, and observations of the market.
     """
     return recognize(key, _PASSING) is not None

@@ -1,13 +1,13 @@
-"""The records in the bucket, typed, most of them create-only.
+"""The typed records in the bucket, most of them create-only.
 
-Overwritten are Heartbeat, Summary, SettledLaunches, Suspicions, MarketSeen and Removal.
+Heartbeat, Summary, SettledLaunches, Suspicions, MarketSeen and Removal are overwritten.
 
 Times (UTC) are by the store's clock, as their writer knows it; see ``store_clock``. Every
-create-only record carries its writer's nonce: a writer that reads the key back after an error can then tell
-its own put from another's.
+create-only record carries its writer's nonce: a writer that reads the key back after an error can
+recognise its own put.
 
-The types refuse what no writer of ours writes, so that no reader has to check it: times without a zone,
-numbers out of their bounds, words that no fold knows.
+The types refuse values that no writer of ours writes, so that readers need not check them: times without a
+time zone, numbers out of bounds, unknown words.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ JobState = (
 )
 StopReason = Literal["user", "max_cost", "max_runtime", "idle_after", "image"]
 VoidOutcome = Literal["capacity", "quota", "refused", "voided"]
-"""How a launch ends that never trained."""
+"""The outcomes of a launch that never trained."""
 LaunchOutcome = VoidOutcome | Literal["succeeded", "reclaimed", "stopped", "failed", "lost", "left"]
-"""How a launch ended of which nothing is live any more; ``left``: its nodes were not needed."""
+"""The outcomes of a launch without live nodes; ``left`` means that its nodes were not needed."""
 NodeState = Literal["setup", "staging", "restoring", "ready", "running", "draining", "uploading", "ending"]
 NodeOutcome = Literal["succeeded", "drained", "stopped", "failed", "left", "superseded"]
 FailureKind = Literal["trainer-failed", "trainer-stuck", "not-connected", "not-restored"]
@@ -66,18 +66,18 @@ def new_nonce() -> str:
 
 
 class _Written(Dated, frozen=True, kw_only=True):
-    """What a record that is written once says of its writing."""
+    """The fields about the writing of a create-only record."""
 
     at: datetime
     writer: str
-    """The nonce."""
+    """The writer's nonce."""
 
 
 class CheckpointId(msgspec.Struct, frozen=True, order=True):
-    """A checkpoint of a job, named by the generation that made it and its step."""
+    """A checkpoint of a job, named by its generation and step."""
 
     generation: OrdinalOrZero
-    """0: the job was forked with it."""
+    """The generation that made it, or 0 if the job was forked with it."""
     step: Tally
 
     def __str__(self) -> str:
@@ -85,16 +85,16 @@ class CheckpointId(msgspec.Struct, frozen=True, order=True):
 
 
 class SaveId(msgspec.Struct, frozen=True, order=True):
-    """One save of a checkpoint. A drain has one of its own, even at a step that is being saved already."""
+    """One save of a checkpoint. A drain makes its own save, even at a step that is being saved already."""
 
     generation: OrdinalOrZero
     step: Tally
     round: OrdinalOrZero
-    """In which the ranks agreed on it (P4); 0: in none, as at the end of the loop."""
+    """The round in which the ranks agreed on it (P4); 0 if there was none, as at the end of the loop."""
 
     @property
     def checkpoint(self) -> CheckpointId:
-        """Name the checkpoint that it is when it is committed."""
+        """The checkpoint that the save becomes when it is committed."""
         return CheckpointId(self.generation, self.step)
 
     def __str__(self) -> str:
@@ -104,18 +104,18 @@ class SaveId(msgspec.Struct, frozen=True, order=True):
 # --- submission ---------------------------------------------------------------------------------
 
 FORMAT = 5
-"""The format of a job's records; it grows when a cloudspot can no longer drive what another has submitted."""
+"""The format of a job's records; it grows when another version's submissions can no longer be driven."""
 
 
 class StagedAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """The archive from which machines install the agent if their image does not have this cloudspot."""
+    """The archive from which machines install the agent if their image lacks this cloudspot."""
 
     sha256: Sha256
-    """The archive's, which names it in the store."""
+    """The hash of the archive, which is part of its key."""
     digest: str
     """The digest of the code in it; an image with the same digest does not need the archive."""
     requirements: tuple[str, ...]
-    """The distributions of that code."""
+    """The requirements of the distributions in the archive."""
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +126,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submission(_Written, frozen=True, kw_only=True):
-    """``jobs/<id>/spec``: all that was submitted; whatever a controller needs comes from here."""
+    """``jobs/<id>/spec``: everything that was submitted, and all that a controller needs."""
 
     writer: KeyWord
     job_id: str
@@ -139,48 +139,50 @@ class Submission(_Written, frozen=True, kw_only=True):
     version: str
     """The version of cloudspot that submitted the job."""
     format: Ordinal = FORMAT
-    """Jobs of another format are refused before the rest is read; without this field it is 1."""
+    """Jobs of another format are refused before the rest is read. A record without this field has format
+    1."""
     agent: StagedAgent | None = None
-    """None: the image has cloudspot."""
+    """None if the image has cloudspot."""
     has_own_code: bool = False
-    """Code and agent lie below the job's own prefix, as somebody was deleting those that jobs share."""
+    """Whether code and agent are below the job's own prefix, because the shared ones were being deleted."""
     resumption: OrdinalOrZero = 0
-    """0: the job's first submission, under ``jobs/<id>/spec``. Else the number of the resumption that it is
-    for; it lies under ``jobs/<id>/submissions/<hash>``, and counts once a ``Resumed`` names it."""
+    """The number of the resumption that the submission is for, or 0 for the job's first submission, which is
+    stored under ``jobs/<id>/spec``. Others are stored under ``jobs/<id>/submissions/<hash>`` and count once a
+    ``Resumed`` names them."""
     num_launches_before: OrdinalOrZero = 0
-    """How many launches the job had when it was resumed: their failures count no more."""
+    """The number of launches when the job was resumed; their failures no longer count."""
     forked_from: Origin | None = None
-    """Where the checkpoint came from with which the job began, as its generation 0."""
+    """The origin of the checkpoint with which the job began, as its generation 0."""
     bakes: bool = False
-    """Its node only runs the setup, and waits until an image of its disk is made."""
+    """Whether its node only runs the setup, and then waits until an image of its disk is made."""
     store_id: KeyWord | None = None
     """The id of the store, if it has one; see ``ObjectStore.establish``."""
 
     @property
     def milliseconds(self) -> int:
-        """Return when it was made, since 1970, as keys have it that sort by time."""
+        """When it was made, in milliseconds since 1970, for keys that sort by time."""
         return int((self.at - EARLIEST).total_seconds() * 1000)
 
 
 class StopRequest(_Written, frozen=True, kw_only=True):
-    """``jobs/<id>/stop``: checkpoint and end the job."""
+    """``jobs/<id>/stop``: the request to save a checkpoint and end the job."""
 
     reason: StopReason
     detail: str = ""
-    """The figures of a limit that was reached, for people."""
+    """The values of a limit that was reached, for people."""
 
 
 class SetupReady(Dated, frozen=True, kw_only=True):
-    """``jobs/<id>/image``: the setup of a job that ``bakes`` is done, and all on the disk of this machine."""
+    """``jobs/<id>/image``: the setup of a job that ``bakes`` is done and written to this machine's disk."""
 
     instance_id: InstanceId
     key: str
-    """Of the setup; see ``cloudspot.jobfile.setup_key``."""
+    """The key of the setup; see ``cloudspot.jobfile.setup_key``."""
     at: datetime
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
-    """``index/<id>`` while the job is being removed: what must be known after its submission is gone."""
+    """``index/<id>`` during the removal of a job: facts that are needed after its submission is deleted."""
 
     shared: tuple[SharedKey, ...]
     """The keys of the code and the agent that the job may share with others."""
@@ -190,18 +192,18 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seat(NamedTuple):
-    """The place of a node: the machine that claims it is this node for good, and gives it its name."""
+    """The place of a node: the machine that claims it is this node permanently, and has its name."""
 
     launch: Ordinal
     rank: Rank
-    """Within the launch."""
+    """The rank within the launch."""
 
     def __str__(self) -> str:
         return f"{self.launch}.{self.rank}"
 
 
 class Intent(_Written, frozen=True, kw_only=True, tag="intent"):
-    """From now on anyone may create launch ``launch``, with this very request: ``num_nodes`` seats."""
+    """From now on, anyone may create launch ``launch`` of ``num_nodes`` seats, with exactly this request."""
 
     launch: Ordinal
     offer: Offer
@@ -209,26 +211,27 @@ class Intent(_Written, frozen=True, kw_only=True, tag="intent"):
     request: LaunchRequest
     num_nodes: NodeCount
     stands_in_for: tuple[Seat | None, ...] = ()
-    """By rank: the node whose place in the training this one takes once it is ready. Empty: nobody's."""
+    """By rank, the node whose place in the training this one takes once it is ready; it is empty if there is
+    none."""
     why: str
-    """What made this launch necessary: ``first``, ``reclaimed``, ``notice``, ``growth``, ``moved``, ..."""
+    """The reason for the launch: ``first``, ``reclaimed``, ``notice``, ``growth``, ``moved``, ..."""
     detail: str = ""
-    """The reckoning behind it, for people."""
+    """The calculation behind it, for people."""
 
     @property
     def principals(self) -> dict[Seat, Seat]:
-        """Return, by stand-in, the node whose place it takes."""
+        """The nodes to be replaced, by stand-in."""
         named = enumerate(self.stands_in_for)
         return {Seat(self.launch, rank): seat for rank, seat in named if seat is not None}
 
 
 class Finished(_Written, frozen=True, kw_only=True, tag="finished"):
-    """The job is over; only its resumption follows in the journal."""
+    """The job is over; only a resumption or a move can follow in the journal."""
 
     outcome: JobOutcome
     detail: str
     exit_code: ExitStatus
-    """0, the training script's own exit code if it failed, or 1."""
+    """0, the exit code of the training script if it failed, or 1."""
 
 
 class Suspended(_Written, frozen=True, kw_only=True, tag="suspended"):
@@ -238,7 +241,7 @@ class Suspended(_Written, frozen=True, kw_only=True, tag="suspended"):
 
 
 class Resumed(_Written, frozen=True, kw_only=True, tag="resumed"):
-    """The job goes on with another submission, from its newest checkpoint."""
+    """The job continues with another submission, from its newest checkpoint."""
 
     resumption: Ordinal
     submission_sha256: Sha256
@@ -246,10 +249,10 @@ class Resumed(_Written, frozen=True, kw_only=True, tag="resumed"):
 
 
 class Moved(_Written, frozen=True, kw_only=True, tag="moved"):
-    """The job, which has ended, goes on in another store or not at all: no copy elsewhere may be resumed."""
+    """The ended job may only be resumed in another store; copies elsewhere may not."""
 
     to: str
-    """That store's URL in its one form."""
+    """The canonical URL of that store."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,7 +266,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seat(self) -> Seat:
-        """Name the node."""
+        """The node's seat."""
         return Seat(self.launch, self.rank)
 
 
@@ -283,128 +286,128 @@ class Generation(_Written, frozen=True, kw_only=True, tag="generation"):
     endpoint: str
     """``address:port`` of the rendezvous."""
     restore_from: CheckpointId | None
-    """None: from the beginning."""
+    """The checkpoint that was restored; None if the training starts at step 0."""
     skipped: tuple[Skipped, ...] = ()
     why: str
-    """``first``, ``relaunched`` (all members are gone), ``regrouped`` (without a node), ``joined`` by others,
-    ``handed-over`` (others in the place of nodes that leave), ``drained``, ``trainer-failed``,
-    ``trainer-stuck``, ``not-connected`` (the ranks did not come together), ``not-restored`` (its
-    checkpoint does not verify), ``agent-restarted``."""
+    """``first``, ``relaunched`` (all members are gone), ``regrouped`` (without a node), ``joined`` (others
+    joined), ``handed-over`` (others replaced nodes that leave), ``drained``, ``trainer-failed``,
+    ``trainer-stuck``, ``not-connected`` (the ranks could not connect), ``not-restored`` (its checkpoint does
+    not verify), ``agent-restarted``."""
 
     @property
     def seats(self) -> tuple[Seat, ...]:
-        """Name the nodes, in rank order."""
+        """The nodes' seats, in rank order."""
         return tuple(member.seat for member in self.members)
 
     def ranks(self, launch: int) -> tuple[int, ...]:
-        """Return the ranks of those nodes that are of this launch."""
+        """Return the ranks of the nodes that belong to this launch."""
         return tuple(member.rank for member in self.members if member.launch == launch)
 
 
 class Commit(_Written, frozen=True, kw_only=True, tag="commit"):
-    """From now on the checkpoint counts; its manifest stands, and names all of its parts."""
+    """From now on the checkpoint counts; its manifest exists and lists all its parts."""
 
     generation: OrdinalOrZero
-    """The newest one, or 0 in a job that was forked."""
+    """The newest generation, or 0 in a job that was forked."""
     step: Tally
-    """Beyond the step from which the generation began, and those that it has committed."""
+    """Greater than the step at which the generation began, and than those of its earlier commits."""
     round: OrdinalOrZero = 0
-    """Of the save that is committed: see ``Manifest``."""
+    """The round of the committed save; see ``Manifest``."""
     kind: CheckpointKind
     size: Tally
     """Bytes."""
     sealed_at: datetime
-    """When the training had handed over the first part; what it did later is repeated after a restart."""
+    """When the training had handed over the first part; later work is repeated after a restart."""
     shared: Tally = 0
-    """Bytes of it that earlier checkpoints hold too, and that were not sent again."""
+    """The bytes that earlier checkpoints hold already and that were not sent again."""
     evidence: str | None = None
-    """How a script's own checkpoint was known to be complete: see ``Part``."""
+    """Why a script's own checkpoint was known to be complete; see ``Part``."""
     rescue: Rescue | None = None
-    """Of a save that survivors have made."""
+    """The rescue, if survivors made the save."""
     is_last: bool = False
-    """``session``: the training stopped with it, at a drain or the end of the loop, so nothing of its
-    generation is lost."""
+    """``session``: whether the training ended with it, at a drain or the end of the loop, so that no work of
+    its generation is lost."""
 
     @property
     def id(self) -> CheckpointId:
-        """Name this checkpoint."""
+        """The checkpoint."""
         return CheckpointId(self.generation, self.step)
 
     @property
     def save(self) -> SaveId:
-        """Name the save that is committed."""
+        """The save that is committed."""
         return SaveId(self.generation, self.step, self.round)
 
 
 class Repriced(_Written, frozen=True, kw_only=True, tag="repriced"):
-    """The nodes of a launch cost something else from now on: the market's price has changed."""
+    """The price of a launch's nodes changes from now on, because the market's price has changed."""
 
     launch: Ordinal
     price_per_hour: Price
-    """Of one node, in the currency of the launch's offer."""
+    """The price of one node, in the currency of the launch's offer."""
 
 
 Turn = Finished | Suspended | Resumed | Moved
-"""What the journal says of the job as a whole."""
+"""Records about the job as a whole."""
 JournalRecord = Intent | Generation | Commit | Repriced | Turn
 
 
 class JournalCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """``jobs/<id>/journal-copies/<last>-<first>``: a run of the journal's records; perhaps absent."""
+    """``jobs/<id>/journal-copies/<last>-<first>``: a run of the journal's records; may be absent."""
 
     first_writer: str
-    """The nonce of the journal's first record, which tells it from the journal of another job of this id."""
+    """The nonce of the journal's first record, which distinguishes journals of jobs with the same id."""
     records: tuple[JournalRecord, ...]
-    """Without the rendered requests of the launches."""
+    """The records, without the rendered requests of the launches."""
 
 
 # --- nodes --------------------------------------------------------------------------------------
 
 
 class Slot(_Written, frozen=True, kw_only=True):
-    """``launches/k/nodes/<rank>``: a seat, claimed by a node or void. The first writer wins for good."""
+    """``launches/k/nodes/<rank>``: a seat, claimed by a node or void. The first writer wins permanently."""
 
     instance_id: InstanceId | None
-    """None: void; no machine may ever take this seat."""
+    """The machine, or None if the seat is void and no machine may ever take it."""
     address: str | None = None
     detail: str = ""
     machines: tuple[str, ...] = ()
-    """Of a void seat: the machines that were there for it, which have yet to end."""
+    """For a void seat, the machines that were launched for it and whose end is not proven yet."""
     cause: str = ""
-    """Of a void seat: why its machine could not run the agent, by its console; empty: unknown."""
+    """For a void seat, why its machine could not run the agent, from its console; it is empty if unknown."""
 
     @property
     def owed(self) -> tuple[str, ...]:
-        """Return the machines whose end has to be proven."""
+        """The machines whose end has to be proven."""
         return self.machines if self.instance_id is None else (self.instance_id,)
 
 
 class Certificate(_Written, frozen=True, kw_only=True):
-    """``launches/k/machines/<instance>``: proof that the machine runs nothing any more; its line in the bill.
+    """``launches/k/machines/<instance>``: proof that the machine has ended, and its line in the bill.
 
-    A controller writes it on the provider's word.
+    A controller writes it when the provider reports the end.
     """
 
     launch: Ordinal
     rank: Rank | None
-    """The seat that it had claimed, or was made for; None: unknown."""
+    """The seat that it claimed or was made for; None if unknown."""
     instance_id: InstanceId
     started_at: datetime
     ended_at: datetime
     end_reason: EndReason
     detail: str = ""
-    """Why it ended, in its provider's words, and the last line of its console; empty: nobody knows more."""
+    """Why it ended, in the provider's words, and the last line of its console; it is empty if unknown."""
 
 
 class Phase(Dated, frozen=True, kw_only=True):
-    """A change in what a node does."""
+    """A change in a node's activity."""
 
     state: NodeState | Literal["training"]
     """``training``: the script's loop over the steps has begun."""
     generation: OrdinalOrZero
-    """The newest generation that the node was in; 0 before the first."""
+    """The newest generation of the node; 0 before the first."""
     reached_step: Tally | None = None
-    """With ``uploading``, which follows the end of a generation's training: see ``Exit.reached_step``."""
+    """Set with ``uploading``, which follows the end of a generation's training; see ``Exit.reached_step``."""
     at: datetime
 
 
@@ -413,12 +416,12 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 
     generation: OrdinalOrZero
     why: FailureKind
-    """Why the next one starts unless a node was lost."""
+    """Why the next generation starts, unless a node was lost."""
     exit_code: ExitStatus
     fingerprint: str | None = None
-    """The same for failures of the same kind; None: it may have come from outside the script."""
+    """A text that failures of the same kind share; None if the cause may lie outside the script."""
     unreachable: tuple[Seat, ...] | None = None
-    """The members whose machines did not answer this one; None: it has not yet asked."""
+    """The members whose machines did not answer this one; None if it has not asked yet."""
 
 
 class HeldState(msgspec.Struct, frozen=True, kw_only=True):
@@ -426,64 +429,65 @@ class HeldState(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: Rank
     boundary: Tally
-    """As the ranks number them within a generation."""
+    """The number of the boundary within the generation."""
     before: Tally
-    """The boundary that it held before the newest step of its optimizer; others may still hold that."""
+    """The boundary before the newest step of its optimizer; other ranks may still hold that one."""
     step: Tally
     digest: str
-    """Of samples of the weights: ranks that hold the same state have the same."""
+    """A digest of samples of the weights: ranks with the same state have the same digest."""
     draws: bool
     """Whether the steps draw random numbers, so that each rank has generators of its own."""
     differs: bool
     """Whether ranks may differ in buffers of the model, of which rank 0's count."""
     holders: tuple[tuple[Rank, ...], ...] = ()
-    """Of each part of a sharded state, the ranks that hold it."""
+    """For each part of a sharded state, the ranks that hold it."""
     needs_all: bool = False
-    """Whether each rank alone knows its place in the data."""
+    """Whether each rank's place in the data is known only to itself."""
     keeps: tuple[Rank, ...] = ()
-    """The other ranks of which this one has what they alone had at that boundary."""
+    """The other ranks whose private state at that boundary this rank also has."""
 
 
 class RankLikeness(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a rank is like the others; also of one that is lost and can no longer be asked."""
+    """How similar a rank is to the others; also kept for a lost rank, which can no longer be asked."""
 
     rank: Rank
     draws: bool | None
-    """Whether its steps draw random numbers; None: it is not known yet."""
+    """Whether its steps draw random numbers; None if unknown yet."""
     digests: Annotated[tuple[tuple[Tally, KeyWord], ...], msgspec.Meta(max_length=4)]
-    """Some of the newest boundaries, and of samples of the weights there: equal where ranks hold the same."""
+    """The newest boundaries with digests of samples of the weights, which are equal where the states are."""
 
 
 class Survivors(msgspec.Struct, frozen=True, kw_only=True):
-    """The state that a node's ranks hold after others were lost, or failed."""
+    """The state that a node's ranks hold after others were lost or have failed."""
 
     generation: OrdinalOrZero
     attempt: Ordinal
-    """The attempt to save it for which this was asked."""
+    """The rescue attempt for which this was asked."""
     held: tuple[HeldState, ...]
-    """Empty: nothing of use."""
+    """The states; it is empty if none is useful."""
     given_up: Tally = 0
-    """The newest attempt in which a rank here could not save; 0: none."""
+    """The newest attempt in which a rank here could not save; 0 if there is none."""
 
 
 class RescueOrder(_Written, frozen=True, kw_only=True):
-    """``rescues/<generation>-<attempt>``: which ranks save what they hold, and where; create-only."""
+    """``rescues/<generation>-<attempt>``: the ranks that save their state, and the place; create-only."""
 
     generation: Ordinal
     attempt: Ordinal
     boundary: Tally
     step: Tally
     ranks: tuple[Rank, ...]
-    """Those that save, ascending; the others count as lost."""
+    """The ranks that save, in ascending order; the others count as lost."""
     keepers: tuple[tuple[Rank, Rank], ...] = ()
-    """Lost ranks whose own state is saved all the same, ascending, each with the saver that has it."""
+    """Lost ranks whose private state is saved anyway, in ascending order, each with the rank that saves
+    it."""
     cause: Literal["lost", "failed"]
     is_exact: bool
     """See ``Rescue``."""
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of what a node now stages, restores or uploads, in bytes."""
+    """The progress of the present staging, restore or upload of a node, in bytes."""
 
     what: TransferKind
     done: Tally
@@ -491,16 +495,16 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StagedInput(msgspec.Struct, frozen=True, kw_only=True):
-    """An input of the job that is on a node's disk."""
+    """An input of the job on a node's disk."""
 
     name: str
     num_files: Tally
     size: Tally
     """Bytes."""
     fetched: Tally
-    """How many of them had to be fetched; the others were on the machine."""
+    """The bytes that had to be fetched; the others were already on the machine."""
     seconds: Seconds
-    """How long it took, with all waiting."""
+    """The duration, including all waits."""
 
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -508,138 +512,140 @@ Rate = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 
 class Utilization(Dated, frozen=True, kw_only=True, omit_defaults=True):
-    """What a machine did over a stretch of time, on average; None: its agent cannot measure that.
+    """A machine's average utilization over a period; fields are None if its agent cannot measure them.
 
-    All of the machine counts, whatever else runs on it. These are also the lines that the agent adds to the
-    log, under the source ``utilization``.
+    The whole machine counts, including other programs on it. The agent also adds these records to the log,
+    under the source ``utilization``.
     """
 
     at: datetime
-    """The end of the stretch."""
+    """The end of the period."""
     seconds: Seconds
-    """Its length."""
+    """The length of the period."""
     step: Tally
     cpu: Share | None = None
     """The share of the time of all cores that was not idle."""
     memory: Share | None = None
-    """The share of the memory that is not available any more, at the end."""
+    """The share of the memory that was not available, at the end of the period."""
     gpus: tuple[Share, ...] = ()
-    """For each GPU, the share of the time in which a kernel ran on it."""
+    """For each GPU, the share of the time during which a kernel ran on it."""
     gpu_memory: tuple[Share, ...] = ()
-    """For each GPU, the share of its memory that is in use, at the end."""
+    """For each GPU, the share of its memory in use, at the end of the period."""
     disk_read: Rate | None = None
-    """Bytes a second, of all disks; so ``disk_written``."""
+    """Bytes per second from all disks."""
     disk_written: Rate | None = None
     received: Rate | None = None
-    """Bytes a second, of all network interfaces but loopback; so ``sent``."""
+    """Bytes per second through all network interfaces except loopback."""
     sent: Rate | None = None
     network: Share | None = None
-    """The share of the speed of the busiest interface that was used, in its busier direction; None if the
-    interface does not tell its speed."""
+    """The used share of the speed of the busiest interface, in its busier direction; None if the interface
+    does not report its speed."""
     step_seconds: Seconds | None = None
-    """The time between two steps; None if none was made."""
+    """The time between two steps; None if there was none."""
     data_wait: Share | None = None
-    """The share of the time for which the ranks waited for batches: that of the rank that waited longest."""
+    """The share of the time during which the rank with the longest wait waited for batches."""
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True):
-    """A node has not used what is paid for, for ``limits.idle_after`` or longer."""
+    """A node has not used its resources for at least ``limits.idle_after``."""
 
     seconds: Seconds
-    """How long, by its own clock."""
+    """The duration, by the node's own clock."""
     cause: str
-    """What it last measured, such as ``GPUs at 0 %``."""
+    """The newest measurement, such as ``GPUs at 0 %``."""
 
     @property
     def text(self) -> str:
-        """Tell it in a phrase."""
+        """The same as a phrase."""
         minutes = self.seconds / 60
         spent = f"{self.seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min"
         return f"idle for {spent if minutes < 120 else f'{minutes / 60:.1f} h'} ({self.cause})"
 
 
 class LogStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a node has delivered its log."""
+    """How much of its log a node has delivered."""
 
     num_lines: Tally
-    """How many lines it has numbered; those missing in the sink are on their way."""
+    """The number of lines that it has numbered; those missing in the sink are on their way."""
     waiting_bytes: Tally
-    """The bytes that its log files hold beyond these lines."""
+    """The bytes in its log files after these lines."""
     error: str = ""
-    """Why the sink has not taken the last lines; empty if it has."""
+    """Why the sink has not accepted the last lines; it is empty if it has."""
 
 
 class Heartbeat(Dated, frozen=True, kw_only=True):
-    """A node's report of itself, every few seconds; overwritten."""
+    """A node's report about itself, every few seconds; overwritten."""
 
     counter: Tally
     instance_id: InstanceId
     address: str
     port: Port
-    """A port, free when this was written, for the rendezvous of the next generation."""
+    """A port for the rendezvous of the next generation, free at the time of writing."""
     state: NodeState
-    """``ready``: it waits for the other nodes."""
+    """``ready``: the node waits for the others."""
     generation: OrdinalOrZero
-    """0 before the first."""
+    """The node's newest generation; 0 before the first."""
     restored_step: Tally
     step: Tally
-    """The newest step any local rank has begun, or the restored one."""
+    """The newest step that any local rank has begun, or the restored step."""
     steps_total: Tally | None
     has_session: bool = True
     """Whether the script has opened a session in this generation; without one, steps are not counted."""
     metrics: Metrics
     committed: CheckpointId | None
     stall_seconds: Seconds | None
-    """How long the last save held up the training."""
+    """How long the last save stopped the training."""
     upload_seconds: Seconds | None
-    """How long its upload and commit took."""
+    """How long the upload and the commit of that save took."""
     notice_seconds: Seconds | None = None
-    """The length of the provider's notices; None: unknown to this agent."""
+    """The length of the provider's notices; None if this agent does not know it."""
     at_risk: bool = False
-    """The provider has hinted that it may take the machine, but has given no notice."""
+    """Whether the provider has hinted that it may reclaim the machine, without a notice."""
     transfer: Transfer | None = None
-    """What it stages, restores or uploads now, if anything."""
+    """The present staging, restore or upload, if any."""
     moved_bytes: Tally = 0
-    """What all agents of the machine have moved between it and the job's bucket, in both directions."""
+    """The bytes that all agents of the machine have moved to and from the job's bucket."""
     staged: tuple[StagedInput, ...] = ()
     """The inputs of the job that are on its disk."""
     log: LogStanding | None = None
-    """None: unknown to this agent."""
+    """None if this agent does not know it."""
     idle: Idle | None = None
-    """None: it is not idle, or its job does not ask."""
+    """None if the node is not idle, or if its job sets no limit."""
     utilization: Utilization | None = None
-    """Of the newest half minute of the training; None: it is not measured yet."""
+    """The utilization of the newest half minute of the training; None if not measured yet."""
     warnings: tuple[str, ...] = ()
     phases: tuple[Phase, ...] = ()
-    """What the node has done since its agent started, oldest first; only the newest of very many."""
+    """The node's activities since its agent started, oldest first; if there are very many, only the
+    newest."""
     failed: Failed | None = None
-    """The newest failure; it tells the other nodes to end that generation too."""
+    """The newest failure; it makes the other nodes end that generation, too."""
     survivors: Survivors | None = None
-    """The state that the ranks here hold after others were lost, once they were asked."""
+    """The state that the local ranks hold after others were lost, once they were asked."""
     likeness: tuple[RankLikeness, ...] = ()
-    """Of the ranks here that have told it."""
+    """The local ranks that have reported it."""
     agent: str = ""
-    """A nonce of the agent's process; who asks it to run a command names it. Empty: it runs none."""
+    """A nonce of the agent's process, which requests to run commands must name. It is empty if it runs
+    none."""
     at: datetime
 
 
 class InputVersion(_Written, frozen=True, kw_only=True):
-    """``jobs/<id>/inputs/<name>``: what the first node has staged of an input, for the others to compare."""
+    """``jobs/<id>/inputs/<name>``: the input's version on the first node, which the others compare."""
 
     version: Sha256
-    """Of the names, sizes and versions of all files."""
+    """A hash of the names, sizes and versions of all files."""
     num_files: Tally
     size: Tally
     seat: Seat
 
 
 class Notice(_Written, frozen=True, kw_only=True):
-    """``nodes/<launch>/<rank>/notice``: the first notice that reached the node."""
+    """``nodes/<launch>/<rank>/notice``: the first notice that the node received."""
 
     launch: Ordinal
     rank: Rank
     deadline: datetime
-    """The earlier of the stated time and the time it was seen plus notice_seconds."""
+    """The earlier of the stated time and the time of its arrival plus ``notice_seconds``."""
     action: str
     source: str
     step: Tally
@@ -647,27 +653,27 @@ class Notice(_Written, frozen=True, kw_only=True):
 
 
 class RemoteCall(_Written, frozen=True, kw_only=True):
-    """``nodes/<launch>/<rank>/call``: somebody asks the node to run a command."""
+    """``nodes/<launch>/<rank>/call``: a request to the node to run a command."""
 
     launch: Ordinal
     rank: Rank
     instance_id: InstanceId
     agent: str
-    """As the node's heartbeat says it: another agent does not answer."""
+    """The agent in the node's heartbeat; no other agent answers."""
     user: str
-    """Who asks, by their own word."""
+    """The name that the caller states."""
     words: tuple[str, ...]
     """The program and its arguments."""
     rows: Tally = 0
-    """Of the terminal that it gets; 0: it gets none."""
+    """The size of its terminal; 0 if it gets none."""
     columns: Tally = 0
 
 
 class RemoteAnswer(_Written, frozen=True, kw_only=True):
-    """``remote/<launch>/<rank>/<nonce>/answer``: what the node says to a call."""
+    """``remote/<launch>/<rank>/<nonce>/answer``: the node's answer to a call."""
 
     refused: str = ""
-    """Why it does not run the command; empty: it does."""
+    """Why it does not run the command; it is empty if it does."""
 
 
 class RemoteCommand(_Written, frozen=True, kw_only=True):
@@ -676,29 +682,29 @@ class RemoteCommand(_Written, frozen=True, kw_only=True):
     launch: Ordinal
     rank: Rank
     user: str
-    """Who has asked for it, by their own word."""
+    """The name that the caller stated."""
     words: tuple[str, ...]
     has_terminal: bool
     ended: datetime | None = None
     status: ExitStatus | None = None
-    """As a shell tells it; None: it was cut off."""
+    """The exit status, as in a shell; None if the command was interrupted."""
     why: str = ""
-    """Why it was cut off."""
+    """Why it was interrupted."""
 
 
 class Final(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a finished training: the step, the weights' hash and the last metrics."""
+    """The result of a finished training: the step, the hash of the weights and the last metrics."""
 
     step: Tally | None
-    """None: the script had no session, so steps were not counted."""
+    """None if the script had no session, so that steps were not counted."""
     weights_sha256: str | None
     are_weights_sharded: bool = False
-    """Whether there is no hash because no rank held all of the weights."""
+    """Whether there is no hash because no rank held all the weights."""
     metrics: Metrics
     left_early: bool = False
-    """Whether the script has left its loop before the end."""
+    """Whether the script left its loop before the end."""
     planned: Tally | None = None
-    """How many steps a loop that was left early was to have, if it said so."""
+    """The planned number of steps of a loop that was left early, if known."""
 
 
 class Exit(_Written, frozen=True, kw_only=True):
@@ -708,17 +714,17 @@ class Exit(_Written, frozen=True, kw_only=True):
     rank: Rank
     instance_id: InstanceId
     outcome: NodeOutcome
-    """``drained``: after a notice. ``left``: it has waited long enough for too few others. ``superseded``:
-    the job goes on without this node."""
+    """``drained``: after a notice. ``left``: it waited in vain for enough other nodes. ``superseded``: the
+    job continues without this node."""
     detail: str
     exit_code: ExitStatus
-    """The training script's if the outcome is ``failed``, else 0."""
+    """The exit code of the training script if the outcome is ``failed``, otherwise 0."""
     permanent: bool = False
-    """No other machine would fare better: the job ends."""
+    """Whether another machine would fail in the same way, so that the job ends."""
     is_cut_off: bool = False
-    """The network to other members, who live, is cut."""
+    """Whether the network to other members, which are alive, is interrupted."""
     fingerprint: str | None = None
-    """``failed``: the same for failures of the same kind, which the node's end cuts short of a second try."""
+    """``failed``: a text that failures of the same kind share; set if the node ended before a second try."""
     log_tail: tuple[str, ...] = ()
     generation: OrdinalOrZero
     restored_step: Tally
@@ -746,7 +752,7 @@ class ChunkHome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def save(self) -> SaveId:
-        """Name the save that sent it."""
+        """The save that sent it."""
         return SaveId(self.generation, self.step, self.round)
 
 
@@ -755,82 +761,84 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     size: Tally
     xxh3_128: str
-    """Hex."""
+    """The checksum in hex."""
     home: ChunkHome | None = None
-    """Where it is, if an earlier save sent the same bytes; None: it was sent with its part."""
+    """Its place if an earlier save sent the same bytes; None if it was sent with its part."""
     stored: Tally | None = None
-    """How many bytes were sent, if it is stored compressed (``compression``); None: it is stored as it is.
-    ``size`` and the checksum are always of the bytes themselves."""
+    """The number of bytes sent if it is stored compressed (``compression``); None if it is stored
+    uncompressed. ``size`` and the checksum always refer to the uncompressed bytes."""
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A file of a directory checkpoint; the part holds the files' bytes in list order, the oldest first."""
 
     path: str
-    """Relative, ``/``-separated."""
+    """The path, relative and ``/``-separated."""
     size: Tally
     mode: Annotated[int, msgspec.Meta(ge=0, le=0o777)]
     raw_path: bytes | None = None
-    """The path, in base64, if it is not UTF-8; ``path`` then only shows it."""
+    """The path, in base64, if it is not UTF-8; ``path`` is then only for display."""
     is_link: bool = False
-    """Whether it is a symbolic link, of which the bytes are the target."""
+    """Whether it is a symbolic link; its bytes are then the target."""
 
     @property
     def name(self) -> str:
-        """Return the path as the system's functions take it."""
+        """The path in the form that the system's functions accept."""
         return self.path if self.raw_path is None else os.fsdecode(self.raw_path)
 
 
 def file_of(name: str, size: int, *, mode: int, is_link: bool = False) -> File:
-    """Describe a file whose name may be any that the system has."""
+    """Return the record of a file, whose name may be any that the system allows."""
     shown = printable(name)
     raw = None if shown == name else os.fsencode(name)
     return File(path=shown, size=size, mode=mode, raw_path=raw, is_link=is_link)
 
 
 class Part(Dated, frozen=True, kw_only=True, dict=True):
-    """``parts/<rank>``: what one rank (of a session) or one node (of a directory) has uploaded."""
+    """``parts/<rank>``: the upload of one rank (of a session) or one node (of a directory)."""
 
     generation: OrdinalOrZero
     step: Tally
     round: OrdinalOrZero
     rank: Rank
     num_parts: NodeCount
-    """How many parts the whole checkpoint has."""
+    """The number of parts of the whole checkpoint."""
     relieved: tuple[Rank, ...] = ()
-    """Ranks that bring no part, as their machines were about to go: what only they had is in others'."""
+    """Ranks without a part, because their machines were about to go; the other parts hold their private
+    state."""
     kind: CheckpointKind
     size: Tally
-    """Bytes of all chunks together."""
+    """The bytes of all chunks together."""
     chunks: tuple[Chunk, ...]
     seal: str | None = None
-    """``session``: the trainer's seal as it was written, with the table of items and the JSON state. It is
-    text, since Python's json writes infinity, which strict JSON does not have."""
+    """``session``: the trainer's seal exactly as written, with the table of items and the JSON state. It is a
+    text because Python's json writes infinity, which strict JSON does not allow."""
     files: tuple[File, ...] = ()
     directory: str | None = None
-    """``directory``: to what the paths of ``files`` are relative: the working directory (``.``), or, below
-    it, the one checkpoint directory of which this is a part."""
+    """``directory``: the base of the paths in ``files``: the working directory (``.``), or the checkpoint
+    directory below it to which this part belongs."""
     evidence: str | None = None
-    """``directory``: how the checkpoint was known to be complete; None: by a version that does not say."""
+    """``directory``: why the checkpoint was known to be complete; None if the writer's version does not state
+    it."""
     rescue: Rescue | None = None
-    """``session``: as the seal has it."""
+    """``session``: the rescue in the seal."""
     sealed_at: datetime
     writer: str
 
     @property
     def save(self) -> SaveId:
-        """Name the save that it is a part of."""
+        """The save to which it belongs."""
         return SaveId(self.generation, self.step, self.round)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return the ranks that bring a part of that save, ascending."""
+        """The ranks that bring a part of that save, in ascending order."""
         others = set(self.relieved)
         return tuple(rank for rank in range(self.num_parts + len(others)) if rank not in others)
 
     @cached_property
     def parsed_seal(self) -> Seal:
-        """Return what the seal says; its text is parsed once.
+        """The parsed seal; its text is parsed only once.
 
         Raises:
             CorruptData: there is none, or it is malformed.
@@ -844,7 +852,7 @@ class Manifest(_Written, frozen=True, kw_only=True):
     generation: OrdinalOrZero
     step: Tally
     round: OrdinalOrZero
-    """Of the save that was whole first: there is one commit of a step in a generation."""
+    """The round of the save that was complete first; a step is committed only once in a generation."""
     kind: CheckpointKind
     size: Tally
     parts: tuple[Part, ...]
@@ -852,28 +860,28 @@ class Manifest(_Written, frozen=True, kw_only=True):
 
     @property
     def id(self) -> CheckpointId:
-        """Name this checkpoint."""
+        """The checkpoint."""
         return CheckpointId(self.generation, self.step)
 
     @property
     def save(self) -> SaveId:
-        """Name the save that it is."""
+        """The save whose parts it lists."""
         return SaveId(self.generation, self.step, self.round)
 
     @property
     def shared(self) -> int:
-        """Count its bytes that were not sent with it, as earlier checkpoints hold them."""
+        """The bytes that were not sent with it, because earlier checkpoints hold them."""
         return sum(chunk.size for part in self.parts for chunk in part.chunks if chunk.home is not None)
 
     @property
     def sent(self) -> int:
-        """Count the bytes that were sent with it: those that are not shared, as they were compressed."""
+        """The bytes that were sent with it: all that are not shared, in compressed form."""
         chunks = [chunk for part in self.parts for chunk in part.chunks if chunk.home is None]
         return sum(chunk.size if chunk.stored is None else chunk.stored for chunk in chunks)
 
 
 class Damage(_Written, frozen=True, kw_only=True):
-    """``manifests/<generation>-<step>.damaged``: a node has found that a chunk does not verify."""
+    """``manifests/<generation>-<step>.damaged``: a node found that a chunk does not verify."""
 
     reason: str
 
@@ -882,20 +890,20 @@ class Damage(_Written, frozen=True, kw_only=True):
 
 
 class Outlay(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job has paid for machines of one kind on one day."""
+    """The cost of a job's machines of one kind on one day."""
 
     day: date
-    """In UTC."""
+    """The day in UTC."""
     provider: str
     market: Market
     zone: str
     currency: str
     purposes: dict[str, tuple[Seconds, Amount, Amount]]
-    """By the ledger's word for it: the machines' seconds, what was spent, and what that costs on demand."""
+    """By the ledger's purpose: the machines' seconds, the cost, and the cost of the same on demand."""
 
 
 class Summary(Dated, frozen=True, kw_only=True):
-    """``jobs/<id>/summary``: one small object per job, for ``ps``; overwritten, and perhaps stale."""
+    """``jobs/<id>/summary``: one small object per job, for ``ps``; overwritten, and possibly outdated."""
 
     job_id: str
     provider: str
@@ -903,7 +911,7 @@ class Summary(Dated, frozen=True, kw_only=True):
     step: Tally
     steps_total: Tally | None
     starts: OrdinalOrZero
-    """How many generations have begun."""
+    """The number of generations so far."""
     spent: Amount
     currency: str
     submitted_at: datetime
@@ -911,43 +919,43 @@ class Summary(Dated, frozen=True, kw_only=True):
     detail: str
     at: datetime
     others: dict[str, Amount] = msgspec.field(default_factory=dict)
-    """What was spent in other currencies, on other providers."""
+    """The cost in other currencies, on other providers."""
     num_nodes: OrdinalOrZero = 0
-    """How many are in the newest generation; 0 before the first."""
+    """The number of nodes in the newest generation; 0 before the first."""
     max_nodes: OrdinalOrZero = 0
-    """How many the job may have."""
+    """The most nodes that the job may have."""
     idle: str = ""
-    """Which nodes do not use what is paid for; empty: none, as far as is known."""
+    """The nodes that do not use their resources; it is empty if none is known."""
     name: str | None = None
-    """The job file's."""
+    """The name in the job file."""
     code_sha256: Sha256 | None = None
     started_at: datetime | None = None
     """When the first machine was requested."""
     finished_at: datetime | None = None
     labels: dict[str, str] = msgspec.field(default_factory=dict)
-    """The job file's."""
+    """The labels in the job file."""
     outlays: tuple[Outlay, ...] | None = None
-    """Of a job that has ended, for ``cost``; None: nobody has added them up."""
+    """For a job that has ended, its costs for ``cost``; None if they were not added up."""
     driven_by: str = ""
-    """What last drove the job, such as ``run on laptop``; empty: nobody knows."""
+    """The last driver of the job, such as ``run on laptop``; it is empty if unknown."""
     driven_at: datetime | None = None
-    """When it last did, by its own clock."""
+    """The time of its last pass, by its own clock."""
 
 
 class StandingDriver(Dated, frozen=True, kw_only=True):
-    """``drivers/<name>``: what drives all jobs of the store now and then; overwritten at each pass or so."""
+    """``drivers/<name>``: a driver that regularly drives the store's jobs; overwritten about once a pass."""
 
     who: str
-    """Such as ``reconcile on host``."""
+    """The driver's name, such as ``reconcile on host``."""
     every: Seconds | None
-    """How long it is from one of its passes to the next; None: it has come once."""
+    """The time between two of its passes; None after its first pass."""
     providers: tuple[str, ...]
-    """Those whose plugins it has."""
+    """The providers whose plugins it has."""
     at: datetime
 
 
 NUM_MARKET_AGES = 4
-"""How many ages of a market's state are told apart: those of ``cloudspot.market.hazards``."""
+"""The number of distinguished ages of a market's state, as in ``cloudspot.market.hazards``."""
 _MarketCounts = Annotated[
     tuple[Annotated[float, msgspec.Meta(ge=0, le=1e6)], ...],
     msgspec.Meta(min_length=NUM_MARKET_AGES, max_length=NUM_MARKET_AGES),
@@ -955,7 +963,7 @@ _MarketCounts = Annotated[
 
 
 class PoolSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job has seen of one pool of spot machines, by the age of the pool's state."""
+    """A job's observations of one pool of spot machines, by the age of the pool's state."""
 
     losses: _MarketCounts
     up_hours: _MarketCounts
@@ -964,7 +972,7 @@ class PoolSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MarketSeen(Dated, frozen=True, kw_only=True):
-    """``market/<provider>/<time>-<nonce>``: what a job that has ended has seen of the spot market."""
+    """``market/<provider>/<time>-<nonce>``: the observations of the spot market by a job that has ended."""
 
     pools: Annotated[dict[str, PoolSeen], msgspec.Meta(max_length=1000)]
     """By zone and machine type: ``zone/type``."""
@@ -972,7 +980,7 @@ class MarketSeen(Dated, frozen=True, kw_only=True):
 
 
 class SettledLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """What the nodes of a launch have written, if nothing new can come; by rank."""
+    """The records of a launch's nodes, by rank, once they are final."""
 
     launch: Ordinal
     slots: dict[Rank, Slot]
@@ -983,46 +991,46 @@ class SettledLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettledLaunches(msgspec.Struct, frozen=True, kw_only=True):
-    """``jobs/<id>/settled``: a copy of records that never change; overwritten, perhaps short or absent."""
+    """``jobs/<id>/settled``: a copy of unchanging records; overwritten, possibly incomplete or absent."""
 
     submission: str
     """The nonce of the job's first submission."""
     launches: tuple[SettledLaunch, ...]
-    """From the first on, without a gap."""
+    """From the first launch on, without a gap."""
 
 
 class ObservedDuration(Dated, frozen=True, kw_only=True):
-    """How long, at least, the passes of drivers have seen the same thing, by the store's clock."""
+    """The least time for which passes of drivers have observed the same, by the store's clock."""
 
     seconds: Seconds
     until: datetime | None
-    """The moment, by the store's clock, up to which ``seconds`` count; None: the moment at which the object
-    that holds this was written, which its writer could not know."""
+    """The moment, by the store's clock, up to which ``seconds`` count; None stands for the time of the put of
+    the object that contains this, which its writer could not know."""
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that may be silent, or gone."""
+    """A node that may be silent or gone."""
 
     seat: Seat
     instance_id: InstanceId
     counter: Tally
-    """The newest heartbeat's; 0: it has none."""
+    """The counter of its newest heartbeat; 0 if it has none."""
     silent: ObservedDuration | None
-    """How long the counter has not moved."""
+    """How long the counter has not changed."""
     absent: ObservedDuration | None
-    """How long no listing has shown the machine."""
+    """How long listings have not shown the machine."""
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """An event after which nodes have limited time to leave; never taken back."""
+    """An event after which nodes have limited time to leave; it is never revoked."""
 
     what: Literal["over", "excluded", "stop", "finished"]
-    """``over``: the node has said its last word, or has provably ended. ``excluded``: the training goes on
-    without it. ``stop``: the job was asked to stop. ``finished``: it is over."""
+    """``over``: the node has written its exit record, or has provably ended. ``excluded``: the training
+    continues without it. ``stop``: the job was asked to stop. ``finished``: the job is over."""
     seat: Seat | None = None
-    """The node; None: the whole job."""
+    """The node; None for the whole job."""
     resumption: OrdinalOrZero = 0
-    """The resumption that was asked to stop, or ended."""
+    """The resumption that was asked to stop, or that ended."""
 
 
 class KnownEnding(msgspec.Struct, frozen=True, kw_only=True):
@@ -1033,11 +1041,11 @@ class KnownEnding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suspicions(Dated, frozen=True, kw_only=True):
-    """``jobs/<id>/suspicions``: what drivers that come and go have seen in turn; overwritten."""
+    """``jobs/<id>/suspicions``: the observations of drivers with short passes; overwritten."""
 
     suspects: tuple[Suspect, ...]
     endings: tuple[KnownEnding, ...] = ()
-    """Those that machines have outlived so far."""
+    """The endings that machines have outlived so far."""
     at: datetime
     writer: str
-    """Tells one write from the next."""
+    """A nonce that distinguishes this write from others."""

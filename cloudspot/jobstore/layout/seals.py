@@ -1,4 +1,4 @@
-"""A seal: the trainer's description of one rank's part of a checkpoint, parsed and typed in one place."""
+"""A seal is the trainer's description of one rank's part of a checkpoint; it is parsed and typed here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloudspot.train.state.boxes import Box
 
 
 class Item(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line in a seal: a tensor, or one rank's shard of it."""
+    """An entry of a seal: a tensor, or one rank's shard of it."""
 
     name: str
     dtype: str
@@ -25,36 +25,36 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bytes from the beginning of the part."""
     nbytes: Tally
     global_shape: tuple[Tally, ...] | None = None
-    """Of the tensor that this is a shard of; None: it is a whole tensor."""
+    """The shape of the tensor to which this shard belongs; None for a whole tensor."""
     global_offset: tuple[Tally, ...] | None = None
-    """Where in that tensor the shard begins."""
+    """The position of the shard in that tensor."""
 
     @property
     def is_shard(self) -> bool:
-        """Return whether it is one rank's shard of a tensor."""
+        """Whether it is one rank's shard of a tensor."""
         return self.global_shape is not None or self.global_offset is not None
 
     @property
     def box(self) -> Box:
-        """Return what of its tensor it is."""
+        """The box that it covers in its tensor."""
         return Box((0,) * len(self.shape) if self.global_offset is None else self.global_offset, self.shape)
 
 
 class Rescue(msgspec.Struct, frozen=True, kw_only=True):
-    """A save of what the survivors held when others were lost (P8)."""
+    """A save of the survivors' state after other ranks were lost (P8)."""
 
     cause: Literal["lost", "failed"]
-    """``lost``: a machine was. ``failed``: all machines were there, and a process failed."""
+    """``lost``: a machine was lost. ``failed``: all machines were there, but a process failed."""
     lost: tuple[Rank, ...]
     """The ranks that have saved nothing."""
     kept: tuple[Rank, ...] = ()
-    """Those of them whose own state, as that of their random generators, others had and saved."""
+    """Those lost ranks whose private state, such as that of random generators, others had and saved."""
     is_exact: bool
-    """Whether what follows is equal to an undisturbed run all the same."""
+    """Whether the continued training still equals an undisturbed one."""
 
 
 class Seal(msgspec.Struct, frozen=True, kw_only=True):
-    """What :mod:`cloudspot.train.handoff` says of a seal; typed, and otherwise not yet checked."""
+    """A seal as described in :mod:`cloudspot.train.handoff`; typed, but not checked otherwise."""
 
     generation: OrdinalOrZero
     step: Tally
@@ -62,27 +62,27 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     rank: Rank
     world_size: NodeCount
     relieved: tuple[Rank, ...] = ()
-    """Ranks that bring no part: see ``Part``."""
+    """Ranks without a part; see ``Part``."""
     kind: str
     rescue: Rescue | None = None
-    """None: all ranks took part."""
+    """None if all ranks took part."""
     slot: str
     nbytes: Tally
     plan: str
     items: tuple[Item, ...]
     cuts: tuple[Tally, ...] = ()
-    """Offsets of items before which a chunk ends: where what is trained follows what is not, or the other way
-    round, and around each large item that is not trained."""
+    """Offsets of items before which a chunk ends: at each boundary between trained and untrained items, and
+    around each large untrained item."""
     objects: Any = None
     rank_states: dict[str, Any]
-    """The JSON state of this rank and of those that it has relieved, by rank."""
+    """The JSON state of this rank and of the ranks that it has relieved, by rank."""
     stall_seconds: Seconds
     boot: str = ""
-    """The boot of the machine on which it was sealed; empty: an earlier version has written the seal."""
+    """The boot of the machine on which it was sealed; it is empty if an earlier version wrote the seal."""
     sealed_monotonic: Seconds = 0.0
-    """When it was sealed, by the monotonic clock that the processes of that boot share."""
+    """The time of the seal, by the monotonic clock that the processes of that boot share."""
     text: str
-    """All of it, as the trainer wrote it."""
+    """The whole text, as the trainer wrote it."""
 
 
 def parse_seal(data: str | bytes, what: str) -> Seal:
@@ -93,7 +93,7 @@ def parse_seal(data: str | bytes, what: str) -> Seal:
     """
     try:
         text = data if isinstance(data, str) else data.decode()
-        # Python's own reader, like the trainer's writer: a scheduler's state may hold infinity.
+        # Use Python's JSON decoder, as the trainer's encoder: the state of a scheduler may contain infinity.
         seal: Seal = convert({**json.loads(text), "text": text}, Seal)
     except (ValueError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise CorruptData(f"{what} is malformed: {error}") from error
@@ -101,7 +101,7 @@ def parse_seal(data: str | bytes, what: str) -> Seal:
 
 
 def plan_digest(seals: Sequence[Seal]) -> str:
-    """Return the digest of the table of all parts' items, as ``cloudspot.train.state.partition`` makes it."""
+    """Return the digest of the table of all parts' items, as in ``cloudspot.train.state.partition``."""
     table = [[seal.rank, msgspec.to_builtins(seal.items)] for seal in seals]
     text = json.dumps(table, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,1 +1,1 @@
-"""The files that a training leaves beside its checkpoints: log lines and artifacts."""
+"""A training's output besides its checkpoints: log lines and artifacts."""

@@ -1,4 +1,4 @@
-"""The names of log streams, one for each machine, and of the source of metrics."""
+"""The names of log streams, one per machine, and of sources that programs read."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 
 _NAME = re.compile(r"[1-9][0-9]{0,8}-(?:0|[1-9][0-9]{0,3})")
 UTILIZATION = "utilization"
-"""The source of the lines in which the agent says what the machine did: ``records.Utilization`` as JSON."""
+"""The source of the lines in which the agent reports the machine's ``records.Utilization``, as JSON."""
 METRICS = "metrics"
 """The source of the lines that ``run.log()`` writes: JSON objects with ``step``, ``time``, ``values``."""
 
 FOR_PROGRAMS = frozenset({METRICS, UTILIZATION})
-"""Sources whose lines people do not read."""
+"""Sources whose lines are not for people."""
 
 
 def stream_name(launch: int, rank: int) -> str:
@@ -20,11 +20,11 @@ def stream_name(launch: int, rank: int) -> str:
 
 
 def is_node_stream(stream: str) -> bool:
-    """Return whether the name is one that ``stream_name`` makes; others may lie beside them."""
+    """Return whether the name is one that ``stream_name`` makes; other streams may exist."""
     return _NAME.fullmatch(stream) is not None
 
 
 def parse_stream(stream: str) -> tuple[int, int]:
-    """Return the launch and the rank that a stream's name, ``<launch>-<rank>``, holds."""
+    """Return the launch and the rank in a stream's name, ``<launch>-<rank>``."""
     launch, _, rank = stream.partition("-")
     return int(launch), int(rank)

@@ -18,16 +18,16 @@ from cloudspot.jobstore.layout import codec, keys
 from cloudspot.model import LogPiece, LogRecord
 
 _WHOLE_LISTING = 1000
-"""Up to this many segments are listed anew each time, in one request."""
+"""Streams of up to this many segments are listed completely each time, in one request."""
 _NUM_LATE_DATES = 2
-"""In a longer stream, new segments are looked for after its newest, and in this many of its newest dates: a
-clock may have gone back over midnight."""
+"""In a longer stream, new segments are looked for after the newest one, and in this number of its newest
+dates, because a clock may have gone back over midnight."""
 _LEAST_LINE_BYTES = 64
-"""No line of a segment is shorter: the names of its fields take as much."""
+"""The least length of a line in a segment, given by the names of its fields."""
 
 
 class _Segment(NamedTuple):
-    """A segment as a listing shows it; sorts by the number of its first line."""
+    """A segment in a listing; segments sort by the numbers of their first lines."""
 
     first: int
     date: str
@@ -43,8 +43,8 @@ class _Segment(NamedTuple):
 class ObjectStoreLogSink(LogSink):
     """Keeps a job's log lines under ``jobs/<id>/logs/<stream>/<date>/<first seq>``. Thread-safe.
 
-    A segment never changes. Lines that a restarted agent delivers again are recognized in the segment that
-    holds them, or end up in a second one; readers drop the repeats.
+    A segment never changes. If a restarted agent delivers lines again, they are recognized in the segment
+    that holds them, or written to a second one; readers drop the duplicates.
     """
 
     is_in_store: ClassVar[bool] = True
@@ -53,17 +53,17 @@ class ObjectStoreLogSink(LogSink):
         self._store = with_retries(store)
         self._job_id = job_id
         self._last_seq: dict[str, int] = {}
-        """The last line's number of each segment read so far; a reader that follows skips them."""
+        """The number of the last line in each segment read so far; later reads skip segments by it."""
         self._listed: dict[str, tuple[_Segment, ...]] = {}
         """The known segments of each stream."""
 
     def write(self, records: Sequence[LogRecord]) -> None:
-        """Deliver records of one stream; see LogSink. Each UTC date gets a segment of its own."""
+        """Store records of one stream; see LogSink. Each UTC date gets its own segment."""
         for date, run in groupby(records, lambda record: record.time.astimezone(timezone.utc).date()):
             self._write_segment(date.isoformat(), list(run))
 
     def streams(self) -> Sequence[str]:
-        """Return the names of the job's streams, sorted; see LogSink. Costs a request for each."""
+        """Return the names of the job's streams, sorted; see LogSink. Each takes one request."""
         return list_streams(self._store, self._job_id)
 
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
@@ -78,11 +78,11 @@ class ObjectStoreLogSink(LogSink):
                     yield record
 
     def read_back(self, stream: str) -> Iterator[LogRecord]:
-        """Yield the stream's records from the newest back; see LogSink. Fetches no more than is asked for."""
+        """Yield the stream's records from the newest back; see LogSink. Fetch only the segments needed."""
         left = self._segments(stream)
         held: dict[int, LogRecord] = {}
         top = -1
-        # A segment that was delivered later may begin before another one and reach further.
+        # A segment that was delivered later may begin earlier than another one and end later.
         while further := [segment for segment in left if segment.most > top]:
             left.remove(further[-1])
             held.update((record.seq, record) for record in self._read_segment(further[-1].key))
@@ -99,12 +99,12 @@ class ObjectStoreLogSink(LogSink):
                 del held[top]
                 top -= 1
         finally:
-            # A reader that goes on from here needs nothing that only older segments hold.
+            # A later read that continues from here needs nothing from the older segments.
             for segment in left:
                 self._last_seq[segment.key] = min(top, self._last_seq.get(segment.key, top))
 
     def pieces(self) -> Sequence[LogPiece]:
-        """Return each day of a stream as one piece; see LogSink. Fetches no segment."""
+        """Return each day of a stream as one piece; see LogSink. Fetch no segment."""
         pieces = []
         for stream in self.streams():
             segments = self._list(keys.log_stream_prefix(self._job_id, stream), None)
@@ -133,12 +133,12 @@ class ObjectStoreLogSink(LogSink):
             winner = create(self._store, key, data)
             if winner is None:
                 return
-            # Delivered before, and more has come since: write only what that segment does not hold.
+            # The key is taken: write only the lines that the existing segment does not hold.
             held = {record.seq for record in _parse(winner, key)}
             records = [record for record in records if record.seq not in held and record.seq != first.seq]
 
     def _segments(self, stream: str) -> list[_Segment]:
-        """Return the stream's segments by the number of their first line: a clock may have gone back."""
+        """Return the stream's segments, ordered by their first lines, because a clock may have gone back."""
         prefix = keys.log_stream_prefix(self._job_id, stream)
         known = self._listed.get(stream, ())
         if len(known) < _WHOLE_LISTING:
@@ -180,7 +180,7 @@ def _parse(data: bytes, key: str) -> list[LogRecord]:
 def list_streams(store: ObjectStore, job_id: str) -> Sequence[str]:
     """Return the names of the streams that have objects below the job's prefix for logs, sorted.
 
-    Costs a request for each.
+    Each takes one request.
     """
     prefix = keys.logs_prefix(job_id)
     found = (keys.log_stream_prefix.match(prefix + name) for name in first_names(store, prefix))

@@ -21,7 +21,7 @@ from cloudspot.jobstore.layout import keys
 
 NUM_THREADS = 4
 NUM_TRIES = 3
-"""How often a file is read again that the job replaces meanwhile."""
+"""How often a file is read again if the job replaces it in the meantime."""
 _BLOCK = 8 << 20
 
 
@@ -30,10 +30,9 @@ class Artifact:
     """A file in the bucket."""
 
     name: str
-    """Relative and ``/``-separated, as the job wrote it. That of a node other than the first of the training
-    begins with ``node-<launch>.<rank>/``. An output of the name of an artifact has ``outputs/`` before it.
-
-    Others may write keys too: it is a path only if ``is_safe_name`` says so."""
+    """The name, relative and ``/``-separated, as the job wrote it. Files of nodes other than the training's
+    first node begin with ``node-<launch>.<rank>/``. An output with the name of an artifact gets the prefix
+    ``outputs/``. Others may write keys, too, so use it as a path only if ``is_safe_name`` accepts it."""
     key: str
     size: int
     modified_at: datetime
@@ -48,7 +47,7 @@ class Artifact:
 
 
 def list_artifacts(store: ObjectStore, job_id: str) -> tuple[Artifact, ...]:
-    """Return the job's artifacts, its outputs among them, sorted by name."""
+    """Return the job's artifacts, including its outputs, sorted by name."""
     by_name: dict[str, Artifact] = {}
     for prefix, key in ((keys.artifacts_prefix, keys.artifact), (keys.outputs_prefix, keys.output)):
         for meta in with_retries(store).list_objects(prefix(job_id)):
@@ -62,7 +61,7 @@ def list_artifacts(store: ObjectStore, job_id: str) -> tuple[Artifact, ...]:
 
 
 def is_present(artifact: Artifact, directory: Path) -> bool:
-    """Return whether ``download`` has written this very file before: size and time are equal."""
+    """Return whether ``download`` has written this very file already: size and time are equal."""
     if not is_safe_name(artifact.name):
         return False
     try:
@@ -80,15 +79,15 @@ def download(
     progress: Callable[[int], None] = lambda _count: None,
     num_threads: int = NUM_THREADS,
 ) -> list[str | None]:
-    """Write the files below the directory; return for each None, or in a few words why it is missing.
+    """Write the files below the directory; return for each either None or a short reason why it is missing.
 
-    A file appears whole, replaces an older one, and has the time of its object. No name leads out of the
-    directory, and no symlink below it is followed. Of two names that are one file here, as where the disk
-    ignores case, one comes.
+    A file appears complete, replaces an older one, and has the time of its object. No name leads out of the
+    directory, and no symlink below it is followed. If two names are the same file here, because the disk
+    ignores case, one of them is written.
 
     Raises:
         CloudspotError: the directory cannot be made.
-        TransientError: the store failed; whole files stay, and the next call can fetch the rest.
+        TransientError: the store failed; complete files are kept, and the next call can fetch the rest.
     """
     store = with_retries(store)
     try:
@@ -109,7 +108,7 @@ def download(
                 os.utime(file.fileno(), ns=(_nanoseconds(current), _nanoseconds(current)))
                 written[artifact.key] = os.fstat(file.fileno()).st_ino
         except ObjectMissing:
-            return "it has been deleted meanwhile"
+            return "it was deleted in the meantime"
         except OSError as error:
             return error.strerror or str(error)
         return None
@@ -126,7 +125,7 @@ def download(
 def _fetch(
     store: ObjectStore, artifact: Artifact, file: BinaryIO, progress: Callable[[int], None]
 ) -> Artifact:
-    """Write one whole version of the object and return which: the job may replace it meanwhile."""
+    """Write one whole version of the object and return that version, because the job may replace it."""
     for _ in range(NUM_TRIES):
         file.truncate(0)
         for start in range(0, max(artifact.size, 1), _BLOCK):
@@ -148,6 +147,6 @@ def _inode(path: Path) -> int | None:
 
 
 def _nanoseconds(artifact: Artifact) -> int:
-    # In whole microseconds: a float of this size cannot tell nanoseconds apart.
+    # Use whole microseconds: a float of this size cannot represent nanoseconds.
     seconds = artifact.modified_at.replace(microsecond=0).timestamp()
     return int(seconds) * 10**9 + artifact.modified_at.microsecond * 1000

@@ -1,1 +1,1 @@
-"""The nodes of a job: their seats, what they report, and how long they are left alone."""
+"""The nodes of a job: their seats, their reports, and how long they are left alone."""

@@ -1,8 +1,8 @@
-"""Who may still deliver, and who may still resume: the one rule by which nodes are left alone; pure.
+"""The rule by which nodes are left alone: which ones may still deliver, and which may still resume; pure.
 
-Drivers ask it before they end a machine, and retention asks it before it deletes a
-checkpoint. All ages are the asker's own: what its clock has counted since it first saw what they count from.
-No writer's wall clock has a part in them.
+Drivers apply it before they end a machine, and retention applies it before it deletes a checkpoint. All
+durations are counted by the caller's own clock, since it first saw the event from which they count. No
+writer's wall clock is used.
 """
 
 from __future__ import annotations
@@ -10,40 +10,40 @@ from __future__ import annotations
 from cloudspot.jobstore.layout.records import Heartbeat
 
 DELIVERY_GRACE_SECONDS = 60 * 60.0
-"""A node that has to go is left alone for this long while its heartbeats say that it delivers: nobody else
-has what it holds."""
+"""A node that has to leave is left alone for this long while its heartbeats report that it delivers, because
+nobody else has its state."""
 STOP_GRACE_SECONDS = 10 * 60.0
-"""After a request to stop, any node may take this long to checkpoint and end."""
+"""After a stop request, any node may take this long to save a checkpoint and end."""
 DRAIN_SECONDS = 120.0
-"""How long at most the drain of a node that is gone may go on at its peers: what it saves is worth waiting
-for, and meanwhile they say that they run."""
+"""The longest time for which the drain of a node that is gone may continue on its peers. Its save is worth
+the wait, and the peers report that they run in the meantime."""
 END_GRACE_SECONDS = 60.0
-"""After the job's end, a node that has said nothing yet may take this long."""
+"""After the job's end, a node that has not reported anything yet may take this long."""
 EXIT_GRACE_SECONDS = 120.0
-"""After its last word, or once the training goes on without it, a node may take this long to shut itself
+"""After its exit record, or once the training continues without it, a node may take this long to shut itself
 down."""
 SILENT_LIMIT_SECONDS = 60 * 60.0
-"""A node in the training whose heartbeat stands still for this long is ended. It is dead when the provider
-says so."""
+"""A node in the training whose heartbeat has not changed for this long is ended. It counts as dead once the
+provider reports it."""
 SILENT_NEWCOMER_SECONDS = 5 * 60.0
-"""The same for a node that was in no generation yet: nobody else misses what it has."""
+"""The same for a node that has been in no generation yet: it has no state that others need."""
 BEATING_SECONDS = 2 * 60.0
-"""A heartbeat that has stood still for this long no longer tells what its node does."""
+"""A heartbeat that has not changed for this long no longer shows what its node does."""
 
 DELIVERING_STATES = frozenset({"draining", "uploading", "ending"})
 RESUMING_STATES = frozenset({"setup", "staging", "restoring", "ready"})
-"""Of a node that has chosen, or is about to choose, the checkpoint from which the next generation resumes."""
+"""States of a node that has chosen, or is about to choose, the checkpoint from which it resumes."""
 
 
 def may_deliver(
     beat: Heartbeat | None, *, silent_seconds: float, waited_seconds: float, grace_seconds: float
 ) -> bool:
-    """Return whether a node that has to go is left alone for now, since it may deliver what only it holds.
+    """Return whether a node that has to leave is left alone for now, because it may deliver its state.
 
     Args:
-        beat: the node's newest heartbeat; None: it has none, or nobody listens to it any more.
-        silent_seconds: for how long its counter has stood still.
-        waited_seconds: for how long it has been known that the node has to go.
+        beat: the node's newest heartbeat; None if it has none, or if nobody considers it any more.
+        silent_seconds: how long its counter has not changed.
+        waited_seconds: how long it has been known that the node has to leave.
         grace_seconds: how long any node is left alone for that reason.
     """
     delivers = beat is not None and beat.state in DELIVERING_STATES and silent_seconds < BEATING_SECONDS
@@ -51,5 +51,5 @@ def may_deliver(
 
 
 def may_resume(beat: Heartbeat, *, silent_seconds: float) -> bool:
-    """Return whether the node may be about to resume, from a checkpoint that it chose a while ago."""
+    """Return whether the node may be about to resume from a checkpoint that it chose earlier."""
     return beat.state in RESUMING_STATES and silent_seconds < BEATING_SECONDS

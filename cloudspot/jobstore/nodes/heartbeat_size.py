@@ -1,9 +1,9 @@
-"""What the size of a heartbeat tells: a listing of all nodes' heartbeats shows who lives and who has changed.
+"""The size of a heartbeat encodes news, so that a listing shows which nodes are alive and which have changed.
 
-If each node read the heartbeats of all others, that would cost N x N requests a pass. One listing shows all
-of them, but only their sizes and when they were put, in some stores by whole seconds. So each heartbeat is
-filled up with spaces until its size counts: modulo ``MODULUS`` it tells the number of beats and of changes.
-Drivers read the same listing.
+If each node read the heartbeats of all others, a pass would take N x N requests. One listing shows all of
+them, but only their sizes and the times of their puts, which some stores round to seconds. So spaces are
+added to each heartbeat until its size, modulo ``MODULUS``, encodes the number of beats and of changes.
+Drivers use the same listing.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 _NUM_BEATS = 16
 _NUM_CHANGES = 64
 MODULUS = _NUM_BEATS * _NUM_CHANGES
-"""Bytes; on average half of it is added to a heartbeat."""
+"""The modulus in bytes; on average, half of it is added to a heartbeat."""
 
 
 def fill_up(data: bytes, *, num_beats: int, num_changes: int) -> bytes:
-    """Return the JSON text with spaces behind it, so that its size counts beats and changes."""
+    """Return the JSON text with spaces appended, so that its size encodes beats and changes."""
     count = num_changes % _NUM_CHANGES * _NUM_BEATS + num_beats % _NUM_BEATS
     return data + b" " * ((count - len(data)) % MODULUS)
 
 
 def change_count(size: int) -> int:
-    """Return the number of changes, modulo 64, that a heartbeat of this size has counted."""
+    """Return the number of changes, modulo 64, that the size of a heartbeat encodes."""
     return size % MODULUS // _NUM_BEATS

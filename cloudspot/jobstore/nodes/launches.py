@@ -1,4 +1,4 @@
-"""The seats of a launch: which machine is which node, decided once and for all (protocol P2)."""
+"""The seats of a launch: which machine is which node, decided once and permanently (protocol P2)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def claim_slot(
 ) -> Slot:
     """Claim the seat for this machine and return its owner's record.
 
-    A node's first act. Unless the record returned names this machine (``instance_id``), the machine
+    This is a node's first act. Unless the returned record names this machine (``instance_id``), the machine
     must end before it runs any user code. A machine that asks again gets its own claim again.
     """
     slot = Slot(
@@ -44,17 +44,17 @@ def claim_slot(
 def claim_seat(
     store: ObjectStore, job_id: str, launch: int, identity: NodeIdentity, *, num_seats: Callable[[], int]
 ) -> NodeIdentity | None:
-    """Claim a seat of the launch for this machine; return the identity with its rank, or None: it must end.
+    """Claim a seat of the launch for this machine; return the identity with its rank, or None if it must end.
 
-    Its seat is that of its index. If that is another machine's, the provider's indices repeat, and any other
-    seat of the ``num_seats`` that is open will do: not every cloud promises that the machines of one request
-    get different ones.
+    The machine first claims the seat of its own index. If another machine has that seat, the provider's
+    indices are not unique, and it claims any other open seat of the ``num_seats``: not every cloud promises
+    that the machines of one request get different indices.
     """
     slot = claim_slot(store, job_id, launch, identity.rank, identity)
     if slot.instance_id == identity.instance_id:
         return identity
     if slot.instance_id is None:
-        return None  # a controller has given this machine up
+        return None  # a controller has given up this machine
     for rank in range(num_seats()):
         if claim_slot(store, job_id, launch, rank, identity).instance_id == identity.instance_id:
             return msgspec.structs.replace(identity, rank=rank)
@@ -72,10 +72,10 @@ def void_slot(
     cause: str = "",
     now: Callable[[], datetime] | None = None,
 ) -> Slot:
-    """Forbid the seat to every machine, unless one has claimed it; return the record that stands.
+    """Make the seat void for every machine, unless one has claimed it; return the stored record.
 
-    The seat is void only if the record returned says so (it has no ``instance_id``). ``machines`` are those
-    that are there for it, and are on the bill until their end is proven; ``cause`` is what they said.
+    The seat is void only if the returned record has no ``instance_id``. ``machines`` were launched for the
+    seat, and stay on the bill until their end is proven; ``cause`` comes from their console.
     """
     slot = Slot(
         instance_id=None,
@@ -91,9 +91,9 @@ def void_slot(
 def read_slots(
     store: ObjectStore, job_id: str, launch: int, *, known: Mapping[int, Slot] = MappingProxyType({})
 ) -> dict[int, Slot]:
-    """Return the seats of the launch that are claimed or void, by rank.
+    """Return the claimed and void seats of the launch, by rank.
 
-    ``known`` are those that an earlier call returned: they never change and are not read again.
+    ``known`` are seats that an earlier call returned; they never change and are not read again.
     """
     store = with_retries(store)
     listed = [keys.slot.match(meta.key) for meta in store.list_objects(keys.slots_prefix(job_id, launch))]

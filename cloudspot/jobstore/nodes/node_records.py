@@ -1,4 +1,4 @@
-"""The records of nodes: which type is under which form of key, and how one is read."""
+"""The records of nodes: their types by the form of their keys, and how to read one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ TYPES: dict[keys.Form, Any] = {
     keys.notice: Notice,
     keys.exit_record: Exit,
 }
-"""What nodes write, and controllers about them: all of it is of a launch, and of a rank or a machine."""
+"""The records by nodes, and by controllers about them. Each belongs to a launch, and to a rank or a
+machine."""
 
 
 def find_node_record(store: ObjectStore, form: keys.Form, job_id: str, launch: int, name: int | str) -> Any:
-    """Return the record of a form in ``TYPES``, or None; ``name`` is the node's rank, or the machine's id.
+    """Return the record of a form in ``TYPES``, or None; ``name`` is the node's rank or the machine's id.
 
     Raises:
         CorruptData: it is malformed, or names another node; the message names the key.

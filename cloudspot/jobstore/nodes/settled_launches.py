@@ -1,10 +1,10 @@
-"""A copy of what the nodes of settled launches have written, so that a long history is read with one request.
+"""A copy of the records of settled launches, so that a long history is read with one request.
 
-The records themselves stay, and decide: the copy only saves the reading of them. It holds create-only
-records, which never change, and of overwritten ones the last. So any version of it is right, however old,
-and writers need not agree; a driver writes it when launches have settled. It names the submission that it
-belongs to, since a driver that was suspended while its job was removed may write it for the next job of that
-id. A copy that cannot be read, or does not fit, counts as none.
+The records themselves are kept and remain authoritative; the copy only saves reading them. It holds
+create-only records, which never change, and the last versions of overwritten ones. So every version of it is
+correct, however old, and writers need not coordinate; a driver writes it when launches have settled. It names
+the submission to which it belongs, because a driver that was suspended while its job was removed may write it
+for the next job with that id. A copy that cannot be read or does not fit is ignored.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from cloudspot.jobstore.layout.records import (
 
 
 def settled_launches(history: History) -> tuple[LaunchHistory, ...]:
-    """Return the launches, from the first on, of which nothing new can come."""
+    """Return the launches, from the first on, whose records are final."""
     return tuple(itertools.takewhile(lambda launch: launch.is_settled, history.launches))
 
 
 def write_settled(store: ObjectStore, history: History, launches: tuple[LaunchHistory, ...]) -> None:
-    """Replace the job's copy; ``launches`` are those that ``settled_launches`` returned."""
+    """Replace the job's copy; ``launches`` come from ``settled_launches``."""
     submission = history.first_submission
     record = SettledLaunches(
         submission=submission.writer, launches=tuple(_to_record(launch) for launch in launches)
@@ -69,7 +69,7 @@ def _to_record(launch: LaunchHistory) -> SettledLaunch:
 
 
 def _check(found: SettledLaunches, num_nodes: Mapping[int, int], key: str) -> None:
-    """Check the copy as readers check the records themselves; ``num_nodes`` is by launch."""
+    """Check the copy as readers check the records themselves; ``num_nodes`` maps launches to their sizes."""
     for number, settled in enumerate(found.launches, start=1):
         if settled.launch != number:
             raise CorruptData(f"{key} has launch {settled.launch} in place of {number}")

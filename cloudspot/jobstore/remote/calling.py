@@ -1,4 +1,4 @@
-"""The person's end of a command: calls a node, and receives the output."""
+"""The caller's end of a command on a node: calls the node, and receives the output."""
 
 from __future__ import annotations
 
@@ -21,30 +21,32 @@ from cloudspot.jobstore.remote.places import channel_of, delete_command
 from cloudspot.jobstore.remote.relay import Frame, Kind
 
 ANSWER_SECONDS = 40.0
-"""How long a node is waited for, which looks for calls every few seconds."""
+"""How long to wait for the node's answer. Nodes look for calls every few seconds."""
 _LOOK_SECONDS = 0.25
 _REPEAT_SECONDS = 6.0
-"""How often the call is put again meanwhile: another person's may have replaced it before it was seen."""
+"""The time after which an unanswered call is put again. Another call may have replaced it."""
 _FINISH_SECONDS = 10.0
 
 
 class RemoteProcess:
-    """A command that a node runs for us; close it, whatever happens."""
+    """A command that a node runs for us. The caller must close it in any case."""
 
     def __init__(self, store: ObjectStore, job_id: str, call: RemoteCall, channel: Channel) -> None:
         self._store, self._job_id, self._call = store, job_id, call
         self.channel = channel
         self.status: int | None = None
-        """Its exit status, once that has come."""
+        """The command's exit status, or None until it has arrived."""
         self.said = ""
-        """The sentence with which the node has cut it off."""
+        """The node's last message, for example why it has ended the command."""
         self._is_cut_off = False
 
     def frames(self, *, seconds: float = 0.2) -> Frame | None:
-        """Return the next frame of its output; None: there was none for ``seconds``, or it has ended.
+        """Return the next frame of the command's output.
+
+        Returns None if none came within ``seconds``, or if the command has ended.
 
         Raises:
-            ChannelEnded: the node is gone, or the relay was disturbed.
+            ChannelEnded: the node has ended the command or is silent, or the channel is corrupt.
         """
         frame = self.channel.take(seconds)
         if frame is None:
@@ -61,7 +63,7 @@ class RemoteProcess:
         return None
 
     def close(self) -> None:
-        """Leave, and delete the command's objects; the node deletes those that it has yet to read."""
+        """Leave, and delete the command's objects. The node deletes those that it has not read yet."""
         is_told = False
         with suppress(ChannelEnded):
             self.channel.leave(Frame(Kind.CLOSE))
@@ -80,10 +82,12 @@ def call_node(
     size: tuple[int, int] | None = None,
     requests: Requests | None = None,
 ) -> RemoteProcess:
-    """Have a node of the job run a command; ``size`` is that of the terminal that it gets, if it gets one.
+    """Start a command on a node of the job.
+
+    With ``size``, the command gets a terminal of that many rows and columns.
 
     Raises:
-        CloudspotError: the node does not run it; the message says why.
+        CloudspotError: the node does not run the command; the message says why.
     """
     beat = find_node_record(store, keys.heartbeat, job_id, *seat)
     if beat is None:
@@ -110,7 +114,7 @@ def call_node(
         raise
     if answer.refused:
         delete_command(store, job_id, call)
-        raise CloudspotError(f"node {seat} of job {job_id} does not run it: {answer.refused}")
+        raise CloudspotError(f"node {seat} of job {job_id} does not run the command: {answer.refused}")
     channel = channel_of(store, job_id, call, answer, is_node=False, requests=requests)
     channel.start()
     return RemoteProcess(store, job_id, call, channel)
@@ -136,14 +140,14 @@ def _await_answer(store: ObjectStore, job_id: str, seat: Seat, call: RemoteCall)
         time.sleep(_LOOK_SECONDS)
     raise CloudspotError(
         f"node {seat} of job {job_id} has not answered for {ANSWER_SECONDS:.0f} s: its machine is gone,"
-        " or its agent is an older one; see: cloudspot show"
+        " or its agent is too old; see: cloudspot show"
     )
 
 
 def _withdraw(store: ObjectStore, job_id: str, seat: Seat, call: RemoteCall) -> None:
-    """Keep the node from running the command, or have it end the command if it has just begun."""
+    """Prevent the node from starting the command, or make it end the command if it has started it."""
     ours = RemoteAnswer(refused="it was withdrawn", at=call.at, writer=new_nonce())
-    with suppress(CloudspotError):  # the store is gone; the node ends what it has begun when we are silent
+    with suppress(CloudspotError):  # the store is unreachable; the node ends the command when we are silent
         answer = create_record(store, keys.remote_answer(job_id, *seat, call.writer), ours)
         if find_record(store, keys.remote_call(job_id, *seat), RemoteCall) == call:
             store.delete(keys.remote_call(job_id, *seat))

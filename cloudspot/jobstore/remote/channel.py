@@ -1,8 +1,8 @@
-"""Frames both ways between two processes that share nothing but a store.
+"""Exchanges frames, in both directions, between two processes that share only a store.
 
-Each end puts its frames in numbered, create-only objects, *pieces*, and looks for the other end's next one.
-A piece begins with a hash of the secret that both ends know, its key and its content: a piece of another
-command, of the other direction or of another place, or one that was cut, ends the channel.
+Each end puts its frames into numbered, create-only objects, called *pieces*, and looks for the other end's
+next piece. A piece begins with a hash of the secret that both ends know, of its key and of its content. A
+piece that is truncated, or that belongs to another command, direction or number, ends the channel.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ from cloudspot.jobstore.access.stored_records import find_bytes
 from cloudspot.jobstore.remote.relay import Frame, FrameReader, Kind
 
 FIRST_LOOK_SECONDS = 0.1
-"""The time between two puts, and between two looks, at least; looks in vain become rarer by ``_GROWTH``."""
+"""The shortest time between two puts and between two looks for the next piece.
+
+Each look that finds none lengthens the wait for the next one by the factor ``_GROWTH``."""
 BUSY_LOOK_SECONDS = 0.5
-"""The longest of these waits in the first ``BUSY_SECONDS`` after anything was sent or has come."""
+"""The longest wait between two looks in the first ``BUSY_SECONDS`` after a frame was sent or has come."""
 BUSY_SECONDS = 30.0
 IDLE_LOOK_SECONDS = 4.0
-"""The longest of them otherwise."""
+"""The longest wait between two looks after that."""
 _GROWTH = 1.25
 ALIVE_SECONDS = 20.0
-"""How often an end that has nothing to say puts a piece all the same."""
+"""The time after which an end without frames to send puts a piece all the same."""
 SILENT_SECONDS = 75.0
-"""An end of which nothing has come for this long is taken for gone."""
+"""An end that has put nothing for this long counts as gone."""
 MAX_PIECE_BYTES = 4 << 20
 WINDOW_BYTES = 16 << 20
-"""As much is put at most without the other end having taken it."""
+"""The most bytes that are put before the other end has acknowledged them."""
 _ACKNOWLEDGED_BYTES = 4 << 20
 _GATHER_SECONDS = 0.01
-"""How long more frames are waited for, to go with the first."""
+"""How long to wait for more frames to put into the same piece as the first."""
 _RETRY_SECONDS = 0.5
 _DIGEST_BYTES = 32
 DEFAULT_MAX_REQUESTS = 100_000
@@ -50,7 +52,7 @@ class ChannelEnded(CloudspotError):
 
 @dataclass
 class Requests:
-    """How many requests an end has made of the store, and may make."""
+    """How many requests an end has made to the store, and how many it may make at most."""
 
     most: float = math.inf
     num_reads: int = 0
@@ -58,7 +60,7 @@ class Requests:
 
     @property
     def usd(self) -> float:
-        """Their cost at S3's prices in us-east-1; those of other buckets are alike."""
+        """The cost of the requests at S3's prices in us-east-1; other object stores cost about the same."""
         # https://aws.amazon.com/s3/pricing/, S3 Standard: for 1,000 GETs, and for 1,000 PUTs.
         return (self.num_reads * 0.0004 + self.num_writes * 0.005) / 1000
 
@@ -71,15 +73,18 @@ class Requests:
 IDLE_PER_HOUR = Requests(
     num_reads=int(2 * 3600 / IDLE_LOOK_SECONDS), num_writes=int(2 * 3600 / ALIVE_SECONDS)
 )
-"""The requests of both ends in an hour in which nothing happens."""
+"""The number of requests that both ends make in an hour without any input or output."""
 BUSY_PER_HOUR = Requests(
     num_reads=int(2 * 3600 / FIRST_LOOK_SECONDS), num_writes=int(2 * 3600 / FIRST_LOOK_SECONDS)
 )
-"""The most that they make in an hour, if both have something to say all the time."""
+"""The most requests that both ends make in an hour: the number if both send frames all the time."""
 
 
 class Channel:
-    """One end. Two threads put and look; ``send`` and ``take`` may be called by any thread."""
+    """One end of a channel.
+
+    It puts pieces and looks for them in two threads. Any thread may call ``send`` and ``take``.
+    """
 
     def __init__(
         self,
@@ -105,7 +110,7 @@ class Channel:
         self._is_leaving = False
         self._has_finished = False
         self.is_left = False
-        """Whether the other end has said that it leaves; what came before may still wait to be taken."""
+        """Whether the other end has left. Its earlier frames may still wait to be taken."""
         self._ended: str | None = None
         self._active_at = time.monotonic()
         self._threads = [
@@ -114,26 +119,26 @@ class Channel:
         ]
 
     def start(self) -> None:
-        """Begin to put and to look."""
+        """Start to put pieces, and to look for them."""
         for each in self._threads:
             each.start()
 
     @property
     def ended(self) -> str | None:
-        """Why the channel has ended, or None."""
+        """Why the channel has ended, or None if it has not."""
         return self._ended
 
     def end(self, why: str) -> None:
-        """End it at once; what was not put yet is lost."""
+        """End the channel at once. Frames that were not put yet are lost."""
         with self._changed:
             self._ended = self._ended or why
             self._changed.notify_all()
 
     def send(self, frame: Frame) -> None:
-        """Have a frame put; waits while as much is on its way as may be.
+        """Queue a frame to be put. Waits while the queue is full.
 
         Raises:
-            ChannelEnded: it cannot be.
+            ChannelEnded: the channel has ended, or this end has left.
         """
         with self._changed:
             self._changed.wait_for(
@@ -147,10 +152,10 @@ class Channel:
             self._changed.notify_all()
 
     def hurry(self, frame: Frame) -> None:
-        """Have a frame put before all that waits; does not wait itself.
+        """Queue a frame before all queued ones, without waiting.
 
         Raises:
-            ChannelEnded: it cannot be.
+            ChannelEnded: the channel has ended.
         """
         with self._changed:
             if self._ended is not None:
@@ -161,10 +166,10 @@ class Channel:
             self._changed.notify_all()
 
     def leave(self, *last: Frame) -> None:
-        """Have these frames put as the last, also where too much is on its way; what waits is lost.
+        """Replace all queued frames by these last ones, and put them without waiting for the other end.
 
         Raises:
-            ChannelEnded: they cannot be.
+            ChannelEnded: the channel has ended.
         """
         with self._changed:
             if self._ended is not None:
@@ -193,7 +198,7 @@ class Channel:
             return None
 
     def finish(self, seconds: float) -> bool:
-        """Put the frames that are left, and no more; return whether that was done within ``seconds``."""
+        """Put the queued frames, and no more. Return whether that was done within ``seconds``."""
         with self._changed:
             self._is_finishing = True
             self._changed.notify_all()
@@ -222,7 +227,7 @@ class Channel:
             self._changed.notify_all()
 
     def _gather(self) -> bytes | None:
-        """Wait for something to put, and return it; None: there is nothing, and nothing will come."""
+        """Wait for frames and return them encoded, or None if the channel has ended or finished."""
         with self._changed:
             has_come = self._changed.wait_for(
                 lambda: (
@@ -265,17 +270,17 @@ class Channel:
             try:
                 if not self._is_taken(key, piece):
                     return
-                raise ChannelEnded("somebody else has written in its place")
+                raise ChannelEnded("someone else has written under the key of its next piece")
             except TransientError:
                 if time.monotonic() >= end or self._ended is not None:
                     raise
                 time.sleep(_RETRY_SECONDS)
 
     def _is_taken(self, key: str, piece: bytes) -> bool:
-        """Put a piece; return whether somebody else has put another there."""
+        """Put a piece. Return whether another object has its key."""
         try:
             self._store.put(key, piece, if_absent=True)
-        except ObjectExists:  # perhaps by an earlier try of ours, whose answer was lost
+        except ObjectExists:  # perhaps an earlier attempt of ours succeeded, but its answer was lost
             return find_bytes(self._store, key) != piece
         return False
 
@@ -301,13 +306,13 @@ class Channel:
             heard_at, pause = now, FIRST_LOOK_SECONDS
             digest, data = piece[:_DIGEST_BYTES], piece[_DIGEST_BYTES:]
             if not hmac.compare_digest(digest, self._seal(key, data)):
-                raise CorruptData("a piece is not of this command, or not whole")
+                raise CorruptData("a piece is truncated or belongs to another command")
             number += 1
             self._receive(reader.feed(data))
             time.sleep(FIRST_LOOK_SECONDS)
 
     def _wait(self, pause: float) -> float:
-        """Wait before the next look, and return how long the one after it is."""
+        """Wait before the next look, and return how long to wait before the one after it."""
         with self._changed:
             active_at = self._active_at
             self._changed.wait_for(lambda: self._ended or self._active_at > active_at, pause)
@@ -328,5 +333,5 @@ class Channel:
             self._changed.notify_all()
 
     def _seal(self, key: str, data: bytes) -> bytes:
-        """Return the hash that binds the content of a piece to its place."""
+        """Return the hash that binds the content of a piece to its key."""
         return hmac.digest(self._secret, key.encode() + b"\0" + hashlib.sha256(data).digest(), "sha256")

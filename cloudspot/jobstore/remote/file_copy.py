@@ -1,8 +1,8 @@
-"""The node's end of ``cloudspot cp``: reads or writes one file, verified, from where a copy has stopped.
+"""The node's end of ``cloudspot cp``: reads or writes one file, verifies it, and resumes interrupted copies.
 
-Run as ``python -m cloudspot.jobstore.remote.file_copy`` in the job's environment; it needs only the standard
-library. It reads a request, one line of JSON, and answers by such lines; the file's blocks follow them on
-the same stream. The other end uses ``read_from`` and ``write_from``, too.
+It runs as ``python -m cloudspot.jobstore.remote.file_copy`` in the job's environment and needs only the
+standard library. It reads a request, one line of JSON, and answers in lines of JSON; the file's blocks follow
+on the same stream. The other end uses ``read_from`` and ``write_from``, too.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, BinaryIO
 
 BLOCK_BYTES = 1 << 20
 PARTIAL = ".cloudspot-partial"
-"""How the name of a file ends that is not whole yet."""
+"""The suffix of the name of a file that is not complete yet."""
 
 
 class CopyError(Exception):
-    """A file cannot be copied; the message says which and why."""
+    """A file cannot be copied; the message names the file and the reason."""
 
 
 def blocks_of(path: Path) -> list[str]:
-    """Return the hashes of the whole blocks that a file has; none, if it is not there.
+    """Return the hashes of a file's full blocks, or an empty list if the file does not exist.
 
     Raises:
-        CopyError: it cannot be read.
+        CopyError: the file cannot be read.
     """
     found = []
     try:
@@ -46,10 +46,10 @@ def describe(path: Path) -> dict[str, Any]:
     """Return the size, mode and hash of a file.
 
     Raises:
-        CopyError: it is none, or cannot be read.
+        CopyError: the path is not a file, or the file cannot be read.
     """
     if path.is_dir():
-        raise CopyError(f"{path} is a directory: copy an archive of it, such as tar makes")
+        raise CopyError(f"{path} is a directory; copy an archive of it, for example one made with tar")
     if path.exists() and not path.is_file():  # a device or a pipe may have no end
         raise CopyError(f"{path} is not a file")
     try:
@@ -67,7 +67,10 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def read_from(path: Path, has: list[str]) -> tuple[int, Iterator[bytes]]:
-    """Return where a copy that ``has`` blocks goes on, in bytes, and the rest of the file in blocks."""
+    """Return the offset at which to resume a copy, and the rest of the file in blocks.
+
+    ``has`` lists the hashes of the blocks that the copy has already.
+    """
     num_same = 0
     for mine, theirs in zip(blocks_of(path), has, strict=False):
         if mine != theirs:
@@ -84,7 +87,7 @@ def read_from(path: Path, has: list[str]) -> tuple[int, Iterator[bytes]]:
 
 
 def partial_of(path: Path) -> Path:
-    """Return where the file is until it is whole."""
+    """Return the path of the file while it is incomplete."""
     return path.with_name(f".{path.name}{PARTIAL}")
 
 
@@ -118,7 +121,7 @@ def write_from(path: Path, about: dict[str, Any], start: int, read: Callable[[in
 
 
 def send(stream: BinaryIO, message: dict[str, Any]) -> None:
-    """Write a message, on a line of its own."""
+    """Write a message on a line of its own."""
     stream.write(json.dumps(message).encode() + b"\n")
     stream.flush()
 
@@ -144,7 +147,7 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
 
 
 def main() -> None:
-    """Answer one request on the standard streams; a refusal is a message, too."""
+    """Answer one request on the standard streams, if need be with a refusal."""
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)
     except CopyError as error:

@@ -1,4 +1,4 @@
-"""Where the objects of a command on a node are, the secret that binds them, and their deletion."""
+"""Locates and deletes the objects of a command on a node, and derives the secret of its channel."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def channel_of(
     is_node: bool,
     requests: Requests | None = None,
 ) -> Channel:
-    """Return one end of the channel of a call: the node's, or that of the person who has called.
+    """Return one end of the channel of a call: the node's end if ``is_node``, else the caller's.
 
-    The secret is of both nonces. Whoever may read the store knows it; it keeps out objects of other commands.
+    The secret is derived from both nonces. Every reader of the store can compute it: it serves only to
+    detect objects of other commands.
     """
     place = job_id, call.launch, call.rank, call.writer
 
@@ -47,7 +48,7 @@ def channel_of(
 
 
 def read_commands(store: ObjectStore, job_id: str) -> list[RemoteCommand]:
-    """Return the commands that people have run on the job's nodes, the oldest first."""
+    """Return the commands that people have run on the job's nodes, oldest first."""
     keys_found = [meta.key for meta in store.list_objects(keys.remote_commands_prefix(job_id))]
     ours = (key for key in keys_found if keys.remote_command.match(key) is not None)
     found = (find_record(store, key, RemoteCommand) for key in ours)
@@ -55,14 +56,14 @@ def read_commands(store: ObjectStore, job_id: str) -> list[RemoteCommand]:
 
 
 def delete_command(store: ObjectStore, job_id: str, call: RemoteCall, *, but_input: bool = False) -> None:
-    """Delete the objects of a command; ``but_input``: except those for the node to read. Safe to repeat."""
+    """Delete the objects of a command; with ``but_input``, keep the node's input. Safe to repeat."""
     place = job_id, call.launch, call.rank, call.writer
     kept = keys.remote_input.match if but_input else lambda _: None
     delete_below(store, keys.remote_command_prefix(*place), kept)
 
 
 def delete_relayed(store: ObjectStore, job_id: str, seat: Seat | None = None) -> None:
-    """Delete the calls of a node, or of all nodes, and the objects of their commands; safe to repeat."""
+    """Delete the calls of a node, or of all nodes, and the objects of their commands. Safe to repeat."""
     if seat is not None:
         with_retries(store).delete(keys.remote_call(job_id, *seat))
         delete_below(store, keys.remote_node_prefix(job_id, *seat))
@@ -75,7 +76,7 @@ def delete_relayed(store: ObjectStore, job_id: str, seat: Seat | None = None) ->
 def delete_below(
     store: ObjectStore, prefix: str, kept: Callable[[str], object | None] = lambda _: None
 ) -> None:
-    """Delete the objects below a prefix, except those for whose key ``kept`` returns something."""
+    """Delete the objects below a prefix, except those whose ``kept(key)`` is not None."""
     for page in with_retries(store).list_pages(prefix):
         delete_keys(store, [meta.key for meta in page.objects if kept(meta.key) is None])
 

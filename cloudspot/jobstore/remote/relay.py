@@ -1,9 +1,9 @@
-"""Runs one program on a node and relays its streams, in frames; the form of the frames.
+"""Runs one program on a node and relays its streams in frames; defines the format of the frames.
 
-Run as ``python -IS relay.py``, in the job's environment and inside its container if it has one. It reads
-frames on its standard input, the first of which names the program, and writes frames to its standard output.
-When its input ends, the agent is gone, and the program is ended. It needs only the standard library: a
-container may run it with a Python of its own.
+It runs as ``python -IS relay.py`` in the job's environment, inside the job's container if there is one. It
+reads frames from its standard input, the first of which names the program, and writes frames to its standard
+output. When its input ends, the agent is gone, and it ends the program. It needs only the standard library
+because a container may run it with its own Python.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from collections import deque
 from typing import NamedTuple
 
 MAX_FRAME_BYTES = 256 << 10
-"""The most that a frame holds."""
+"""The most bytes that a frame holds."""
 _HEADER = struct.Struct(">BI")
 _READ_BYTES = 64 << 10
 _MAX_WAITING_BYTES = 1 << 20
 """As much may wait for the program to read it; then nothing more is taken."""
 _LEAVE_SECONDS = 2.0
-"""How long the program may take to end once it was hung up on."""
+"""How long the program may take to end after SIGHUP before it is killed."""
 _NOT_FOUND, _NOT_RUN = 127, 126
 
 
@@ -36,59 +36,59 @@ class Kind(enum.IntEnum):
     """The kind of a frame's content."""
 
     START = 0
-    """The program's ``words``, and ``rows`` and ``columns`` if it gets a terminal; JSON."""
+    """The program's ``words``, and ``rows`` and ``columns`` if it gets a terminal, in JSON."""
     INPUT = 1
     END_OF_INPUT = 2
     SIZE = 3
-    """The terminal's rows and columns; JSON."""
+    """The terminal's rows and columns, in JSON."""
     SIGNAL = 4
-    """The name of a signal for the program and those that it has started, such as ``INT``."""
+    """The name of a signal for the program's process group, such as ``INT``."""
     OUTPUT = 5
     ERRORS = 6
-    """Of its standard error; with a terminal, that is among the output."""
+    """Bytes of standard error. If the program has a terminal, they come as ``OUTPUT``."""
     STATUS = 7
-    """How it has ended, as a shell tells it; a number in text. It is the last frame of a program."""
+    """The program's exit status as a shell reports it, a number in text. It is the program's last frame."""
     SAID = 8
     """A sentence for the person at the other end."""
     TAKEN = 9
     """How many bytes of frames this end has taken in all; a number in text."""
     ALIVE = 10
     CLOSE = 11
-    """This end has nothing more to say and wants to hear nothing."""
+    """This end has left: it sends nothing more, and reads nothing more."""
 
 
 class Frame(NamedTuple):
-    """A frame."""
+    """A message of one kind, the unit in which the streams are relayed."""
 
     kind: Kind
     data: bytes = b""
 
     @property
     def size(self) -> int:
-        """How many bytes it takes when encoded."""
+        """The frame's length in bytes when encoded."""
         return _HEADER.size + len(self.data)
 
     def encode(self) -> bytes:
-        """Return its bytes."""
+        """Return the frame's bytes."""
         return _HEADER.pack(self.kind, len(self.data)) + self.data
 
 
 class FrameReader:
-    """Finds the frames in bytes that come in any portions."""
+    """Assembles frames from bytes that arrive in portions of any size."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     @property
     def is_between(self) -> bool:
-        """Whether no part of a frame is left."""
+        """Whether the bytes so far end between two frames."""
         return not self._rest
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Return the frames that are complete with this.
+        """Return the frames that are complete with these bytes.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the bytes are not frames.
         """
         self._rest += data
         found, at = [], 0
@@ -106,12 +106,12 @@ class FrameReader:
 
 
 def size_frame(rows: int, columns: int) -> Frame:
-    """Return the frame that says how large a terminal is."""
+    """Return the frame with the size of a terminal."""
     return Frame(Kind.SIZE, json.dumps({"rows": rows, "columns": columns}).encode())
 
 
 class _Program:
-    """The program, and its input that waits."""
+    """The program, and the input that it has not read yet."""
 
     def __init__(self, words: list[str], size: tuple[int, int] | None) -> None:
         self.pid = 0
@@ -149,7 +149,7 @@ class _Program:
             for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             os.closerange(3, 4096)
-            os.execvp(words[0], words)  # noqa: S606 - the very program that was asked for
+            os.execvp(words[0], words)  # noqa: S606 - the caller chose the program
         except OSError as error:
             os.write(2, f"{words[0]}: {error.strerror}\n".encode())
             os._exit(_NOT_FOUND if error.errno == errno.ENOENT else _NOT_RUN)
@@ -179,13 +179,13 @@ class _Program:
 
     def end_input(self) -> None:
         if self.terminal is not None:
-            self.give(b"\x04")  # what a person types
+            self.give(b"\x04")  # Ctrl-D
         else:
             self._input_ended = True
             self.pass_on()
 
     def pass_on(self) -> None:
-        """Write the input that waits, as far as it is taken, and close the program's input after its end."""
+        """Write as much waiting input as the program reads, and close the program's input after its end."""
         try:
             while self._waiting and self.input >= 0:
                 written = os.write(self.input, self._waiting[0])
@@ -218,7 +218,7 @@ def _say(frame: Frame) -> None:
 
 
 def _relay(program: _Program, reader: FrameReader, given: list[Frame]) -> None:
-    """Relay until the program has ended and all that it wrote is passed on, or our own input has ended."""
+    """Relay until the program has ended and its output is passed on, or until our own input has ended."""
     selector = selectors.DefaultSelector()
     open_outputs = set(program.outputs)
     for each in open_outputs:
@@ -257,7 +257,7 @@ def _ready(selector: selectors.BaseSelector, seconds: float) -> list[int]:
 def _read_outputs(
     program: _Program, selector: selectors.BaseSelector, open_outputs: set[int], *, seconds: float
 ) -> bool:
-    """Pass on the program's output so far; return whether there was any."""
+    """Pass on the program's output so far. Return whether there was any."""
     has_read = False
     for fd in _ready(selector, seconds):
         if fd not in open_outputs:
@@ -266,7 +266,7 @@ def _read_outputs(
             data = os.read(fd, _READ_BYTES)
         except BlockingIOError:
             continue
-        except OSError:  # Linux says so of a terminal that nobody has open any more
+        except OSError:  # how Linux reports a terminal that nobody has open any more
             data = b""
         if data:
             has_read = True

@@ -1,4 +1,4 @@
-"""What an emulated account holds beside its machines: networks, groups, images, keys, roles, sets."""
+"""An emulated account's resources other than machines: networks, groups, images, keys, roles, sets."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ Parameters = Mapping[str, str]
 ACCOUNT_ID: Final = "1234567890123456"
 IMAGE_FAMILY: Final = "acs:ubuntu_24_04_x64"
 IMAGE_ID: Final = "ubuntu_24_04_x64_20G_alibase_20261101.vhd"
-"""The newest of its family, with the sandbox's own Python and this very cloudspot. As Alibaba Cloud's own, it
-has neither torch nor pip."""
+"""The newest image of its family, with the sandbox's own Python and cloudspot. Like Alibaba Cloud's own
+image, it has neither torch nor pip."""
 TORCH_IMAGE_ID: Final = "m-bp1cloudspottorch001"
 TORCH_IMAGE_FAMILY: Final = "cloudspot-torch"
-"""An image as one makes it for training, with torch and pip. The account's own, copied to all regions."""
+"""The family of an image for training, with torch and pip, which the account has copied to all regions."""
 BARE_IMAGE_ID: Final = "m-bp1cloudspotbare0001"
-"""Has the system's python3 and curl, and no cloudspot. The account's own, in ``OWN_IMAGES_REGION`` only."""
+"""The account's own image with the system's python3 and curl, without cloudspot, in ``OWN_IMAGES_REGION``
+only."""
 OWN_IMAGES_REGION: Final = "cn-hangzhou"
 ARM_IMAGE_ID: Final = "ubuntu_24_04_arm64_20G_alibase_20261101.vhd"
 DEFAULT_RESOURCE_GROUP: Final = "rg-acfmsandboxdefault"
@@ -64,7 +65,7 @@ class Group:
     tags: dict[str, str] = field(default_factory=dict)
     is_managed: bool = False
     rules: list[dict[str, str]] = field(default_factory=list)
-    """Whom it lets in beside its members, as DescribeSecurityGroupAttribute has it."""
+    """The rules that let in others than its members, in the form of DescribeSecurityGroupAttribute."""
 
 
 class Place:
@@ -79,7 +80,7 @@ class Place:
         self.groups: dict[str, Group] = {}
         self.key_pairs: set[str] = set()
         self.deployment_sets: dict[str, str] = {}
-        """Names by id."""
+        """The names of deployment sets, by id."""
         self.set_tokens: dict[str, str] = {}
         self._count = itertools.count(1)
         self.has_default_vpc = True
@@ -93,7 +94,7 @@ class Place:
         return str(next(itertools.islice(subnets, self.zones.index(zone), None)))
 
     def remove_network(self) -> None:
-        """Be as a region that has no VPC yet."""
+        """Become a region without a VPC."""
         self.has_default_vpc = False
         self.vswitches.clear()
         self.groups.clear()
@@ -120,19 +121,19 @@ class Place:
 
 
 class Account:
-    """All of it. The caller holds a lock."""
+    """The resources of one account. The caller holds a lock."""
 
     def __init__(self, network: str) -> None:
         self._network = network
         self._places: dict[str, Place] = {}
         self.roles: dict[str, str] = {NODE_ROLE: "ecs.aliyuncs.com"}
-        """By name, the service that a role trusts."""
+        """The service that each role trusts, by the role's name."""
         self.ram = Ram(ACCOUNT_ID, self.roles)
         self.registries = {("cn-hangzhou", "sandbox"): "cri-sandbox000000001"}
         """The ids of Container Registry's instances, by region and name."""
         self.resource_groups = {DEFAULT_RESOURCE_GROUP}
         self.image_regions = {BARE_IMAGE_ID: OWN_IMAGES_REGION}
-        """The region of each image of the account's own; the others are public."""
+        """The region of each of the account's own images; other images are public."""
         self.images: dict[str, dict[str, Any]] = {
             image_id: {
                 "ImageId": image_id,
@@ -152,7 +153,7 @@ class Account:
         """Return the region.
 
         Raises:
-            ApiError: nothing has that name.
+            ApiError: there is no region of that name.
         """
         if region not in REGIONS:
             raise ApiError("InvalidRegionId.NotFound", "The specified RegionId does not exist.", status=404)
@@ -161,7 +162,7 @@ class Account:
         return self._places[region]
 
     def images_in(self, region: str) -> Mapping[str, Mapping[str, Any]]:
-        """Return the images of a region, by id: public ones are in all, and have the same ids."""
+        """Return the images of a region, by id; public ones have the same ids in all regions."""
         return {
             name: one for name, one in self.images.items() if self.image_regions.get(name, region) == region
         }
@@ -199,7 +200,7 @@ class Account:
         return numbered_page("VSwitches", "VSwitch", rows, parameters, most=50)
 
     def list_registries(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer Container Registry's ListInstance; nobody says if its filter finds parts of names too."""
+        """Answer Container Registry's ListInstance; whether its filter also matches parts is undocumented."""
         wanted = parameters.get("InstanceName", "")
         rows = [
             {"InstanceId": found, "InstanceName": name, "InstanceStatus": "RUNNING", "RegionId": place}
@@ -279,7 +280,7 @@ class Account:
         return {}
 
     def describe_security_group_attribute(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer DescribeSecurityGroupAttribute; the rules stand in the group's ``rules``."""
+        """Answer DescribeSecurityGroupAttribute with the group's ``rules``."""
         check_handled(parameters, {"Direction", "SecurityGroupId"}, what="filter")
         group = self.place(region).groups.get(parameters.get("SecurityGroupId", ""))
         if group is None:
@@ -362,10 +363,10 @@ def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
 
 
 def wanted_tags(parameters: Parameters) -> list[tuple[str, str | None]]:
-    """Return the tags that a listing asks for; without a value, any will do.
+    """Return the tags that a listing asks for; a tag without a value matches any value.
 
     Raises:
-        ApiError: one has no name.
+        ApiError: a tag has no name.
     """
     found = [(str(one.get("Key", "")), one.get("Value")) for one in nested(parameters, "Tag")]
     if any(not name for name, _ in found):
@@ -374,7 +375,7 @@ def wanted_tags(parameters: Parameters) -> list[tuple[str, str | None]]:
 
 
 def has_tags(tags: Mapping[str, str], wanted: Sequence[tuple[str, str | None]]) -> bool:
-    """Return whether all of them exist."""
+    """Return whether all wanted tags exist."""
     return all(name in tags and value in {None, tags[name]} for name, value in wanted)
 
 

@@ -1,7 +1,7 @@
 """Signature V3 (``ACS3-HMAC-SHA256``), which the second generation of Alibaba Cloud's SDKs uses.
 
-What an older SDK has in parameters stands in headers here: the action, its version, the time and the nonce.
-Source: "Request syntax and signature method V3" (checked 2026-11), whose example the tests hold it to.
+Headers contain the action, its version, the time and the nonce, which older SDKs send as parameters.
+Source: "Request syntax and signature method V3" (checked 2026-11), whose example the tests use.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ class Signed(NamedTuple):
     key: str
     signature: str
     headers: Mapping[str, str]
-    """Those that begin with ``x-acs-``, and ``host``; a missing one that is needed is empty."""
+    """The headers that begin with ``x-acs-``, and ``host``; a missing required header is empty."""
     unsigned: tuple[str, ...]
-    """The headers that should have been signed, and were not, or are missing."""
+    """The headers that should have been signed, but are not, or are missing."""
     text: str
-    """What the signature is made of."""
+    """The text that is signed."""
     is_body_as_signed: bool
 
 
 def is_acs3(environ: Mapping[str, Any]) -> bool:
-    """Return whether a request claims to be signed so."""
+    """Return whether a request claims to have this kind of signature."""
     return str(environ.get("HTTP_AUTHORIZATION", "")).startswith(ALGORITHM)
 
 
 def read(environ: Mapping[str, Any], body: bytes) -> Signed | None:
-    """Return what is signed; None: the header cannot be read."""
+    """Return the signed request, or None if the header cannot be parsed."""
     authorization = _AUTHORIZATION.fullmatch(str(environ["HTTP_AUTHORIZATION"]))
     if authorization is None:
         return None
@@ -83,7 +83,7 @@ def read(environ: Mapping[str, Any], body: bytes) -> Signed | None:
 
 
 def canonical_query(query: str) -> str:
-    """Return a query's parameters by name, each part encoded as RFC 3986 wants it."""
+    """Return a query's parameters by name, each part encoded according to RFC 3986."""
     pairs = sorted(parse_qsl(query, keep_blank_values=True))
     return "&".join(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in pairs)
 

@@ -1,4 +1,4 @@
-"""What the emulated ECS offers: instance types in pages, stock by zone, prices and their history, advice."""
+"""The emulated ECS's catalogue: instance types in pages, stock by zone, prices and their history, advice."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cloudspot_aliyun_sandbox.systemdisks import disk_price
 
 Parameters = Mapping[str, str]
 HISTORY_ROWS: Final = 7
-"""The items on a page: few, so that a reader of the first page alone is caught."""
+"""The items on a page, which are few, so that a caller that reads only the first page fails."""
 _RATES: Final = ("0-3%", "3-5%", "5-10%", "10-100%")
 
 
 class Catalogue:
-    """Answers the calls that ask what there is."""
+    """Answers the calls about types, stock and prices."""
 
     def __init__(self, faults: Faults, clock: Callable[[], float]) -> None:
         self.prices: dict[tuple[str, str], float] = {}
-        """What the spot market asks in place of its usual price, by (type, zone); tests set it."""
+        """Prices that replace the spot market's usual ones, by (type, zone); tests set them."""
         self.silent: set[tuple[str, str]] = set()
         """The (type, zone) pairs that the price history lacks."""
         self._faults = faults
@@ -40,7 +40,7 @@ class Catalogue:
             raise ApiError("InvalidParameter", "The specified InstanceTypes are more than 10.")
         kinds = [kind for kind in KINDS.values() if not named or kind.name in named]
         start = int(parameters.get("NextToken") or 0)
-        # A smaller page than requested: the real service may do that too.
+        # The page may be smaller than requested, as the real service's may.
         end = start + min(int(parameters.get("MaxResults", 100)), 8)
         answer: dict[str, Any] = {
             "InstanceTypes": {"InstanceType": [describe(kind) for kind in kinds[start:end]]}
@@ -86,7 +86,7 @@ class Catalogue:
         return {"AvailableZones": {"AvailableZone": zones}}
 
     def describe_spot_price_history(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer DescribeSpotPriceHistory: a row an hour and zone, the newest with the price in force."""
+        """Answer DescribeSpotPriceHistory: a row for each hour and zone, the newest being current."""
         kind = self._kind(parameters, "InstanceType")
         if parameters.get("NetworkType") not in {"vpc", "classic"}:
             raise ApiError("InvalidNetworkType.ValueNotSupported", "The specified NetworkType is not valid.")

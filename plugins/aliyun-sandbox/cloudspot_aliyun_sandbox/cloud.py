@@ -1,4 +1,4 @@
-"""The emulated Alibaba Cloud as a whole: what `cloudspot sandbox aliyun` and whole-job tests bring up."""
+"""The whole emulated Alibaba Cloud, as `cloudspot sandbox aliyun` and tests of whole jobs start it."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ NODE_ROLE: Final = "cloudspot-node"
 INTERRUPTION: Final = "ecs:Instance:PreemptibleInstanceInterruption"
 KEY_LIFE: Final = timedelta(hours=6)
 TRAIN_PYTHON: Final = "/opt/pytorch/bin/python"
-"""A Python with torch, on each image, the bare one too."""
+"""A Python with torch on every image, even the bare one."""
 
 
 class EmulatedAliyun(EmulatedAccount):
     """One account with a bucket, a network with a vSwitch in each zone, and a RAM role for nodes.
 
-    OSS, ECS, Function Compute, and what a job asks VPC, RAM and STS are served at one address.
+    OSS, ECS, Function Compute, and a job's calls of VPC, RAM and STS are served at one address.
     """
 
     name: ClassVar[str] = "aliyun"
@@ -76,7 +76,7 @@ class EmulatedAliyun(EmulatedAccount):
     network: ClassVar[str] = "172.16.0.0/16"
     metadata_addresses: ClassVar[tuple[str, ...]] = ("100.100.100.200",)
     metadata_service: ClassVar[str] = "cloudspot_aliyun_sandbox.metadata_server:EcsMetadataService"
-    # As cloud-init's AliYun data source does it.
+    # The same as cloud-init's AliYun data source.
     fetch_user_data: ClassVar[str] = """\
 token=$(curl -sf -X PUT -H "X-aliyun-ecs-metadata-token-ttl-seconds: 60" "$METADATA_URL/latest/api/token") &&
 exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/user-data"
@@ -85,7 +85,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
     def __init__(self) -> None:
         super().__init__()
         self.credential_seconds: float | None = None
-        """How long the keys of machines started from now on are valid; None: as long as ECS's."""
+        """How long the keys of new machines are valid; None for as long as ECS's keys."""
         self._key_id = f"LTAI5t{secrets.token_hex(9)}"
         self._key_secret = secrets.token_hex(15)
         self._keys = RoleKeys(secrets.token_hex(16))
@@ -93,10 +93,10 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         self._host: MachineHost | None = None
         self._ecs: StrictEcs | None = None
         self.oss: StrictOss | None = None
-        """The account's buckets, as tests change them."""
+        """The account's buckets, which tests may change."""
         self._functions: StrictFunctions | None = None
         self._roles: dict[str, str] = {}
-        """The role of each key that was given to a function; all others are the machines'."""
+        """The role of each function's key; all other role keys are the machines'."""
 
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
         """Serve the account, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
@@ -141,7 +141,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
             KEY_ID: self._key_id,
             KEY_SECRET: self._key_secret,
             REGION_VARIABLE: REGION,
-            # What oss2's own provider of credentials, and ossutil, look for.
+            # The variables of oss2's own provider of credentials and of ossutil.
             "OSS_ACCESS_KEY_ID": self._key_id,
             "OSS_ACCESS_KEY_SECRET": self._key_secret,
             "OSS_REGION": REGION,
@@ -154,9 +154,9 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         return {OSS_ENDPOINT: self.url, ECS_ENDPOINT: self.url}
 
     def metadata_environment(self, url: str) -> Mapping[str, str]:
-        """Return the variable that tells our own client where the metadata service is.
+        """Return the variable with the metadata service's address for the plugin's own client.
 
-        The SDKs have no such variable and never ask the service: their keys come from that client.
+        The SDKs have no such variable and never ask the service; their keys come from that client.
         """
         return {ENDPOINT: url}
 
@@ -166,14 +166,14 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         self._functions.close()
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
-        """Add the seed of the roles' keys, and what ECS's images have installed; see EmulatedCloud."""
+        """Add the seed of the roles' keys, and the programs of ECS's images; see EmulatedCloud."""
         facts = {**machine.metadata, "role-seed": self._keys.seed, "contrary": sorted(self.contrary)}
         if self.credential_seconds is not None:
             facts["credential-seconds"] = self.credential_seconds
         return msgspec.structs.replace(machine, metadata=facts, programs={TRAIN_PYTHON: sys.executable})
 
     def tick(self) -> None:
-        """Run what timers and notices run; Function Compute's timers are precise to a second or so."""
+        """Run timers, and publish notices; see EmulatedAccount."""
         assert self._functions is not None
         assert self._host is not None
         self._functions.run_due()
@@ -187,7 +187,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
         return found
 
     def _may(self, key: str, right: str, resource: str) -> bool:
-        """Return whether the account's owner, or the role of a machine or a function, may do that."""
+        """Return whether the key's owner, a user or a role, has the right on the resource."""
         assert self._ecs is not None
         if not self._keys.is_role_key(key):
             if key == self._key_id:
@@ -209,7 +209,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
 
 
 class _Keys(Secrets):
-    """Also knows the keys that users were given through the API."""
+    """Secrets that include the users' keys, which were made through the API."""
 
     ram: Ram
 

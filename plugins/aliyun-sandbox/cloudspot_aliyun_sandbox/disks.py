@@ -1,4 +1,4 @@
-"""Disks that stand alone: made by CreateDisk, or left by a machine. Those that a machine has are in use.
+"""Detached disks, made by CreateDisk or left by a machine, and machines' disks, which are in use.
 
 Source: ECS API reference, CreateDisk, DescribeDisks, DeleteDisk (checked 2026-11); the codes are from memory.
 """
@@ -68,7 +68,7 @@ class Disks:
         return {"Disks": {"Disk": [one for one in rows if status in {"All", one["Status"]}]}}
 
     def delete(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer DeleteDisk: a disk that a machine has cannot be deleted."""
+        """Answer DeleteDisk, which refuses an attached disk."""
         disk_id = parameters.get("DiskId", "")
         if disk_id in self._in_use(region):
             message = "The current disk status does not support this operation."

@@ -1,7 +1,7 @@
-"""Requests to Function Compute 3.0: their paths and fields, and the values that it refuses.
+"""Parses requests to Function Compute 3.0, and refuses invalid values.
 
 Source: Function Compute API reference, version 2023-03-30, and the fields of its SDK; "Limits", "Custom
-runtimes", "Timer triggers" (checked 2026-11). From memory: the codes and words of refusals.
+runtimes", "Timer triggers" (checked 2026-11). The codes and the wording of refusals are from memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RUNTIMES: Final[Mapping[str, frozenset[str]]] = {
     "custom.debian11": frozenset({"python3.12"}),
     "custom.debian12": frozenset({"python3.11", "python3.12"}),
 }
-"""The Pythons of each; others are not emulated."""
+"""The Pythons of each runtime; other runtimes are not emulated."""
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 EVERY: Final = re.compile(r"@every ([1-9]\d*)m")
 _FUNCTION: Final = r"/functions/(?P<function>[^/]+)"
@@ -60,7 +60,7 @@ SETTINGS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "runtime": str,
     "timeout": int,
 }
-"""The fields of a function that are emulated; those that it has beside them are refused."""
+"""The fields of a function that are emulated; other fields are refused."""
 _FIELDS: Final[Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
     "CreateFunction": {"functionName": str, "tags": list, **SETTINGS},
     "UpdateFunction": SETTINGS,
@@ -80,7 +80,7 @@ def route(environ: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
 
 
 def read_fields(action: str, body: bytes) -> dict[str, Any]:
-    """Return a request's fields: all of them known, and of their types."""
+    """Return a request's fields; refuse unknown fields and wrong types."""
     if len(body) > MAX_REQUEST_BYTES:
         text = f"payload size exceeds maximum allowed size ({MAX_REQUEST_BYTES} bytes)"
         raise ApiError("InvalidArgument", text)
@@ -107,10 +107,10 @@ def _check_runtime(runtime: str, custom: Mapping[str, Any] | None) -> None:
 
 
 def archive_of(code: Mapping[str, Any]) -> bytes:
-    """Return the zip that the request holds.
+    """Return the zip in the request.
 
     Raises:
-        ApiError: it is none, or another than its checksum says.
+        ApiError: it is not a zip, or does not match its checksum.
     """
     try:
         archive = base64.b64decode(code["zipFile"], validate=True)
@@ -149,7 +149,7 @@ def config_of(kind: str, text: str) -> dict[str, Any]:
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse values that the service refuses.
+    """Refuse settings that the real service refuses.
 
     Raises:
         ApiError: 400.

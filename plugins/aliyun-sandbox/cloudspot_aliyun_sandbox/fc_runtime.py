@@ -1,4 +1,4 @@
-"""Runs a function's code as Function Compute's custom runtimes do: a process that serves HTTP.
+"""Runs a function's code as Function Compute's custom runtimes do, in a process that serves HTTP.
 
 All instances share a network here, so each listens on a port of its own.
 Source: Function Compute, "Event handlers" and "Specifications" of custom runtimes, "Configure environment
@@ -22,7 +22,7 @@ START_SECONDS: Final = 30.0
 
 @dataclass(frozen=True)
 class Code:
-    """A function as it was deployed."""
+    """The code and the settings of a deployed function."""
 
     name: str
     archive: bytes
@@ -33,7 +33,7 @@ class Code:
     region: str
     account: str
     environment: Mapping[str, str]
-    """All of its process's variables but those that the runtime itself sets."""
+    """The process's variables, except those that the runtime itself sets."""
 
 
 class CustomRuntime(FunctionProcess):
@@ -57,11 +57,11 @@ class CustomRuntime(FunctionProcess):
             "FC_FUNC_CODE_PATH": str(self.code_path),
             "FC_REGION": code.region,
         }
-        # The runtime's Python is this one, without what is installed beside it.
+        # The runtime's Python is this one, without its installed packages.
         self.start(code.command[1:], environment)
 
     def invoke(self, event: bytes, key: Credentials, request_id: str) -> Result:
-        """Hand the event to the function, and return what it answers; a dead or late one has failed."""
+        """Pass the event to the function, and return its result; a dead or late process has failed."""
         log = self.printed()
         try:
             if not self.is_serving(self._port, within_seconds=START_SECONDS):

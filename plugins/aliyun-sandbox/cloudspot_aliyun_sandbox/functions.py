@@ -1,6 +1,6 @@
 """Function Compute 3.0 and its triggers: functions are checked, kept, and really run.
 
-Timers run them, and so does EventBridge when ECS takes a spot machine. Source: Function Compute API
+Timers run them, and so does EventBridge at ECS's notices. Source: Function Compute API
 reference, version 2023-03-30; "Timer triggers", "Configure event triggers for Alibaba Cloud services"; ECS,
 "Instance event notifications" (checked 2026-11). From memory: that a function with triggers cannot be
 deleted, and that a role takes a while to be known.
@@ -43,22 +43,22 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication
 
 NEW_SECONDS: Final = 5.0
-"""How long a new role is unknown here; nobody says how long it takes."""
+"""How long a new role is unknown here; the real time is undocumented."""
 PENDING_SECONDS: Final = 1.0
-"""How long a new or changed function is not yet ready."""
+"""How long a new or changed function is not ready."""
 _ROLE: Final = re.compile(rf"acs:ram::{ACCOUNT_ID}:role/([\w.-]+)")
 
 
 @dataclass
 class Trigger:
-    """What runs a function."""
+    """A trigger of a function."""
 
     name: str
     type: str
     config: dict[str, Any]
 
     def describe(self) -> dict[str, str]:
-        """Return it as GetTrigger shows it."""
+        """Return the trigger in the form of GetTrigger."""
         return {
             "triggerName": self.name,
             "triggerType": self.type,
@@ -81,7 +81,7 @@ class Function:
     retries: int = 3
 
     def describe(self, now: float) -> dict[str, Any]:
-        """Return it as GetFunction shows it."""
+        """Return the function in the form of GetFunction."""
         is_settled = now - self.changed_at >= PENDING_SECONDS
         changed = datetime.fromtimestamp(self.changed_at, timezone.utc)
         return {
@@ -97,7 +97,7 @@ class Function:
 
 
 class StrictFunctions:
-    """WSGI middleware: the functions of one account, and what runs them. Thread-safe."""
+    """WSGI middleware: the functions of one account, and their triggers. Thread-safe."""
 
     def __init__(
         self,
@@ -112,10 +112,10 @@ class StrictFunctions:
         environment: Mapping[str, str],
         directory: Path,
     ) -> None:
-        """Run functions below ``directory``; what is not for them reaches ``app`` unchanged.
+        """Run functions below ``directory``; requests to other services reach ``app`` unchanged.
 
-        ``is_granted`` says whether a key has a right on a resource; ``issue`` makes a key of a role.
-        ``environment`` leads every function to this cloud.
+        ``is_granted`` returns whether a key has a right on a resource; ``issue`` makes a key of a role.
+        ``environment`` has the variables that lead every function to this cloud.
         """
         self._app = app
         self._account = account
@@ -132,7 +132,7 @@ class StrictFunctions:
         self._due: dict[tuple[str, str, str], float] = {}
         """When each timer runs next, by its function, its name and its rate."""
         self._known_roles: dict[str, float] = {}
-        """When each was first named here."""
+        """When each role was first used, by its name."""
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request."""
@@ -162,7 +162,7 @@ class StrictFunctions:
                 content = b"" if answer is None else json.dumps(answer).encode()
         except ApiError as error:
             code, status, content = error.code, error.status, error_body(error)
-        shown.pop("code", None)  # It would fill the trail.
+        shown.pop("code", None)  # The code would fill the log.
         self._faults.record(Call("fc", action, shown, "", code, access_key=signed.get("AccessKeyId", "")))
         headers += [("X-Fc-Request-Id", randomness.token_hex(16)), ("Content-Length", str(len(content)))]
         start_response(f"{status} {'OK' if status < 400 else 'Error'}", headers)
@@ -171,10 +171,10 @@ class StrictFunctions:
     def _admit(
         self, environ: Mapping[str, Any], body: bytes, signed: Mapping[str, str], action: str, name: str
     ) -> None:
-        """Refuse who has not signed correctly, or lacks the right.
+        """Refuse a caller that has not signed correctly, or lacks the right.
 
         Raises:
-            ApiError: as the service words it.
+            ApiError: the caller is refused, with the service's wording.
         """
         self._gate.check(environ, body, signed, now=time.time())
         if (signed.get("Version"), signed.get("Action")) != (VERSION, action):
@@ -286,14 +286,14 @@ class StrictFunctions:
                 raise ApiError("FunctionNotReady", f"function '{name}' is Pending", status=429)
             self._check_role(str(function.settings["role"]))
             role = str(function.settings["role"]).rpartition("/")[2]
-            # What was deployed last has instances of its own.
+            # Each deployment has instances of its own.
             version, code = (name, function.changed_at), self._code(function)
         key = self._issue(role)
         with self._processes.one(version, lambda: CustomRuntime(code, key, self._directory)) as one:
             return one.invoke(event, key, randomness.token_hex(16))
 
     def run_due(self) -> None:
-        """Run what the timers say; each in a thread of its own, as a late pass does not delay the next."""
+        """Run the functions that are due, each in its own thread, so that a late pass delays no other."""
         now = self.clock()
         with self._lock:
             timers = [(one.name, each) for one in self.functions.values() for each in one.triggers.values()]
@@ -302,7 +302,7 @@ class StrictFunctions:
             if timer.type != "timer" or match is None or not timer.config["enable"]:
                 continue
             key = (function, timer.name, match[0])
-            # The first time is one interval after it was made.
+            # The first run is one interval after the timer was made.
             if now >= self._due.setdefault(key, now + 60.0 * int(match[1])):
                 self._due[key] = now + 60.0 * int(match[1])
                 at = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -314,7 +314,7 @@ class StrictFunctions:
                 self._start(function, json.dumps(event).encode())
 
     def tell(self, type_: str, data: Mapping[str, Any]) -> None:
-        """Publish an event of ECS on the default bus, and run what waits for such."""
+        """Publish an event of ECS on the default bus, and run the functions that wait for it."""
         event = {
             "id": randomness.token_hex(16),
             "source": "acs.ecs",

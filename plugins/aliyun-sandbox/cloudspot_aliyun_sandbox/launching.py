@@ -1,4 +1,4 @@
-"""Which RunInstances requests the emulated ECS refuses, and how many machines it has for one.
+"""Checks RunInstances requests as ECS does, and decides the number of machines for each.
 
 Source: API reference, RunInstances and CreateInstance, parameters and error codes (as of 2026-01-15; checked
 2026-11); the code for too many security groups is from memory.
@@ -25,7 +25,7 @@ from cloudspot_aliyun_sandbox.systemdisks import check_disk
 Parameters = Mapping[str, str]
 MAX_USER_DATA_BYTES: Final = 32768
 TOKEN_SECONDS: Final = 600.0
-"""How long a token is honoured: as long as the plugin believes, and no longer."""
+"""How long a token is honoured: only as long as the plugin assumes."""
 FORGOTTEN_AFTER_SECONDS: Final = 10.0
 """As long as a contrary account honours it."""
 LEAST_RELEASE_SECONDS: Final = 30 * 60.0
@@ -44,7 +44,7 @@ _HOST_LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
 
 @dataclass(frozen=True)
 class Taken:
-    """What a client token stands for."""
+    """The launch that a client token stands for."""
 
     request: str
     instance_ids: tuple[str, ...]
@@ -52,7 +52,7 @@ class Taken:
 
 
 def comparable(parameters: Parameters) -> str:
-    """Return the part of a request that its token stands for: all but what changes when it is sent again."""
+    """Return the parameters that must be the same when a request is repeated, as text."""
     changing = {"Signature", "SignatureNonce", "Timestamp", "SecurityToken", "AccessKeyId", "ClientToken"}
     return json.dumps(
         {name: value for name, value in parameters.items() if name not in changing}, sort_keys=True
@@ -60,10 +60,10 @@ def comparable(parameters: Parameters) -> str:
 
 
 def check_request(parameters: Parameters, account: Account, place: Place, *, now: float) -> Kind:
-    """Refuse what the real API refuses before it looks for stock; return the instance type.
+    """Refuse a request that the real API refuses before it looks for stock; return the instance type.
 
     Raises:
-        ApiError: as ECS words it.
+        ApiError: the request is refused, with ECS's wording.
     """
     for name in ("ImageId", "InstanceType", "VSwitchId"):
         if not parameters.get(name):
@@ -224,7 +224,7 @@ def _names(parameters: Parameters, field: str, amount: int, *, most: int) -> lis
         begin, bits = int(match[2] or 0), int(match[3] or 6)
         if not match[1] or begin > 999_999 or not 1 <= bits <= 6:
             raise ApiError(f"Invalid{field}.Malformed", f'The specified parameter "{field}" is not valid.')
-        # Too few digits for the last number: ECS takes six.
+        # If the last number has more digits, ECS uses six.
         bits = bits if len(str(begin)) <= bits else 6
         names = [f"{match[1]}{begin + i:0{bits}d}{match[4]}" for i in range(amount)]
     elif parameters.get("UniqueSuffix") == "true":
@@ -289,7 +289,7 @@ def _check_spot(parameters: Parameters) -> None:
 
 
 def check_metadata(parameters: Parameters) -> None:
-    """Refuse values of the metadata service's options that it does not have.
+    """Refuse invalid values of the metadata service's options.
 
     Raises:
         ApiError: 400.

@@ -1,4 +1,4 @@
-"""The emulated instances as ECS shows them; a machine host boots and ends them."""
+"""The emulated instances in ECS's form; a machine host boots and ends them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _STATUSES: Final = {
     InstanceState.SHUTTING_DOWN: "Stopping",
 }
 NUM_RESERVED: Final = 10
-"""How many addresses at the start of a vSwitch no machine gets."""
+"""The number of addresses at the start of a vSwitch that machines do not get."""
 
 
 @dataclass(frozen=True)
 class BootDisk:
-    """What a machine starts from."""
+    """The disk from which a machine starts."""
 
     size_gib: int
     copied: str | None
-    """Where the machine host keeps the disk of which it is a copy; None: it is a plain one."""
+    """The machine host's path of the disk of which it is a copy; None if it is no copy."""
     is_bare: bool
-    """Its image has no cloudspot."""
+    """Whether its image has no cloudspot."""
     packages: tuple[str, ...]
-    """What its image's Python has; see EmulatedMachine."""
+    """The packages of its image's Python; see EmulatedMachine."""
 
 
 @dataclass
@@ -66,22 +66,22 @@ class Machine:
     tags: dict[str, str] = field(default_factory=dict)
     status: str = "Pending"
     is_taken: bool = False
-    """It has a notice that it will be reclaimed."""
+    """Whether it has the notice of a reclaim."""
     released_at: float | None = None
     auto_release_at: float | None = None
 
     @property
     def is_released(self) -> bool:
-        """Return whether it is gone."""
+        """Return whether it has been released."""
         return self.released_at is not None
 
     @property
     def num_vcpus(self) -> int:
-        """Return how much of a quota it uses."""
+        """Return the number of vCPUs that it uses of a quota."""
         return KINDS[self.instance_type].cpus
 
     def describe(self) -> dict[str, Any]:
-        """Return the instance as DescribeInstances shows it."""
+        """Return the instance in the form of DescribeInstances."""
         locks = [{"LockReason": "Recycling", "LockMsg": ""}] if self.is_taken else []
         return {
             "InstanceId": self.id,
@@ -124,7 +124,7 @@ class Machines:
         self._late_tags = LateChanges(clock)
 
     def console(self, machine: Machine) -> str:
-        """Return what the machine has printed so far."""
+        """Return the machine's output so far."""
         return self._host.console(machine.id)
 
     def make(
@@ -199,23 +199,23 @@ class Machines:
         return [one for one in self.by_id.values() if self.is_known(one.id, region)]
 
     def alive(self) -> list[Machine]:
-        """Return the machines that count against stock and quotas, stopped ones too."""
+        """Return the machines that count against stock and quotas, including stopped ones."""
         return [one for one in self.by_id.values() if not one.is_released]
 
     def release(self, machine: Machine) -> None:
-        """Stop and remove the machine; one that has shut itself down is gone at once."""
+        """Stop and release the machine; one that has shut itself down is released at once."""
         if machine.status == "Stopped":
             machine.released_at = self._clock()
         else:
             self._host.terminate(machine.id)
 
     def stop(self, machine: Machine) -> None:
-        """Stop the machine: it runs no more, stays, and is billed."""
+        """Stop the machine, which then still exists and is billed."""
         machine.status = "Stopped"
         self._host.terminate(machine.id)
 
     def tag(self, instance_ids: Iterable[str], values: Mapping[str, str]) -> None:
-        """Set tags, which show at once or after the lag."""
+        """Set tags, which become visible at once or after the lag."""
         for instance_id in instance_ids:
             change = partial(self._tag, instance_id, dict(values))
             self._late_tags.make(change, after_seconds=self._faults.tag_lag_seconds)
@@ -237,7 +237,7 @@ class Machines:
         if status.state is not InstanceState.ENDED:
             machine.status = _STATUSES[status.state]
         elif status.end_reason is EndReason.SELF:
-            # A machine that was shut down from within still exists, and is billed.
+            # A machine that shut itself down still exists, and is billed.
             machine.status = "Stopped"
         else:
             machine.released_at = self._clock()
@@ -251,7 +251,7 @@ class Machines:
 
 
 def written_time(seconds: float) -> str:
-    """Return a time as ECS writes it in listings: to the minute."""
+    """Return a time in the form of ECS's listings, to the minute."""
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%dT%H:%MZ}"
 
 

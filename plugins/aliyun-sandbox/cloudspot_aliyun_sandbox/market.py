@@ -1,7 +1,8 @@
 """The emulated market: instance types, zones and made-up prices, the same in every process.
 
-A part of the real types. The sizes are from ECS documentation, "GPU-accelerated compute-optimized instance
-families" and "Overview of instance families" (checked 2026-11); which zones sell them is made up as well.
+It has some of the real types. The sizes are from ECS documentation, "GPU-accelerated compute-optimized
+instance families" and "Overview of instance families" (checked 2026-11); the zones that sell them are made
+up.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Kind(NamedTuple):
     cpus: int
     memory_gib: float
     price: float
-    """Pay-as-you-go, in CNY an hour; near enough to real prices that a sandbox's bill looks like one."""
+    """Pay-as-you-go, in CNY an hour; close to real prices, so that a sandbox's bill looks realistic."""
     gpu: str = ""
     num_gpus: int = 0
     architecture: str = "X86"
@@ -80,7 +81,7 @@ KINDS: Final[Mapping[str, Kind]] = {kind.name: kind for kind in _KINDS}
 
 
 def zones_of(kind: Kind, region: str) -> tuple[str, ...]:
-    """Return the zones that sell the type at all; a region's first zone has no GPUs."""
+    """Return the zones that sell the type; a region's first zone has no GPUs."""
     zones = REGIONS[region]
     return zones[1:] if kind.num_gpus else zones
 
@@ -93,7 +94,7 @@ def spot_price(kind: Kind, zone: str, *, is_protected: bool = False) -> float:
 
 
 def describe(kind: Kind) -> dict[str, Any]:
-    """Return the type as DescribeInstanceTypes shows it."""
+    """Return the type in the form of DescribeInstanceTypes."""
     return {
         "InstanceTypeId": kind.name,
         "InstanceTypeFamily": kind.name.rpartition(".")[0],

@@ -2,7 +2,7 @@
 
 Sources: ECS user guide, "Instance metadata" (items, security hardening mode and its errors), "Instance
 identities", "Preemptible instances"; API reference of RunInstances and ModifyInstanceMetadataOptions
-(checked 2026-11). From memory: the pages of its errors, what its directories list, the path of the tags.
+(checked 2026-11). The text of errors, the lists of directories, and the path of the tags are from memory.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class EcsMetadataService(RoleMetadata):
     Its facts are ``instance-id``, ``instance-name``, ``instance-type``, ``hostname``, ``image-id``, ``mac``,
     ``private-ipv4``, ``region-id``, ``zone-id``, ``vpc-id``, ``vpc-cidr-block``, ``vswitch-id``,
     ``vswitch-cidr-block``, ``owner-account-id``, ``serial-number``; ``market`` (``spot`` or ``on-demand``);
-    ``http-endpoint``, ``http-tokens`` and ``http-put-response-hop-limit`` as RunInstances has them; ``role``
-    with ``role-seed`` (see ``rolekeys``) and ``credential-seconds``. The tags shown are those of the
-    machine's host: the emulated ECS gives it none while InstanceMetadataTags is not enabled.
+    ``http-endpoint``, ``http-tokens`` and ``http-put-response-hop-limit`` with the values of RunInstances;
+    ``role`` with ``role-seed`` (see ``rolekeys``) and ``credential-seconds``. It shows the tags of the
+    machine host, which the emulated ECS sets only if InstanceMetadataTags is enabled.
     """
 
     versions: ClassVar[tuple[str, ...]] = ("2016-01-01", "latest")
@@ -45,7 +45,7 @@ class EcsMetadataService(RoleMetadata):
         return super().answer(request)
 
     def tree(self) -> Tree:
-        """Return what the instance can read."""
+        """Return the values that the instance can read."""
         return {"dynamic": self._dynamic, "meta-data": self._meta_data}
 
     def _meta_data(self) -> Tree:

@@ -1,4 +1,4 @@
-"""What the emulated OSS holds: buckets, objects, and uploads under way. Not thread-safe by itself."""
+"""The content of the emulated OSS: buckets, objects, and uploads under way. It is not thread-safe."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class HeldBucket:
     uploads: dict[str, Multipart] = field(default_factory=dict)
 
     def write(self, key: str, stored: Stored, *, forbid_overwrite: bool) -> Stored:
-        """Store an object; create-only if requested, unless the bucket has versions."""
+        """Store an object; the write is create-only if requested, unless the bucket has versions."""
         if forbid_overwrite and not self.versioning and key in self.objects:
             raise already_exists()
         if self.versioning:

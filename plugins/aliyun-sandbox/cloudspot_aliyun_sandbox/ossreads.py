@@ -1,4 +1,4 @@
-"""What a read of the emulated OSS may ask for: conditions on the object, and a range of it.
+"""Conditions and ranges of reads from the emulated OSS.
 
 Source: OSS API reference, GetObject; "Conditional download"; "HTTP status code 412" (checked 2026-11).
 """
@@ -13,7 +13,7 @@ from cloudspot_aliyun_sandbox.osserrors import OssRefusal
 from cloudspot_aliyun_sandbox.ossrequests import OssRequest
 
 CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
-"""What a read can depend on; a write with one of them is not implemented."""
+"""The conditions of reads; writes with one of them are not implemented."""
 
 
 def check_conditions(request: OssRequest, stored: Stored) -> None:
@@ -33,7 +33,7 @@ def check_conditions(request: OssRequest, stored: Stored) -> None:
 
 
 def _moment(text: str | None) -> datetime | None:
-    """Return a header's time; None: there is none, or it is not one, which OSS ignores."""
+    """Return a header's time, or None if it is missing or invalid, which OSS ignores."""
     try:
         return None if text is None else parsedate_to_datetime(text).astimezone(timezone.utc)
     except ValueError:
@@ -41,7 +41,7 @@ def _moment(text: str | None) -> datetime | None:
 
 
 def range_of(text: str, size: int, *, is_standard: bool) -> tuple[int, int] | None:
-    """Return the range's start and end (exclusive); None: the whole object is sent instead."""
+    """Return the range's start and end (exclusive), or None if the whole object is sent instead."""
     unit, _, span = text.partition("=")
     first, dash, last = span.partition("-")
     if unit != "bytes" or not dash or not (first or last) or not (first + last).isdigit():

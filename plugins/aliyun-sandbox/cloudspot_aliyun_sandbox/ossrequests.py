@@ -1,4 +1,4 @@
-"""Parses requests to OSS: the action and its object, the right it takes, and what it may contain.
+"""Parses requests to OSS: the action, its object, the right that it takes, and its parameters and headers.
 
 Source: OSS API reference, the operations' pages, and "RAM policies" (checked 2026-11).
 """
@@ -41,7 +41,7 @@ RIGHTS: Final[Mapping[str, str]] = {
     "PutObject": "oss:PutObject",
     "UploadPart": "oss:PutObject",
 }
-"""The right that each action takes; to copy takes that to read the source too."""
+"""The right that each action takes; a copy also takes the right to read its source."""
 _LIST = frozenset(
     {
         "list-type",
@@ -122,7 +122,7 @@ class OssRequest:
     """The signature's region; empty for version 1, which names none."""
     access_key: str = ""
     headers: dict[str, str] = field(default_factory=dict)
-    """By lower-case name."""
+    """The headers, by lower-case name."""
 
     @property
     def method(self) -> str:
@@ -150,9 +150,9 @@ class OssRequest:
 
 
 def parse_request(environ: dict[str, Any], domains: Mapping[str, str]) -> OssRequest:
-    """Return what the request asks for; its body is not read yet.
+    """Return the parsed request; its body is not read yet.
 
-    It is in path style, unless its host is one of the ``domains``, which are buckets' own.
+    It is in path style, unless its host is one of the ``domains``, which belong to single buckets.
     """
     raw_path, _, raw_query = str(environ["REQUEST_URI"]).partition("?")
     path = unquote(raw_path).removeprefix("/")

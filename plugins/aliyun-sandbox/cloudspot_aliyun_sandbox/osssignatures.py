@@ -1,4 +1,4 @@
-"""Signatures of versions 1 and 4, checked as OSS checks them: in a header, or in a signed URL's query.
+"""Checks signatures of versions 1 and 4, in a header or in a signed URL's query, as OSS does.
 
 Sources: OSS API reference, "Include signatures in the Authorization header", "Add signatures to URLs", for
 V1 and V4 (checked 2026-11).
@@ -40,7 +40,7 @@ _SUBRESOURCES: Final = frozenset(
 
 @dataclass(frozen=True)
 class Signature:
-    """What a request says about who signed it, and how."""
+    """The signature of a request, with its key and its scope."""
 
     version: int
     access_key: str
@@ -49,13 +49,13 @@ class Signature:
     """When it was made; for a signed URL of version 1, when it expires."""
     region: str = ""
     expires_seconds: int | None = None
-    """How long a signed URL holds; None: signed in a header."""
+    """How long a signed URL is valid; None if the signature is in a header."""
     additional_headers: tuple[str, ...] = ()
     token: str = ""
 
 
 def read_signature(request: OssRequest) -> Signature | None:
-    """Return the request's signature, unchecked; None: it has none.
+    """Return the request's signature, unchecked, or None if it has none.
 
     Raises:
         OssRefusal: it is malformed.
@@ -103,7 +103,7 @@ def check_signature(request: OssRequest, signature: Signature, secret: str, *, n
     """Compare the signature with the one that the secret makes of this request.
 
     Raises:
-        OssRefusal: they differ, or it is too old.
+        OssRefusal: they differ, or the signature is too old.
     """
     if signature.expires_seconds is None:
         if abs(now - signature.at) > MAX_SKEW:

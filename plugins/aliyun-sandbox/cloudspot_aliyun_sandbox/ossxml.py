@@ -141,7 +141,7 @@ def uploaded_parts(bucket: str, key: str, upload: Multipart, query: Mapping[str,
 
 
 def keys_to_delete(body: bytes) -> tuple[list[str], bool]:
-    """Return the keys that DeleteMultipleObjects names, and whether it wants no list of them."""
+    """Return the keys that DeleteMultipleObjects names, and whether the answer must not list them."""
     root = read(body)
     return [one.findtext("Key") or "" for one in root.iter("Object")], root.findtext("Quiet") == "true"
 
@@ -155,7 +155,7 @@ def deleted(keys: Iterable[str], query: Mapping[str, str]) -> bytes:
 def listing(bucket: HeldBucket, query: Mapping[str, str], limit: int) -> bytes:
     """Return a page of ListObjects, of either version.
 
-    Keys are in byte order, those that share a delimited prefix as one.
+    Keys are in byte order; keys that share a delimited prefix are shown as one.
     """
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     is_second = query.get("list-type") == "2"

@@ -1,7 +1,7 @@
-"""RAM's roles and policies, as far as a driver's function or docs/aliyun.md needs them; and what they grant.
+"""The parts of RAM that a driver's function or docs/aliyun.md needs: roles, policies and their rights.
 
-Source: RAM API reference, version 2015-05-01 (checked 2026-11). From memory: that a role or a policy with
-attachments cannot be deleted, and the codes that say so.
+Source: RAM API reference, version 2015-05-01 (checked 2026-11). It is from memory that a role or a policy
+with attachments cannot be deleted, and with which codes.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ class Policy:
 
     versions: list[str]
     roles: set[str] = field(default_factory=set)
-    """Those that it is attached to."""
+    """The roles that it is attached to."""
     users: set[str] = field(default_factory=set)
-    """Those that it is attached to."""
+    """The users that it is attached to."""
     groups: set[str] = field(default_factory=set)
-    """Those that it is attached to."""
+    """The groups that it is attached to."""
 
 
 class Ram:
     """Roles and policies of one account. The caller holds a lock."""
 
     def __init__(self, account_id: str, roles: dict[str, str]) -> None:
-        """``roles`` has the service that each trusts; those made here are added."""
+        """``roles`` maps each role to the service that it trusts; new roles are added to it."""
         self._account_id = account_id
         self._roles = roles
         self._told: dict[str, tuple[str, str]] = {}
-        """Description and moment of each role that was made through the API."""
+        """The description and the creation time of each role that was made through the API."""
         self.policies: dict[str, Policy] = {}
         self.users: set[str] = set()
         self.groups: dict[str, set[str]] = {}
@@ -78,7 +78,7 @@ class Ram:
         return [one.versions[-1] for one in self.policies.values() if role in one.roles]
 
     def documents_of_user(self, name: str) -> list[str]:
-        """Return the policies that a user has, by itself or by a group, as JSON."""
+        """Return the policies of a user and of the user's groups, as JSON."""
         groups = {group for group, users in self.groups.items() if name in users}
         return [
             one.versions[-1] for one in self.policies.values() if name in one.users or groups & one.groups

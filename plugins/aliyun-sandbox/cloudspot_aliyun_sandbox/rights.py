@@ -1,7 +1,7 @@
-"""Which rights a recorded request took, and on what, for comparison with what a policy grants.
+"""The rights that a recorded request took, and their resources, for comparison with a policy.
 
-Source: RAM authorization of ECS, VPC, RAM and OSS (checked 2026-11): a right is named after its
-action, except those that pass on a role, and OSS's.
+Source: RAM authorization of ECS, VPC, RAM and OSS (checked 2026-11): a right is named after its action,
+except the right to pass a role and OSS's rights.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ON_IMAGES: Final = frozenset({"ecs:CreateImage", "ecs:DeleteImage"})
 
 
 def resource_of(call: Call, *, right: str = "") -> str:
-    """Return the name of what the call was about, or of what its ``right`` is for; ``*``: of anything."""
+    """Return the name of the call's resource, or of the resource of its ``right``, or ``*`` for any."""
     if right in _ON_MACHINES:
         return "acs:ecs:*:*:instance/i-0"
     if right in _ON_IMAGES:

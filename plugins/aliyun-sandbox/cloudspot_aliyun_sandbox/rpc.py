@@ -1,9 +1,9 @@
-"""The RPC style of Alibaba Cloud's control plane: signatures verified, parameters known by name and type.
+"""Reads requests in the RPC style of Alibaba Cloud's control plane; verifies signatures and parameters.
 
-A request is signed by version 2 (in its parameters) or by version 3 (in headers: see acs3.py).
-Sources: ECS developer reference, "Request syntax and signature method V2 for RPC APIs", "Common error
-codes"; the SDK's own request classes, which name every parameter (checked 2026-11). From memory: the HTTP
-status of some of the common errors.
+A request is signed by version 2 (in its parameters) or by version 3 (in headers: see acs3.py). Sources: ECS
+developer reference, "Request syntax and signature method V2 for RPC APIs", "Common error codes"; the SDK's
+own request classes, which name every parameter (checked 2026-11). The HTTP status of some common errors is
+from memory.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def read_parameters(environ: Mapping[str, Any], body: bytes) -> dict[str, str]:
 
 
 def _parameters_in_headers(signed: acs3.Signed | None) -> list[tuple[str, str]]:
-    """Return what version 3 has in headers, as version 2 has it in parameters."""
+    """Return the headers of version 3 as the parameters of version 2."""
     if signed is None:
         raise ApiError("IncompleteSignature", "The Authorization header cannot be read.")
     parameters = [("AccessKeyId", signed.key)]
@@ -147,7 +147,7 @@ def _parameters_in_headers(signed: acs3.Signed | None) -> list[tuple[str, str]]:
 
 
 class Gate:
-    """Checks who has signed a request, and remembers the nonces that were used."""
+    """Checks requests' signatures, and remembers the nonces that were used."""
 
     def __init__(self, keys: Mapping[str, str], roles: RoleKeys | None) -> None:
         self._keys = keys
@@ -215,7 +215,7 @@ class Gate:
 
 
 def string_to_sign(method: str, parameters: Mapping[str, str]) -> str:
-    """Return the text that a request's signature is made of."""
+    """Return the text of a request that is signed."""
     pairs = sorted((name, value) for name, value in parameters.items() if name != "Signature")
     canonical = "&".join(f"{_quote(name)}={_quote(value)}" for name, value in pairs)
     return f"{method}&%2F&{_quote(canonical)}"
@@ -227,9 +227,9 @@ def sign(text: str, secret: str) -> str:
 
 
 def check_names(action: str, product: str, parameters: Mapping[str, str]) -> dict[str, str]:
-    """Refuse parameters that are unknown or of a wrong type: stricter than the real service.
+    """Refuse parameters that are unknown or of a wrong type, more strictly than the real service.
 
-    Returns them with booleans in small letters; the second generation's Python SDK writes ``True``.
+    Returns them with booleans in lower case; the second generation's Python SDK writes ``True``.
 
     Raises:
         ApiError: there is no such action, or a parameter is wrong.
@@ -254,10 +254,10 @@ def check_names(action: str, product: str, parameters: Mapping[str, str]) -> dic
 
 
 def check_handled(parameters: Mapping[str, str], handled: Collection[str], *, what: str) -> None:
-    """Refuse a parameter that the emulation would leave unheard; ``handled`` names them without numbers.
+    """Refuse a parameter that the emulation would ignore; ``handled`` names others without numbers.
 
     Raises:
-        ApiError: there is one; the message calls it ``what``.
+        ApiError: there is one; the message calls it a ``what``.
     """
     unknown = {name.partition(".")[0] for name in parameters} - COMMON - set(handled)
     if unknown:
@@ -287,10 +287,10 @@ def nested(parameters: Mapping[str, str], name: str) -> list[Any]:
 
 
 def json_list(parameters: Mapping[str, str], name: str, *, most: int = 100) -> list[str] | None:
-    """Return a parameter that holds a list of texts in JSON; None: it is not given.
+    """Return a parameter that holds a list of texts in JSON, or None if it is not given.
 
     Raises:
-        ApiError: it holds something else, or too much.
+        ApiError: it is not a list of texts, or is too long.
     """
     if name not in parameters:
         return None
@@ -323,7 +323,7 @@ def error_body(error: ApiError) -> bytes:
 
 @functools.cache
 def _known(action: str) -> dict[str, str] | None:
-    """Return the action's parameters with their types, as the SDK has them; None: it has no such action."""
+    """Return the action's parameters with their types in the SDK, or None if it has no such action."""
     try:
         module = importlib.import_module(f"aliyunsdkecs.request.v20140526.{action}Request")
     except ImportError:

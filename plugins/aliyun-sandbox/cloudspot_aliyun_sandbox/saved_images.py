@@ -1,7 +1,7 @@
-"""Images of the emulated ECS that are made of its machines, and the snapshots that they hold.
+"""Images of the emulated ECS that are made from its machines, and their snapshots.
 
-Source: ECS API reference, CreateImage, DescribeImages, DeleteImage, DeleteSnapshot (checked 2026-11); from
-memory: that and how an image that is still being created refuses to be deleted.
+Source: ECS API reference, CreateImage, DescribeImages, DeleteImage, DeleteSnapshot (checked 2026-11). The
+refusal to delete an image that is still being created is from memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cloudspot_aliyun_sandbox.systemdisks import check_disk
 
 Parameters = Mapping[str, str]
 COPY_SECONDS: Final = 3.0
-"""How long an image is being created; ECS takes minutes, by what is on the disk."""
+"""How long creating an image takes; ECS takes minutes, depending on the disk's content."""
 _CREATE: Final = frozenset({"Description", "ImageName", "InstanceId", "ResourceGroupId", "Tag"})
 _NAME: Final = re.compile(r"(?!acs:|aliyun)[A-Za-z][A-Za-z0-9.:_-]{1,127}")
 _DESCRIPTION: Final = re.compile(r"(?!https?://).{2,256}", re.DOTALL)
@@ -33,7 +33,7 @@ _DESCRIPTION: Final = re.compile(r"(?!https?://).{2,256}", re.DOTALL)
 @dataclass(frozen=True)
 class _Saved:
     row: dict[str, Any]
-    """The image as DescribeImages shows it."""
+    """The image in the form of DescribeImages."""
     machine: Machine
     disk: str
     begun_at: float
@@ -57,7 +57,7 @@ class SavedImages:
         self._snapshots: dict[str, _Snapshot] = {}
 
     def refresh(self) -> None:
-        """Let the images show how far they are; one whose machine was released too early has failed."""
+        """Update the images' states; an image whose machine was released too early has failed."""
         for image in self._saved.values():
             if image.row["Status"] != "Creating":
                 continue
@@ -71,7 +71,7 @@ class SavedImages:
                 image.row["Progress"] = f"{int(100 * share)}%"
 
     def boot_disk(self, parameters: Parameters) -> BootDisk:
-        """Return what the machines of a RunInstances request that has been checked start from."""
+        """Return the boot disk for the machines of a checked RunInstances request."""
         image = parameters["ImageId"]
         size_gib = check_disk(parameters, self._account.images[image]["Size"])
         saved = self._saved.get(image)
@@ -84,7 +84,7 @@ class SavedImages:
     # --- answers --------------------------------------------------------------------------------
 
     def create(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer CreateImage of a machine: copy its disk as it is."""
+        """Answer CreateImage of a machine by copying its current disk."""
         check_handled(parameters, _CREATE, what="parameter")
         machine = self._source(parameters, region)
         self._check_names(parameters, region)
@@ -129,7 +129,7 @@ class SavedImages:
         return {"ImageId": made}
 
     def delete(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer DeleteImage: the snapshot stays."""
+        """Answer DeleteImage; the snapshot is kept."""
         image = parameters.get("ImageId", "")
         row = self._account.images_in(region).get(image)
         if row is None or row["ImageOwnerAlias"] != "self":
@@ -176,10 +176,10 @@ class SavedImages:
     # --- parts ----------------------------------------------------------------------------------
 
     def _source(self, parameters: Parameters, region: str) -> Machine:
-        """Return the machine of which an image is wanted.
+        """Return the machine of which an image is to be made.
 
         Raises:
-            ApiError: there is none, or it is in no state for that.
+            ApiError: there is none, or its state does not allow it.
         """
         named = parameters.get("InstanceId", "")
         if not named:

@@ -1,7 +1,7 @@
-"""ECS as strict as the real one, over HTTP: signatures, tokens that count, stock that ends, lists that lag.
+"""ECS over HTTP, as strict as the real one, with signatures, client tokens, limited stock and lagging lists.
 
-It also answers for VPC, RAM and STS, as far as a plugin asks them. Every call is recorded. Requests that
-are not for the control plane go to the application inside.
+It also answers the calls of VPC, RAM and STS that a plugin makes. Every call is recorded. Requests that are
+not for the control plane go to the application inside.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _HANDLED_FILTERS: Final = {
 
 
 CONSOLE_BYTES: Final = 64 << 10
-"""How much of a console is kept here; ECS does not say how much it keeps."""
+"""How much of a console is kept here; ECS's own limit is undocumented."""
 
 
 class StrictEcs:
-    """A WSGI application; ``inner`` answers everything but calls of the control plane."""
+    """A WSGI application; ``inner`` answers all requests except calls of the control plane."""
 
     def __init__(
         self,
@@ -69,18 +69,17 @@ class StrictEcs:
         is_granted: Callable[[str, str, str], bool] = lambda _key, _right, _resource: True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Boot machines on ``host``, and know the keys in ``secrets``.
+        """Boot machines on ``host``, and accept the keys in ``secrets``.
 
-        ``roles`` says which of them are machines' roles; ``is_granted``, whether a key has a right on a
-        resource; ``clock`` (seconds since the epoch) is what lags
-        and release times are measured by.
+        ``roles`` knows the keys of machines' roles; ``is_granted`` returns whether a key has a right on a
+        resource; ``clock`` (seconds since the epoch) measures lags and release times.
         """
         self.faults = faults or Faults()
         self.account = Account(host.network)
         self.machines = Machines(host, self.faults, clock)
         self.catalogue = Catalogue(self.faults, clock)
         self.is_in_arrears = False
-        """The account is in arrears and can buy nothing."""
+        """Whether the account is in arrears and cannot buy anything."""
         self.accounts: dict[str, str] = {}
         """The account of each key that belongs to another account; tests set it."""
         self._gate = Gate(secrets, roles)
@@ -165,7 +164,7 @@ class StrictEcs:
         return [content]
 
     def tick(self) -> None:
-        """Release the machines whose time is up; every call does that too."""
+        """Release the machines whose time is up; every call does so too."""
         with self.machines.lock:
             self.machines.refresh()
 
@@ -176,7 +175,7 @@ class StrictEcs:
             raise ApiError("InvalidVersion", "Specified parameter Version is not valid.")
         if parameters.get("Format", "JSON").upper() != "JSON":
             raise ApiError("SandboxNotImplemented", "the emulated ECS answers only in JSON")
-        # Callers sign by the real time, whatever clock the machines live by.
+        # Callers sign with the real time, even if the machines have another clock.
         self._gate.check(environ, body, parameters, now=time.time())
         self._check_key(parameters["AccessKeyId"])
         if product == "Ecs" and self.faults.is_throttled():
@@ -237,7 +236,7 @@ class StrictEcs:
                     "IdempotentParameterMismatch",
                     "The request uses the same client token as a previous, but non-identical request.",
                 )
-            # The same answer as before, whatever has become of the machines.
+            # The answer is the same as before, even if the machines have ended.
             return {"InstanceIdSets": {"InstanceIdSet": list(taken.instance_ids)}}
         if self.is_in_arrears:
             raise ApiError("Account.Arrearage", "Your account has been in arrears.")
@@ -370,7 +369,7 @@ class StrictEcs:
     def _modify_metadata_options(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
         machine = self._machine(parameters.get("InstanceId", ""), region)
         launching.check_metadata(parameters)
-        # An option that is not named falls back to its default.
+        # An option that is not named returns to its default.
         defaults = {"HttpEndpoint": "enabled", "HttpTokens": "optional"}
         machine.metadata |= {name: parameters.get(name, value) for name, value in defaults.items()}
         if "InstanceMetadataTags" in parameters:

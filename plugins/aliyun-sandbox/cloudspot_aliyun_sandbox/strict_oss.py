@@ -1,12 +1,12 @@
 """OSS as strict as the real one, in memory, behind HTTP: a WSGI application.
 
-It verifies signatures of both versions, security tokens and their expiry, and refuses what OSS refuses:
-create-only writes of existing objects (unless the bucket has versions: OSS then ignores the condition), parts
-that are too small or do not match, appends at a wrong position, and any parameter or header that it does not
-know. Faults are injected by rules (:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
+It verifies signatures of both versions, security tokens and their expiry. Like OSS, it refuses create-only
+writes of existing objects (unless the bucket has versions: OSS then ignores the condition), parts that are
+too small or do not match, appends at a wrong position, and unknown parameters and headers. Faults are
+injected by rules (:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
 
-Source: OSS API reference, the operations' pages and "Error responses" (checked 2026-11). From memory: the
-words of some messages, and that the upload stays when a create-only completion is refused.
+Source: OSS API reference, the operations' pages and "Error responses" (checked 2026-11). The wording of some
+messages, and that the upload stays when a create-only completion is refused, are from memory.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class StrictOss:
     """The service, at any host, in path style. Thread-safe.
 
     ``secrets`` maps keys to their secrets; ``roles`` knows the keys of machines. ``buckets`` holds all
-    content, and tests look into it. Access to ``foreign_buckets`` (of another account) is denied, and so is
-    what ``is_granted`` says that a key has no right to.
+    content, which tests may read. Access to ``foreign_buckets`` (of another account) is denied, and so is
+    access for which ``is_granted`` returns that a key has no right.
     """
 
     def _forbids(self, request: OssRequest) -> bool:
@@ -62,9 +62,9 @@ class StrictOss:
         self.buckets: dict[str, HeldBucket] = {}
         self.foreign_buckets: set[str] = set()
         self.domains: dict[str, str] = {}
-        """By domain: the bucket that it was bound to."""
+        """The bucket that each domain was bound to."""
         self.is_public_endpoint_forbidden = False
-        """The account opened OSS since 2025-03-20: without a domain, only buckets' settings are answered."""
+        """Whether the account opened OSS since 2025-03-20: without a domain, only buckets' settings work."""
         self._faults = faults
         self._secrets = secrets
         self._roles = roles
@@ -177,7 +177,7 @@ class StrictOss:
                 details={"BucketName": request.bucket},
             )
         if request.region and request.region != bucket.region:
-            # In reality each region has its own endpoint; here the signature tells which one was meant.
+            # In reality, each region has its own endpoint; here, the signature shows the meant region.
             raise OssRefusal(
                 403,
                 "AccessDenied",

@@ -1,4 +1,4 @@
-"""The system disks of the emulated ECS: which there are, and what they cost."""
+"""The system disks of the emulated ECS, and their prices."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from cloudspot_aliyun_sandbox.rpc import ApiError
 Parameters = Mapping[str, str]
 _DEFAULT: Final = "cloud_efficiency"
 _LEAST_GIB: Final = {"PL0": 20, "PL1": 20, "PL2": 461, "PL3": 1261}
-"""The smallest cloud_essd of a performance level, and of a system disk."""
-# CNY an hour of a GiB; near enough to real prices that a sandbox's bill looks like one.
+"""The smallest cloud_essd system disk of each performance level."""
+# CNY an hour for a GiB, close to real prices, so that a sandbox's bill looks realistic.
 _PRICES: Final = {
     "cloud": 0.0004,
     "cloud_efficiency": 0.0005,
@@ -52,7 +52,7 @@ def check_disk(parameters: Parameters, image_gib: int) -> int:
 
 
 def disk_price(parameters: Parameters) -> float:
-    """Return what the system disk costs by pay-as-you-go, in CNY an hour.
+    """Return the pay-as-you-go price of the system disk, in CNY an hour.
 
     Raises:
         ApiError: there is no such disk.

@@ -1,8 +1,8 @@
-"""Checks callers' keys and signatures, and refuses them in each service's own words.
+"""Checks callers' keys and signatures, and refuses them with each service's own wording.
 
 Source: "Common Errors" of the EC2, STS, CloudWatch Logs and EventBridge Scheduler API references, "Error
-responses" of S3's (checked 2026-11). From memory: that EC2 answers AuthFailure to a wrong signature, and when
-JSON services answer 400 and when 403.
+responses" of S3's (checked 2026-11). It is from memory that EC2 answers AuthFailure to a wrong signature, and
+when JSON services answer 400 or 403.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cloudspot_aws_sandbox.sigv4 import check_signature, read_signature, sha256_
 
 QUERY_SERVICES: Final = frozenset({"iam", "sts"})
 REST_SERVICES: Final = frozenset({"fis", "scheduler"})
-"""They name the call by its path; the other JSON services name it in a header."""
+"""The services that name the call in the path; other JSON services name it in a header."""
 
 
 class Reason(Enum):
@@ -73,7 +73,7 @@ _JSON: Final = {
 
 
 def refusal(service: str, reason: Reason) -> ApiError:
-    """Return the error with which the service refuses such a caller."""
+    """Return the service's error for a caller that is refused for this reason."""
     if service == "ec2":
         code, message, status = _EC2[reason]
     elif service == "s3":
@@ -96,10 +96,10 @@ def authenticate(
     faults: Faults,
     now: Callable[[], datetime],
 ) -> tuple[str, str]:
-    """Return the region and the key of the request's signature, once it is verified. Not for S3.
+    """Verify the request's signature, and return its region and its key. This is not for S3.
 
     Raises:
-        ApiError: as the service words it.
+        ApiError: the signature is refused, with the service's wording.
     """
     try:
         signature = read_signature(environ)

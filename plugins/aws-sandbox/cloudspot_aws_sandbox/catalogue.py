@@ -1,4 +1,4 @@
-"""What the emulated EC2 offers: instance types in pages of a hundred, spot prices by zone."""
+"""The emulated EC2's instance types, in pages of a hundred, and spot prices by zone."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def describe_instance_types(parameters: Mapping[str, Any], region: str) -> Mappi
 def describe_spot_price_history(
     parameters: Mapping[str, Any], region: str, price_factor: Callable[[str], float]
 ) -> Mapping[str, Any]:
-    """Answer DescribeSpotPriceHistory with the price that is in force."""
+    """Answer DescribeSpotPriceHistory with the current prices."""
     products = set(parameters.get("ProductDescriptions", _PRODUCTS)) & _PRODUCTS
     named = parameters.get("InstanceTypes")
     rows = [

@@ -1,4 +1,4 @@
-"""The checksums by which S3 verifies a body, from the standard library alone."""
+"""The checksums with which S3 verifies a body, by the standard library alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _table(polynomial: int) -> tuple[int, ...]:
     table = []
     for value in range(256):
         for _ in range(8):
-            value = (value >> 1) ^ (polynomial if value & 1 else 0)  # noqa: PLW2901 - as the algorithm is written
+            value = (value >> 1) ^ (polynomial if value & 1 else 0)  # noqa: PLW2901 - the algorithm's usual form
         table.append(value)
     return tuple(table)
 
@@ -41,11 +41,11 @@ CHECKSUMS: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
         "md5": lambda body: hashlib.md5(body, usedforsecurity=False).digest(),
     }
 )
-"""By NAME in the header ``x-amz-checksum-NAME``; ``md5`` is for ``Content-MD5``."""
+"""The checksums by NAME in the header ``x-amz-checksum-NAME``; ``md5`` is for ``Content-MD5``."""
 
 
 def is_right(algorithm: str, text: str, body: bytes) -> bool | None:
-    """Return whether the base64 text is the body's checksum; None: it is not a checksum of that kind."""
+    """Return whether the base64 text is the body's checksum, or None if it is not such a checksum at all."""
     wanted = CHECKSUMS[algorithm](body)
     try:
         found = base64.b64decode(text, validate=True)
@@ -58,7 +58,7 @@ def unchunked(body: bytes) -> tuple[bytes, dict[str, str]]:
     """Return the content and the trailers of an ``aws-chunked`` body.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: the body is not ``aws-chunked``.
     """
     content, position = bytearray(), 0
     while True:

@@ -1,4 +1,4 @@
-"""The emulated AWS as a whole: what ``cloudspot sandbox aws`` and the tests of whole jobs bring up."""
+"""The whole emulated AWS, as ``cloudspot sandbox aws`` and the tests of whole jobs start it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class EmulatedAws(EmulatedAccount):
     }
     network: ClassVar[str] = "172.31.0.0/16"
     metadata_service: ClassVar[str] = "cloudspot_aws_sandbox.imds_server:Imds"
-    # As cloud-init's Ec2 data source does it.
+    # The same as cloud-init's Ec2 data source.
     fetch_user_data: ClassVar[str] = """\
 token=$(curl -sf -X PUT -H "X-aws-ec2-metadata-token-ttl-seconds: 60" "$METADATA_URL/latest/api/token") &&
 exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-data"
@@ -87,7 +87,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         self._functions: StrictFunctions | None = None
         self._identities: Identities | None = None
         self.s3: StrictS3 | None = None
-        """The account's buckets, as tests change them."""
+        """The account's buckets, which tests may change."""
 
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:
         """Serve the account, and keep its trail in ``requests.jsonl``; see EmulatedCloud."""
@@ -111,7 +111,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
 
         @wraps(make_vpc)
         def make_vpc_here(backend: Any, cidr_block: str, *rest: Any, **more: Any) -> Any:
-            """Put the default VPC where this host's machines are."""
+            """Give the default VPC the network of this host's machines."""
             return make_vpc(backend, host.network if more.get("is_default") else cidr_block, *rest, **more)
 
         VPCBackend.create_vpc = make_vpc_here
@@ -160,7 +160,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         return {"AWS_ENDPOINT_URL": self.url}
 
     def metadata_environment(self, url: str) -> Mapping[str, str]:
-        """Return the variable that tells AWS's SDKs where the metadata service is."""
+        """Return the variable with the metadata service's address for AWS's SDKs."""
         return {"AWS_EC2_METADATA_SERVICE_ENDPOINT": url}
 
     def close_functions(self) -> None:
@@ -169,7 +169,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         self._functions.close()
 
     def tick(self) -> None:
-        """Carry out schedules, and announce which spot machines will be taken; see EmulatedAccount."""
+        """Carry out schedules, and announce reclaims of spot machines; see EmulatedAccount."""
         assert self._ec2 is not None
         assert self._functions is not None
         assert self._host is not None
@@ -180,7 +180,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
             self._functions.tell("EC2 Spot Instance Interruption Warning", detail, REGION)
 
     def _function_environment(self, role: str) -> Mapping[str, str]:
-        """Return the credentials of a function's role, and where the services are."""
+        """Return the credentials of a function's role, and the services' addresses."""
         issued = self._keys.issue(f"function/{role}", expires_at=_now() + timedelta(hours=6))
         assert self._identities is not None
         self._identities.function_roles[issued.access_key] = role
@@ -194,7 +194,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         }
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
-        """Add what the machine needs to know of its role, and what AWS's images have; see EmulatedCloud."""
+        """Add the facts of the machine's role, and the programs of AWS's images; see EmulatedCloud."""
         facts = {**machine.metadata, "role-seed": self._keys.seed, "contrary": sorted(self.contrary)}
         role = _role_of(str(machine.metadata.get("instance-profile", "")))
         if role is not None:
@@ -203,9 +203,9 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         return msgspec.structs.replace(machine, metadata=facts, programs=programs)
 
     def _make_resources(self) -> None:
-        """Make what `cloudspot setup` has an account set up: the bucket, the roles and the nodes' profile.
+        """Make the bucket, the roles and the nodes' profile, as `cloudspot setup` does.
 
-        Machines may use any bucket here, as there may be others for a job's inputs.
+        Machines may use any bucket here, because there may be others for a job's inputs.
         """
         import boto3
 
@@ -225,7 +225,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
 
 
 def _role_of(profile: str) -> str | None:
-    """Return the name of the instance profile's role; None: no such profile, or it has no role."""
+    """Return the name of the instance profile's role, or None if there is no such profile or role."""
     from moto.core import DEFAULT_ACCOUNT_ID
     from moto.iam.models import iam_backends
 

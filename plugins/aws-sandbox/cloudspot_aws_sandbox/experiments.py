@@ -26,7 +26,7 @@ _ROLE: Final = re.compile(r"arn:aws:iam::(\d{12}):role/([\w+=,.@-]+)")
 
 
 def action_of(method: str, path: str) -> str:
-    """Return the call's name; empty: it is not for this service."""
+    """Return the call's name, or "" if it is not for this service."""
     parts = path.strip("/").split("/")
     names = {
         ("POST", "experimentTemplates", 1): "CreateExperimentTemplate",
@@ -37,7 +37,7 @@ def action_of(method: str, path: str) -> str:
 
 
 class Experiments:
-    """The templates of one account, and what starting them does."""
+    """The templates of one account, and the experiments that they start."""
 
     def __init__(self, machines: Machines) -> None:
         self._machines = machines

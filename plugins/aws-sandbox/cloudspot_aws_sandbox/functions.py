@@ -1,6 +1,6 @@
 """Lambda and EventBridge: moto keeps functions and rules; here they are checked, and really run.
 
-Rules that run functions on a schedule, or when EC2 announces that it takes a machine. Source: Lambda API
+Rules run functions on a schedule, or when EC2 announces a reclaim. Source: Lambda API
 reference, CreateFunction and Invoke; EventBridge user guide, "Rate expressions", "Resource-based policies";
 EC2 user guide, "Spot Instance interruption notices" (checked 2026-11).
 """
@@ -41,7 +41,7 @@ INTERRUPTION: Final = "EC2 Spot Instance Interruption Warning"
 MAX_PACKED_BYTES: Final = 50 << 20
 MAX_UNPACKED_BYTES: Final = 262_144_000
 NEW_ROLE: Final = timedelta(seconds=5)
-"""How long a new role is unknown to Lambda here; AWS's takes about as long, and promises nothing."""
+"""How long a new role is unknown to Lambda here. AWS's takes about as long, without a promise."""
 _RATE: Final = re.compile(r"rate\((?:(1) minute|([2-9]|[1-9]\d+) minutes|1 day)\)")
 _ROLE: Final = re.compile(r"arn:aws:iam::(\d{12}):role/([\w+=,.@-]+)")
 
@@ -64,8 +64,8 @@ class StrictFunctions:
     ) -> None:
         """Run functions below ``directory``; requests to other services reach ``app`` unchanged.
 
-        ``is_granted`` says whether a key has a right on a resource (an ARN), in a context. ``environment``
-        returns what a function of a role finds in its process: its credentials.
+        ``is_granted`` returns whether a key has a right on a resource (an ARN), in a context. ``environment``
+        returns the variables for the process of a role's function: its credentials.
         """
         self._app = app
         self._faults = faults
@@ -76,9 +76,9 @@ class StrictFunctions:
         self._now = now
         self._processes = FunctionProcesses[LambdaRuntime]()
         self._due: dict[str, datetime] = {}
-        """When each rule runs next, by its ARN and what it says."""
+        """When each rule runs next, by its ARN and its expression."""
         self._known_roles: dict[str, datetime] = {}
-        """When Lambda was first told of each."""
+        """When each role was first used, by its ARN."""
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request."""
@@ -147,7 +147,7 @@ class StrictFunctions:
         return *seen[-1], content
 
     def _check(self, action: str, request: Mapping[str, Any]) -> None:
-        """Refuse a call to Lambda or EventBridge that the service refuses.
+        """Refuse a call to Lambda or EventBridge that the real service refuses.
 
         Raises:
             ApiError: as the service words it; the wording is from memory.
@@ -177,7 +177,7 @@ class StrictFunctions:
             ApiError: there is no such function.
         """
         function = self._find(name, region)
-        # What was deployed last has environments of its own.
+        # Each deployment has execution environments of its own.
         version = function.function_arn, function.code_sha_256, json.dumps(function.environment_vars)
         with self._processes.one(
             version, lambda: LambdaRuntime(self._code(function), self._directory)
@@ -185,7 +185,7 @@ class StrictFunctions:
             return one.invoke(event)
 
     def run_due(self, region: str) -> None:
-        """Run what the schedules say; each in a thread of its own, as a late pass does not delay the next."""
+        """Run the functions that are due, each in its own thread, so that a late pass delays no other."""
         now = self._now()
         for rule in self._rules(region):
             match = _RATE.fullmatch(str(rule.scheduled_expression or ""))
@@ -194,13 +194,13 @@ class StrictFunctions:
             minutes = match[1] or match[2]
             interval = timedelta(minutes=int(minutes)) if minutes else timedelta(days=1)
             key = f"{rule.arn} {rule.scheduled_expression}"
-            # The first time is one interval after the rule was made.
+            # The first run is one interval after the rule was made.
             if now >= self._due.setdefault(key, now + interval):
                 self._due[key] = now + interval
                 self._run_targets(rule, {"source": "aws.events", "detail-type": "Scheduled Event"}, region)
 
     def tell(self, detail_type: str, detail: Mapping[str, Any], region: str) -> None:
-        """Run what waits for such an event of EC2's."""
+        """Run the functions that wait for this event of EC2's."""
         event = {"source": "aws.ec2", "detail-type": detail_type, "detail": dict(detail)}
         for rule in self._rules(region):
             pattern = rule.event_pattern.get_pattern()

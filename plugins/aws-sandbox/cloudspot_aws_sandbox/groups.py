@@ -24,7 +24,7 @@ class Group:
     tags: Mapping[str, str]
 
     def described(self) -> dict[str, Any]:
-        """Return the group as DescribePlacementGroups shows it."""
+        """Return the group in the form of DescribePlacementGroups."""
         return {
             "GroupId": self.id,
             "GroupName": self.name,
@@ -108,7 +108,7 @@ class PlacementGroups:
         """Refuse a launch into a group that does not exist, or that the instance type cannot be in.
 
         Raises:
-            ApiError: as RunInstances words it.
+            ApiError: the launch is refused, with the wording of RunInstances.
         """
         name = parameters.get("Placement", {}).get("GroupName")
         if name is None:

@@ -1,4 +1,4 @@
-"""IAM's limits, which moto knows but does not enforce: the sizes of policies, how many there are, and names.
+"""IAM's limits, which moto knows but does not enforce: the sizes and numbers of policies, and names.
 
 Source: IAM user guide, "IAM and AWS STS quotas": white space does not count, and all inline policies of a
 user, group or role count together; IAM API reference, PutUserPolicy, CreatePolicy (checked 2026-11).
@@ -26,14 +26,15 @@ _COUNTED: Final = {
     "CreateInstanceProfile": ("InstanceProfiles", "InstanceProfileName", "instance_profiles"),
     "CreatePolicy": ("Policies", "PolicyName", "managed_policies"),
 }
-"""What a call makes more of, by the account's summary; the parameter with its name; where moto keeps it."""
+"""For each call that makes something: its kind in the account's summary, the parameter with its name, and
+moto's attribute."""
 
 
 def check(iam: Any, action: str, form: Mapping[str, str]) -> None:
-    """Refuse what IAM refuses; ``iam`` is moto's account, whose summary names the quotas.
+    """Refuse a call that IAM refuses; ``iam`` is moto's account, whose summary names the quotas.
 
     Raises:
-        ApiError: a name or another parameter has a form that it may not have, or a quota would be exceeded.
+        ApiError: a name or another parameter has a wrong form, or a quota would be exceeded.
     """
     _check_forms(action, form)
     quotas = iam.account_summary.summary_map
@@ -66,7 +67,7 @@ def check(iam: Any, action: str, form: Mapping[str, str]) -> None:
 
 
 def _check_case(named: str, others: Iterable[Any]) -> None:
-    """Refuse a name that differs from another one by its case alone (IAM API reference, CreateRole)."""
+    """Refuse a name that differs from another one only by case (IAM API reference, CreateRole)."""
     for other in others:
         is_awss_own = getattr(other, "arn", "").split(":")[4:5] == ["aws"]
         if other.name != named and other.name.lower() == named.lower() and not is_awss_own:
@@ -74,7 +75,7 @@ def _check_case(named: str, others: Iterable[Any]) -> None:
 
 
 def _holder(iam: Any, kind: str, form: Mapping[str, str]) -> Any:
-    """Return the user, group or role; one that does not exist has no policies, and moto refuses the call."""
+    """Return the user, group or role; raise ApiError if it does not exist."""
     named = form[f"{kind}Name"]
     found = {"User": iam.users, "Group": iam.groups, "Role": iam.roles}[kind]
     for one in found.values():
@@ -98,7 +99,7 @@ def _model() -> Any:
 
 
 def _check_forms(action: str, form: Mapping[str, str]) -> None:
-    """Hold the parameters against IAM's own model, of whose bounds botocore checks the least lengths only."""
+    """Check the parameters by IAM's own model, of which botocore checks only the least lengths."""
     if action not in _model().operation_names:
         return
     shape = _model().operation_model(action).input_shape

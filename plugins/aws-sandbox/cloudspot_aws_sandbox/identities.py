@@ -1,4 +1,4 @@
-"""Whose key a request is signed with, and what that identity may do: the account's owner, users and roles."""
+"""The identities of the account and their rights: its owner, users and roles."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _TAG: Final = "ec2:ResourceTag/"
 
 
 class Identities(Mapping[str, str]):
-    """All identities of the account. As a mapping: the secret of each access key."""
+    """All identities of the account. It is a mapping from each access key to its secret."""
 
     def __init__(self, owner: Mapping[str, str], keys: RoleKeys, *, machines_role: str) -> None:
-        """``owner`` has the owner's key and secret; a role's key is the machines' or a function's."""
+        """``owner`` has the owner's key and secret; role keys belong to machines or functions."""
         self._owner = owner
         self._keys = keys
         self._known = Secrets(owner, keys)
         self._machines_role = machines_role
         self.function_roles: dict[str, str] = {}
-        """The role of each key that was given to a function."""
+        """The role of each function's key."""
 
     def __getitem__(self, access_key: str) -> str:
         user_key = _iam().access_keys.get(access_key)
@@ -66,7 +66,7 @@ def _policies(holders: Iterable[Any]) -> Iterator[str]:
 
 
 def _value(name: str, arn: str, context: Mapping[str, str]) -> str | None:
-    """Return the value of a condition key; None: the request has none."""
+    """Return the value of a condition key, or None if the request has none."""
     if not name.startswith(_TAG):
         return context.get(name)
     region, resource = arn.split(":")[3], arn.rpartition("/")[2]

@@ -1,9 +1,9 @@
 """EC2's instance metadata service of one emulated machine, as strict as the real one.
 
-Sources: EC2 user guide, "Use the Instance Metadata Service to access instance metadata", "Instance
-metadata categories", "Spot Instance interruption notices", "EC2 instance rebalance recommendations",
-"View tags for your EC2 instances using instance metadata" (checked 2026-11). From memory: a directory that is
-requested without its last slash is listed too.
+Sources: EC2 user guide, "Use the Instance Metadata Service to access instance metadata", "Instance metadata
+categories", "Spot Instance interruption notices", "EC2 instance rebalance recommendations", "View tags for
+your EC2 instances using instance metadata" (checked 2026-11). It is from memory that a directory requested
+without its last slash is listed too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ VERSIONS: Final = (
 
 
 class Imds(RoleMetadata):
-    """One machine's service; its facts are what ``cloudspot_aws_sandbox.machines`` says about the instance.
+    """One machine's service; its facts about the instance come from ``cloudspot_aws_sandbox.machines``.
 
     It also reads ``role`` (the profile's role) with ``role-seed`` (see
     :mod:`cloudspot_aws_sandbox.rolekeys`), and ``credential-seconds``.
@@ -58,12 +58,12 @@ class Imds(RoleMetadata):
     server_version: ClassVar[str] = "EC2ws"
     versions: ClassVar[tuple[str, ...]] = VERSIONS
     pass_header: ClassVar[str] = "x-aws-ec2-metadata-token"  # noqa: S105 # the name of a header
-    token_prefix: ClassVar[str] = "AQAEA"  # noqa: S105 # what all such tokens begin with
+    token_prefix: ClassVar[str] = "AQAEA"  # noqa: S105 # the prefix of such tokens
     role_keys = RoleKeys
     renewed_before: ClassVar[timedelta] = timedelta(minutes=5)
 
     def tree(self) -> Tree:
-        """Return what the instance can read."""
+        """Return the values that the instance can read."""
         return {"dynamic": self._dynamic, "meta-data": self._meta_data}
 
     def _meta_data(self) -> Tree:

@@ -1,4 +1,4 @@
-"""Runs a function's code as Lambda does: in a process with AWS's own runtime client, which asks for events.
+"""Runs a function's code in a process with AWS's own runtime client, which asks for events, as Lambda does.
 
 Source: Lambda developer guide, "Using the Lambda runtime API for custom runtimes" and "Defined runtime
 environment variables" (checked 2026-11).
@@ -36,7 +36,7 @@ _START: Final = (
 
 @dataclass(frozen=True)
 class Code:
-    """A function as it was deployed."""
+    """The code and the settings of a deployed function."""
 
     name: str
     archive: bytes
@@ -44,7 +44,7 @@ class Code:
     timeout_seconds: float
     memory_mib: int
     environment: Mapping[str, str]
-    """All of its process's variables but those that the runtime itself sets."""
+    """The process's variables, except those that the runtime itself sets."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ class LambdaRuntime(FunctionProcess):
         self.start_layer(layer, _START, task, code.handler, environment=environment)
 
     def invoke(self, event: bytes) -> Result:
-        """Hand the event to the function, and return what it answers; a dead or late one has failed."""
+        """Pass the event to the function, and return its result; a dead or late process has failed."""
         self.printed()
         invocation = _Invocation(event)
         self._current = invocation
@@ -109,11 +109,11 @@ class LambdaRuntime(FunctionProcess):
         self._server.server_close()
 
     def next_event(self) -> _Invocation | None:
-        """Wait for the next event; None: there will be none."""
+        """Wait for the next event; return None if there will be none."""
         return self._events.get()
 
     def answer(self, invocation_id: str, payload: bytes, *, is_error: bool) -> None:
-        """Take what the process answers; ``init`` is for one that cannot start."""
+        """Accept an answer of the process; the id ``init`` means that it could not start."""
         current = self._current
         if current is not None and invocation_id in {current.id, "init"} and current.done.empty():
             current.done.put((payload, is_error))
@@ -124,7 +124,7 @@ def _error(message: str) -> bytes:
 
 
 def _answer(runtime: LambdaRuntime, asked: Asked) -> Reply | None:
-    """Give the next event, or take an answer, or the error of an event or of the start."""
+    """Return the next event, or accept an answer or an error."""
     kind = {"Content-Type": "application/json"}
     words = [asked.method, *asked.path.removeprefix(_BASE).split("/")]
     if words == ["GET", "invocation", "next"]:

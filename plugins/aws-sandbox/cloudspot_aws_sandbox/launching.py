@@ -1,4 +1,4 @@
-"""RunInstances as the real EC2 answers it: tokens, capacity, quotas, prices, and what it refuses."""
+"""RunInstances with the real EC2's tokens, capacity, quotas, prices and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TAGGED: Final = {"instance", "volume", "network-interface", "spot-instances-req
 
 @dataclass(frozen=True)
 class Taken:
-    """What a client token stands for."""
+    """The launch that a client token stands for."""
 
     request: str
     instance_ids: tuple[str, ...]
@@ -34,7 +34,7 @@ class Taken:
 
 
 def zone_of(parameters: Mapping[str, Any], region: str) -> str:
-    """Return the zone that the request names, itself or by its subnet.
+    """Return the zone that the request names, directly or by its subnet.
 
     Raises:
         ApiError: there is no such zone or subnet, or they contradict each other.
@@ -60,9 +60,9 @@ def zone_of(parameters: Mapping[str, Any], region: str) -> str:
 
 
 def subnet_form(parameters: Mapping[str, Any], region: str, zone: str) -> dict[str, str]:
-    """Return the form's field that names the zone's default subnet, where the request names no subnet.
+    """Return the form's field for the zone's default subnet, if the request names no subnet.
 
-    moto would put the machine into no network at all.
+    Without it, moto would put the machine into no network.
     """
     interfaces = parameters.get("NetworkInterfaces", ())
     if "SubnetId" in parameters or any("SubnetId" in one for one in interfaces):
@@ -72,10 +72,10 @@ def subnet_form(parameters: Mapping[str, Any], region: str, zone: str) -> dict[s
 
 
 def check_request(parameters: Mapping[str, Any], region: str, zone: str) -> None:
-    """Refuse what the real API refuses before it looks for capacity.
+    """Refuse a request that the real API refuses before it looks for capacity.
 
     Raises:
-        ApiError: as EC2 words it.
+        ApiError: the request is refused, with EC2's wording.
     """
     backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
     if parameters["MinCount"] < 1 or parameters["MaxCount"] < parameters["MinCount"]:
@@ -137,7 +137,7 @@ def _check_credits(specification: Mapping[str, Any] | None, type_: Mapping[str, 
 
 
 def check_price(parameters: Mapping[str, Any], zone: str, price_factor: float) -> None:
-    """Refuse a spot request that bids less than the market asks.
+    """Refuse a spot request whose limit is below the market's price.
 
     Raises:
         ApiError: SpotMaxPriceTooLow.

@@ -1,4 +1,4 @@
-"""The emulated instances: moto keeps how the API shows them, a machine host boots and ends them."""
+"""The emulated instances: moto keeps their state in the API, and a machine host boots and ends them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _REASONS: Final = {
 
 @dataclass
 class Machine:
-    """One instance, with what moto does not keep about it."""
+    """One instance, with the facts that moto does not keep."""
 
     id: str
     region: str
@@ -55,18 +55,18 @@ class Machine:
     reservation: Any
     visible_at: float
     is_bare: bool
-    """Its image has no cloudspot."""
+    """Whether its image has no cloudspot."""
     state: InstanceState = InstanceState.PENDING
     is_stopped: bool = False
-    """Somebody has stopped it: its host has ended it, and its disk stays."""
+    """Whether it was stopped: its host has ended it, and its disk stays."""
     is_asked_to_end: bool = False
     ended_at: float | None = None
     posted: str = ""
-    """What was posted of its console after its last transition."""
+    """The console's output that was posted after its last transition."""
     launch_failure: tuple[str, str] | None = None
-    """The code and message of why it ends before it starts."""
+    """The code and the message of its failure to start."""
     post_at: float = 0.0
-    """When that is posted, which happens once; 0: it was."""
+    """When the console is posted; 0 if it was."""
 
     @property
     def is_alive(self) -> bool:
@@ -84,9 +84,9 @@ class Machines:
         self._faults = faults
         self._clock = clock
         self.launch_failures: list[tuple[str, str]] = []
-        """Why the next machines end before they start, one each: code and message, such as those of
-        ``Client.InternalError``. RunInstances accepts them, and DescribeInstances tells (EC2 user guide,
-        "Instance terminates immediately", checked 2026-11)."""
+        """The failures with which the next machines end before they start: code and message, such as those of
+        ``Client.InternalError``. RunInstances succeeds, and DescribeInstances shows the failure (EC2 user
+        guide, "Instance terminates immediately", checked 2026-11)."""
         self._late_tags = LateChanges(clock)
 
     def adopt(
@@ -99,7 +99,7 @@ class Machines:
         disk: str | None,
         vcpus: int,
     ) -> None:
-        """Adopt the instances that moto has just made, and boot them, perhaps from a copied disk."""
+        """Adopt the instances that moto has just made, and boot them, from a copied disk if one is given."""
         backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
         is_spot = parameters.get("InstanceMarketOptions", {}).get("MarketType") == "spot"
         for instance_id in instance_ids:
@@ -167,7 +167,7 @@ class Machines:
         return self._clock() >= machine.visible_at and self._is_shown(machine)
 
     def console(self, machine: Machine) -> str:
-        """Return what the machine has printed so far."""
+        """Return the machine's output so far."""
         return self._host.console(machine.id)
 
     def alive(self) -> list[Machine]:
@@ -180,7 +180,7 @@ class Machines:
         self._host.terminate(machine.id)
 
     def stop(self, machine: Machine) -> None:
-        """Stop the machine: it runs no more, and stays until it is terminated."""
+        """Stop the machine, which then exists until it is terminated."""
         machine.is_stopped = True
         machine.instance._state.name, machine.instance._state.code = "stopped", 80  # noqa: SLF001 # no other way
         self._host.terminate(machine.id)
@@ -190,7 +190,7 @@ class Machines:
         self._host.reclaim(machine.id, notice_seconds=notice_seconds)
 
     def tag(self, region: str, resource_ids: Sequence[str], values: Mapping[str, str]) -> None:
-        """Set tags, which show at once or after the lag."""
+        """Set tags, which become visible at once or after the lag."""
         change = partial(self._tag, region, list(resource_ids), dict(values))
         self._late_tags.make(change, after_seconds=self._faults.tag_lag_seconds)
 
@@ -278,7 +278,7 @@ class Machines:
     def _end(self, machine: Machine, code: str = "", text: str = "") -> None:
         machine.state, machine.ended_at = InstanceState.ENDED, self._clock()
         self.show([machine.id])  # moto looks it up by its id
-        machine.instance.terminate()  # volumes and network interfaces go with it
+        machine.instance.terminate()  # this also removes its volumes and network interfaces
         self._show(machine)
         if code:
             machine.instance.state_reason = StateReason(f"{code}: {text}", code)
@@ -300,6 +300,6 @@ class Machines:
 
 
 def _left_early(status: MachineStatus) -> bool:
-    """Return whether the machine shut itself down before its notice was over: such a machine is charged."""
+    """Return whether the machine shut itself down before its notice was over, and so is charged."""
     deadline, ended = status.notice_deadline, status.ended_at
     return deadline is not None and ended is not None and ended < deadline

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-# USD an hour; near enough to real prices that a sandbox's bill looks like one.
+# USD an hour, close to real prices, so that a sandbox's bill looks realistic.
 _ON_DEMAND: Final[Mapping[str, float]] = {
     "t3.large": 0.0832,
     "m5.large": 0.096,
@@ -19,13 +19,13 @@ _ON_DEMAND: Final[Mapping[str, float]] = {
     "p5.48xlarge": 98.32,
 }
 VOLUMES: Final[Mapping[str, float]] = {"gp2": 0.1, "gp3": 0.08, "io1": 0.125, "io2": 0.125}
-"""USD a month of a GiB, by the kind of EBS volume."""
+"""USD a month for a GiB, by the kind of EBS volume."""
 _A_CPU: Final = 0.048
 _A_GPU: Final = 0.7
 
 
 def on_demand_price(type_: Mapping[str, Any]) -> float:
-    """Return an instance type's price in USD an hour; ``described`` is as DescribeInstanceTypes has it."""
+    """Return an instance type's price in USD an hour; ``type_`` is in the form of DescribeInstanceTypes."""
     known = _ON_DEMAND.get(type_["InstanceType"])
     if known is not None:
         return known

@@ -1,4 +1,4 @@
-"""EC2's query protocol, parsed strictly: parameters that the real API does not know are refused."""
+"""Parses EC2's query protocol, and refuses parameters that the real API does not have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SCOPE = re.compile(r"Credential=([^/,\s]+)/\d{8}/([a-z0-9-]+)/([a-z0-9-]+)/aws4
 
 
 class ApiError(Exception):
-    """An answer that is an error, as the real API words it."""
+    """An answer that is an error, with the real API's wording."""
 
     def __init__(self, code: str, message: str, *, status: int = 400) -> None:
         super().__init__(f"{code}: {message}")
@@ -39,7 +39,7 @@ def read_body(environ: dict[str, Any]) -> bytes:
 
 
 def scope_of(environ: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """Return the (access key, region, service) that signed the request; None: nobody did."""
+    """Return the (access key, region, service) that signed the request, or None if it is unsigned."""
     match = _SCOPE.search(str(environ.get("HTTP_AUTHORIZATION", "")))
     return None if match is None else (match[1], match[2], match[3])
 
@@ -50,7 +50,7 @@ def parse_form(body: bytes) -> dict[str, str]:
 
 
 def parse_parameters(action: str, form: Mapping[str, str]) -> dict[str, Any]:
-    """Return the call's parameters, named, nested and typed as boto3 has them.
+    """Return the call's parameters with boto3's names, nesting and types.
 
     Raises:
         ApiError: the action, a parameter or an enumerated value is unknown, or a parameter is missing.
@@ -131,7 +131,7 @@ def _convert_scalar(shape: Any, text: str, path: str) -> Any:
             return base64.b64decode(text, validate=True)
         except binascii.Error:
             raise wrong from None
-    # A type unknown to this botocore may exist; if not, each action says so in its own words.
+    # An instance type may be newer than this botocore; if it does not exist, each action refuses it itself.
     is_open = shape.name == "InstanceType"
     if (
         shape.type_name == "string"
@@ -154,7 +154,7 @@ def _serialized(member: Any, name: str) -> str:
 
 
 def xml_answer(action: str, value: Mapping[str, Any]) -> bytes:
-    """Return the answer to an action in XML; ``value`` is named and nested as boto3 gives it back."""
+    """Return the answer to an action in XML; ``value`` has boto3's names and nesting."""
     shape = ec2_model().operation_model(action).output_shape
     inner = "" if shape is None else _members(shape, value)
     return (
@@ -164,7 +164,7 @@ def xml_answer(action: str, value: Mapping[str, Any]) -> bytes:
 
 
 def xml_error(error: ApiError) -> bytes:
-    """Return the error as EC2 answers it."""
+    """Return the error in the form of EC2's answers."""
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n<Response><Errors><Error>'
         f"<Code>{escape(error.code)}</Code><Message>{escape(error.message)}</Message></Error></Errors>"

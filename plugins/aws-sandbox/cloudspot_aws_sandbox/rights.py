@@ -1,4 +1,4 @@
-"""Which rights a recorded request took, and on what, for comparison with what a policy grants.
+"""The rights that a recorded request took, and their resources, for comparison with a policy.
 
 Source: Service Authorization Reference, "Actions, resources, and condition keys" for Amazon EC2, S3,
 CloudWatch Logs and EventBridge Scheduler (checked 2026-11).
@@ -17,14 +17,14 @@ FREE: Final = frozenset({"sts:GetCallerIdentity"})
 
 _PASSES_A_ROLE: Final = frozenset({"CreateExperimentTemplate", "CreateFunction", "CreateSchedule"})
 _NAMES: Final = {("lambda", "Invoke"): "lambda:InvokeFunction"}
-"""The right that a call takes, where it is not named after the call."""
+"""The right that a call takes, if it is not named after the call."""
 _TAGGED: Final = {
     ("events", "PutRule"): "events:TagResource",
     ("iam", "CreateRole"): "iam:TagRole",
     ("lambda", "CreateFunction"): "lambda:TagResource",
     ("logs", "CreateLogGroup"): "logs:TagResource",
 }
-"""The right that a call takes besides, if it names tags."""
+"""The additional right that a call takes if it names tags."""
 
 
 def rights_of(call: Call) -> frozenset[str]:
@@ -52,7 +52,7 @@ _ON_GROUPS: Final = frozenset({"ec2:CreatePlacementGroup", "ec2:DeletePlacementG
 
 
 def resource_of(call: Call, *, right: str = "", account: str) -> str:
-    """Return the ARN of what the call was about, or of what its ``right`` is for; ``*`` where any will do."""
+    """Return the ARN of the call's resource, or of the resource of its ``right``, or ``*`` for any."""
     parameters = call.parameters
     if right in _ON_IMAGES or (right == "ec2:CreateTags" and call.action == "CreateImage"):
         # EC2 has no account in the ARNs of images and snapshots.
@@ -89,7 +89,7 @@ def resource_of(call: Call, *, right: str = "", account: str) -> str:
 
 
 def _passed_role(parameters: Mapping[str, Any], account: str) -> str:
-    """Return the ARN of the role that is handed on; a profile has the role of its own name here."""
+    """Return the ARN of the role that is passed; here a profile has the role of the same name."""
     profile = parameters.get("IamInstanceProfile") or {}
     name = profile.get("Name") or str(profile.get("Arn", "")).rpartition("/")[2]
     target = parameters.get("Target") or {}
@@ -113,7 +113,7 @@ def needs_of(call: Call, *, account: str) -> Iterator[tuple[str, str, Mapping[st
 
 
 def _resources_of(call: Call, right: str, account: str) -> Sequence[str]:
-    """Return the ARNs of all that one right of the call is needed on."""
+    """Return the ARNs of all resources for which the call needs the right."""
     parameters, ec2 = call.parameters, f"arn:aws:ec2:{call.region}:{account}"
     none = f"arn:aws:ec2:{call.region}:"
     if right == "ec2:CreateTags":

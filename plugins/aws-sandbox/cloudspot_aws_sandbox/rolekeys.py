@@ -11,4 +11,4 @@ class RoleKeys(role_credentials.RoleKeys):
     """Keys such as ``ASIA...``, of twenty characters."""
 
     prefix: ClassVar[str] = "ASIA"
-    token_prefix: ClassVar[str] = "IQoJb3JpZ2luX2Vj"  # noqa: S105 # what all such tokens begin with
+    token_prefix: ClassVar[str] = "IQoJb3JpZ2luX2Vj"  # noqa: S105 # the prefix of such tokens

@@ -1,4 +1,4 @@
-"""Parses requests to S3: the action, what it is on, and the right it takes.
+"""Parses requests to S3: the action, its bucket and key, and the right that it takes.
 
 Source: S3 API reference, the operations' pages, and "Actions, resources, and condition keys for Amazon
 S3" (checked 2026-11).
@@ -44,7 +44,7 @@ _SETTINGS: Mapping[str, str] = {
     "tagging": "BucketTagging",
     "versioning": "BucketVersioning",
 }
-"""What of a bucket is read, written or deleted, by the parameter that names it."""
+"""The setting of a bucket that is read, written or deleted, by the parameter that names it."""
 _VERBS: Mapping[str, str] = {"GET": "Get", "PUT": "Put", "DELETE": "Delete"}
 
 
@@ -84,7 +84,7 @@ def is_for_s3(environ: Mapping[str, Any]) -> bool:
 
 
 def parse_request(environ: dict[str, Any]) -> S3Request:
-    """Return what the request asks for; its body is not read yet."""
+    """Return the parsed request; its body is not read yet."""
     path = unquote(str(environ["REQUEST_URI"]).partition("?")[0])
     bucket, _, key = path.removeprefix("/").partition("/")
     query = dict(parse_qsl(str(environ.get("QUERY_STRING", "")), keep_blank_values=True))

@@ -1,4 +1,4 @@
-"""Images of the emulated EC2 that are made of its machines: the disk is copied, which takes a while."""
+"""Images of the emulated EC2 that are made from its machines by copying the disk, which takes a while."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from cloudspot_aws_sandbox.machines import Machine, Machines
 from cloudspot_aws_sandbox.query import ApiError
 
 COPY_SECONDS: Final = 3.0
-"""How long an image is pending; EC2's are for minutes, by the size of the disk."""
+"""How long an image is pending; EC2's are pending for minutes, depending on the size of the disk."""
 _NAME: Final = re.compile(r"[A-Za-z0-9()\[\] ./\-'@_]{3,128}")
 
 
 class _SavedAmi(Ami):  # type: ignore[misc] # moto has no types
-    """moto's own are of 15 GiB, whatever they are made of."""
+    """An image with the size of its source; moto's own are always of 15 GiB."""
 
     size_gib = 15
 
@@ -51,7 +51,7 @@ class SavedImages:
         self._saved: dict[str, _Saved] = {}
 
     def create(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
-        """Copy the disk of a machine as it is; see CreateImage in the EC2 API reference (checked 2026-11)."""
+        """Copy a machine's current disk; see CreateImage in the EC2 API reference (checked 2026-11)."""
         machine = self._machines.by_id[parameters["InstanceId"]]
         backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
         name = parameters["Name"]
@@ -65,7 +65,7 @@ class SavedImages:
         if machine.instance.state not in {"running", "stopped"}:
             raise ApiError("IncorrectState", f"Instance {machine.id} is not in state 'running' or 'stopped'.")
         if not parameters.get("NoReboot"):
-            # EC2 would boot it again.
+            # EC2 would reboot the machine.
             raise ApiError("Unsupported", "the emulated EC2 cannot boot a machine again: set NoReboot")
         tags = _tags_of(parameters)
         source = backend.amis[machine.instance.image_id]
@@ -98,7 +98,7 @@ class SavedImages:
     def deregister(
         self, parameters: Mapping[str, Any], region: str, *, may_delete_snapshots: bool
     ) -> Mapping[str, Any]:
-        """Remove an image, and its snapshot if that is asked for and granted."""
+        """Remove an image, and its snapshot if that is requested and granted."""
         backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
         image_id = parameters["ImageId"]
         ami = backend.amis.get(image_id)
@@ -119,7 +119,7 @@ class SavedImages:
         }
 
     def refresh(self) -> None:
-        """Let the images show how far they are; one whose machine ended too early has failed."""
+        """Update the images' states; an image whose machine ended too early has failed."""
         for image in self._saved.values():
             if image.ami.state != "pending":
                 continue
@@ -130,7 +130,7 @@ class SavedImages:
                 image.ami.state = "available"
 
     def disk_of(self, image_id: str) -> tuple[str, bool] | None:
-        """Return the disk of an image, and whether it lacks cloudspot as its source did; None: it is another.
+        """Return a saved image's disk, and whether its source lacked cloudspot, or None for other images.
 
         Raises:
             ApiError: no machine can start from it yet.

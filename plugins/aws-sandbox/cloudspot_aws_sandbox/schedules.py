@@ -1,4 +1,4 @@
-"""EventBridge Scheduler: moto keeps the schedules; those that end machines are carried out here.
+"""EventBridge Scheduler: moto keeps the schedules, and this module carries out those that end machines.
 
 Source: EventBridge Scheduler user guide, "Schedule types", "Using universal targets", "Setting up the
 execution role" and the API reference of CreateSchedule (checked 2026-11); the wording of refusals is from
@@ -42,10 +42,10 @@ class Schedules:
         """When each failed schedule is tried again, by its ARN."""
 
     def check(self, path: str, request: Mapping[str, Any]) -> None:
-        """Refuse a CreateSchedule that the service refuses, or that is not emulated.
+        """Refuse a CreateSchedule that the real service refuses, or that is not emulated.
 
         Raises:
-            ApiError: as the service words it.
+            ApiError: it is refused, with the service's wording.
         """
         name, target = path.rpartition("/")[2], request.get("Target", {})
         if _NAME.fullmatch(name) is None:
@@ -74,7 +74,7 @@ class Schedules:
             )
 
     def run_due(self, region: str) -> None:
-        """Carry out the schedules that are due; one that fails is kept and tried again a minute later."""
+        """Carry out the schedules that are due; a failed one is tried again a minute later."""
         for group in scheduler_backends[DEFAULT_ACCOUNT_ID][region].schedule_groups.values():
             for schedule in list(group.schedules.values()):
                 due = _due(schedule.to_dict())
@@ -94,7 +94,7 @@ class Schedules:
 
 
 def _due(schedule: Mapping[str, Any]) -> float | None:
-    """Return when it is due, in seconds since the epoch; None: it is disabled, or not a UTC time."""
+    """Return when a schedule is due, in seconds since the epoch, or None if it is disabled or not in UTC."""
     match = _AT.fullmatch(str(schedule.get("ScheduleExpression")))
     if match is None or schedule.get("State") == "DISABLED":
         return None

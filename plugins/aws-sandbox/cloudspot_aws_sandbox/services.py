@@ -1,4 +1,4 @@
-"""Small services beside EC2 that moto lacks: price list, image parameters, quotas, decoded denials."""
+"""Small services that moto lacks: the price list, image parameters, quotas, decoded denials."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _FIELDS: Final = frozenset(
         *("productFamily", "regionCode", "tenancy", "volumeApiName"),
     }
 )
-"""Some of what products can be filtered by."""
+"""Some of the fields by which products can be filtered."""
 PARAMETERS: Final[Mapping[str, str]] = {DEFAULT_IMAGE: IMAGE_ID}
-"""AWS's public parameters that name images, as those are at home."""
+"""AWS's public parameters that name images, with the images' ids in ``HOME``."""
 DEFAULT_QUOTA: Final = 256
 SPOT_QUOTAS: Final = {"L-34B43A08", "L-3819A6DF", "L-7212CCBC", "L-C4BD4855"}
 """The codes of quotas of spot vCPUs; the others count on-demand instances."""
@@ -58,7 +58,7 @@ def is_of_volumes(request: Mapping[str, Any]) -> bool:
 
 
 def _volume_products(wanted: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the products of a kind of volume: its size has a price, and so has what it performs."""
+    """Return the products of a kind of volume: one for its size and one for its performance."""
     price = prices.VOLUMES.get(wanted["volumeApiName"])
     if price is None:
         return []
@@ -91,7 +91,7 @@ def _product(attributes: Mapping[str, str], unit: str, price: float) -> dict[str
 
 
 def get_parameter(request: Mapping[str, Any], region: str) -> dict[str, Any] | None:
-    """Answer GetParameter for AWS's own parameters; None: it is one of the account's.
+    """Answer GetParameter for AWS's own parameters; return None for one of the account's.
 
     Raises:
         ApiError: AWS has no such parameter.
@@ -131,10 +131,10 @@ def encode_denial(action: str) -> str:
 
 
 def decode_denial(message: str) -> str:
-    """Return what ``encode_denial`` encoded.
+    """Return the text that ``encode_denial`` encoded.
 
     Raises:
-        ApiError: it is not such a message.
+        ApiError: the message was not encoded by it.
     """
     try:
         text = base64.urlsafe_b64decode(message).decode()

@@ -1,4 +1,4 @@
-"""Signatures of version 4, checked as AWS checks them: by a header, or in a presigned URL's query.
+"""Checks signatures of version 4, in a header or in a presigned URL's query, as AWS does.
 
 Source: "AWS Signature Version 4 for API requests", IAM user guide, and "Authenticating Requests", S3
 API reference (checked 2026-11).
@@ -34,7 +34,7 @@ _CREDENTIAL = re.compile(
 
 @dataclass(frozen=True)
 class Signature:
-    """What a request says about who signed it, and how."""
+    """The signature of a request, with its key and its scope."""
 
     access_key: str
     date: str
@@ -45,11 +45,11 @@ class Signature:
     at: str
     """``X-Amz-Date``."""
     expires_seconds: int | None
-    """How long a presigned URL holds; None: signed in a header."""
+    """How long a presigned URL is valid; None if the signature is in a header."""
 
 
 def read_signature(environ: Mapping[str, Any]) -> Signature | None:
-    """Return the request's signature, unchecked; None: it has none.
+    """Return the request's signature, unchecked, or None if it has none.
 
     Raises:
         ApiError: it is malformed.
@@ -98,10 +98,10 @@ def check_signature(
 ) -> None:
     """Compare the signature with the one that the secret makes of this request.
 
-    ``payload_hash`` is the body's own hash, for services that, unlike S3, do not trust the client's.
+    ``payload_hash`` is the body's own hash, for services that, unlike S3, do not trust the client's hash.
 
     Raises:
-        ApiError: they differ, it is too old, or a header that must be signed is not.
+        ApiError: they differ, the signature is too old, or a header that must be signed is not.
     """
     at = datetime.strptime(signature.at, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
     if signature.expires_seconds is None:

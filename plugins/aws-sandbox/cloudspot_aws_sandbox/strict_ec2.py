@@ -1,7 +1,7 @@
-"""EC2 as strict as the real one, around moto: tokens that count, capacity that ends, listings that lag.
+"""EC2 around moto, as strict as the real one, with client tokens, limited capacity and lagging listings.
 
-It refuses what AWS refuses and moto accepts, and adds what the plugin needs and moto lacks. Every call is
-recorded. Calls of other services pass through to the application inside.
+It refuses requests that AWS refuses and moto accepts, and adds features that the plugin needs and moto lacks.
+Every call is recorded. Calls of other services pass through to the application inside.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class StrictEc2:
     ) -> None:
         """Boot machines on ``host`` for callers whose key is in ``secrets``.
 
-        ``is_granted`` says whether a key has a right on a resource in a context. ``clock`` (seconds since
-        the epoch) measures lags, ``now`` the age of signatures.
+        ``is_granted`` returns whether a key has a right on a resource in a context. ``clock`` (seconds since
+        the epoch) measures lags, and ``now`` the age of signatures.
         """
         self.faults = faults or Faults()
         self.machines = Machines(host, self.faults, clock)
@@ -148,7 +148,7 @@ class StrictEc2:
         return [content]
 
     def run_schedules(self) -> None:
-        """Carry out the schedules that are due. Every request does that too; call it while none may come."""
+        """Carry out the schedules that are due. Every request does so too; call this while none may come."""
         with self.machines.lock:
             for region in self._regions:
                 self._schedules.run_due(region)
@@ -179,7 +179,7 @@ class StrictEc2:
         return answer
 
     def _authorize(self, call: Call) -> None:
-        # Without the right for them, the image goes and its snapshots stay, which the answer says.
+        # Without this right, the image is removed and its snapshots stay, as the answer shows.
         asked = {"ec2:DeleteSnapshot"} if call.action == "DeregisterImage" else set()
         self._caller.may_delete_snapshots = True
         for right, arn, context in needs_of(call, account=DEFAULT_ACCOUNT_ID):
@@ -193,7 +193,7 @@ class StrictEc2:
                 self._make_spot_role(call.access_key)
 
     def _make_spot_role(self, key: str) -> None:
-        """Make the role in which EC2 buys spot machines, in the caller's name, unless the account has it.
+        """Make the role with which EC2 buys spot machines, with the caller's rights, unless it exists.
 
         Source: EC2 user guide, "Service-linked role for Spot Instance requests" (checked 2026-11).
         """
@@ -237,7 +237,7 @@ class StrictEc2:
         """Empty moto's EC2 of a region that is used for the first time."""
         if region in self._regions:
             return
-        # moto would read in 1,300 images of its own for each.
+        # Otherwise moto reads 1,300 images for each region.
         os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"
         if region not in ec2_backends[DEFAULT_ACCOUNT_ID].regions:
             raise ApiError("AuthFailure", f"the emulated AWS has no region {region}", status=401)
@@ -257,7 +257,7 @@ class StrictEc2:
             raise ApiError(
                 "DryRunOperation", "Request would have succeeded, but DryRun flag is set.", status=412
             )
-        # A token counts in its zone (EC2 developer guide, RunInstances idempotency).
+        # A token is valid in its zone (EC2 developer guide, RunInstances idempotency).
         token = parameters.get("ClientToken", "")
         self._check_profile_is_known()
         taken = self._taken.get((region, zone, token)) if token else None
@@ -323,7 +323,7 @@ class StrictEc2:
         return self._reservation(environ, taken.instance_ids)
 
     def _reservation(self, environ: Environ, instance_ids: Iterable[str]) -> bytes:
-        """Return the answer of RunInstances, in the words of DescribeInstances."""
+        """Return the answer of RunInstances, made from that of DescribeInstances."""
         ids = list(instance_ids)
         self.machines.show(ids)
         form = {f"InstanceId.{i}": one for i, one in enumerate(ids, start=1)}
@@ -340,7 +340,7 @@ class StrictEc2:
         )
 
     def _give_profile(self, ids: Iterable[str], parameters: Mapping[str, Any], region: str) -> None:
-        """Give every machine the profile; moto gives it to the first."""
+        """Give every machine the profile; moto gives it only to the first."""
         profile = parameters.get("IamInstanceProfile")
         if not profile:
             return
@@ -467,7 +467,7 @@ class StrictEc2:
         }
 
     def _require(self, instance_ids: Iterable[str], region: str) -> None:
-        """Refuse malformed ids, and those that the region does not know yet, has forgotten, or never had."""
+        """Refuse malformed ids, and ids that the region does not know yet or has forgotten."""
         ids = list(instance_ids)
         malformed = [one for one in ids if not re.fullmatch(r"i-[0-9a-f]{8}(?:[0-9a-f]{9})?", one)]
         if malformed:
@@ -480,7 +480,7 @@ class StrictEc2:
                 "InvalidInstanceID.NotFound", f"The instance IDs '{', '.join(unknown)}' do not exist"
             )
 
-    # --- what stands around it ------------------------------------------------------------------
+    # --- other services -------------------------------------------------------------------------
 
     def _other(
         self, environ: Environ, service: str, action: str, parameters: Mapping[str, Any], region: str
@@ -534,14 +534,14 @@ class StrictEc2:
 
 
 def _service_of(environ: Environ) -> str:
-    """Return the service that an unsigned request is for, by its form."""
+    """Return the service of an unsigned request, which its form shows."""
     if is_for_s3(environ) or str(environ.get("PATH_INFO", "")).startswith("/moto-api"):
         return "s3"
     return "logs" if "HTTP_X_AMZ_TARGET" in environ else "ec2"
 
 
 def _action_of(environ: Environ, service: str, body: bytes) -> tuple[str, Mapping[str, Any]]:
-    """Return the call's name and its parameters, as far as they show without a model."""
+    """Return the call's name and its parameters, as far as they can be read without a model."""
     if service in {"ec2", "iam", "sts"}:
         form = parse_form(body)
         action = form.get("Action", "")

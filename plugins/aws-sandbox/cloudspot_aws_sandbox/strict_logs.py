@@ -45,7 +45,7 @@ class StrictLogs:
         page_events: int = MAX_BATCH_EVENTS,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
-        """``is_granted``, if given, says whether a key has a right on a resource (an ARN), in a context."""
+        """``is_granted`` returns whether a key has a right on a resource (an ARN) in a context."""
         self.page_events = page_events
         """The most events on a page of GetLogEvents."""
         self._app = app

@@ -1,4 +1,4 @@
-"""An error in the form in which Google's JSON APIs answer it."""
+"""Errors in the form of Google's JSON APIs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _STATUS_NAMES: Mapping[int, str] = MappingProxyType(
 
 
 class ApiError(Exception):
-    """What a fake raises to refuse a request.
+    """The refusal of a request, which a fake raises.
 
-    ``reason`` is the word in ``error.errors[0].reason``, such as ``notFound``, ``conditionNotMet`` or
-    ``quotaExceeded``; ``status_name`` that in ``error.status``, by default what belongs to the HTTP status;
-    ``details`` goes to ``error.details`` as it is.
+    ``reason`` goes to ``error.errors[0].reason``, such as ``notFound``, ``conditionNotMet`` or
+    ``quotaExceeded``; ``status_name`` goes to ``error.status``, by default the name for the HTTP status;
+    ``details`` goes to ``error.details``.
     """
 
     def __init__(

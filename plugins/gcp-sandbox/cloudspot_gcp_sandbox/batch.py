@@ -1,7 +1,7 @@
-"""Several requests to Compute Engine in one, as gcloud makes them.
+"""Batches of requests to Compute Engine, as gcloud sends them.
 
-Each part of a ``multipart/mixed`` body is a request (``application/http``), and each part of the answer is
-the answer to one. Source: "Batching requests" of Google's API clients (from memory).
+Each part of a ``multipart/mixed`` body is a request (``application/http``), and each part of the answer
+answers one of them. Source: "Batching requests" of Google's API clients (from memory).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from cloudspot_gcp_sandbox.wsgi import Reply, Request
 
 MAX_REQUESTS: Final = 1000
 _PASSED_ON: Final = ("HTTP_AUTHORIZATION", "HTTP_USER_AGENT", "HTTP_HOST")
-"""The headers of the whole request that hold for each part that does not override them."""
+"""The headers of the whole request that apply to each part, unless the part overrides them."""
 
 
 def answer_batch(request: Request, reply: Callable[[Request], Reply]) -> Reply:
-    """Return the answers to all requests of the batch, each as ``reply`` gives it.
+    """Return the answers to all requests of the batch, each made by ``reply``.
 
     Raises:
-        ApiError: 400, it is not a batch.
+        ApiError: 400, the request is not a batch.
     """
     kind = request.header("content-type") or ""
     if re.match("multipart/mixed;", kind) is None:

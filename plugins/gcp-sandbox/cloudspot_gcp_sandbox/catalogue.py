@@ -1,9 +1,9 @@
-"""What the emulated Compute Engine offers: regions, zones, machine types, accelerators and images.
+"""The emulated Compute Engine's catalogue: regions, zones, machine types, accelerators and images.
 
-A part of the real catalogue. The sizes, disks and markets of machines with accelerators, and what can be
-attached to how large a machine, are from Compute Engine documentation, "GPU machine types" and
-"Accelerator-optimized machine family" (as of 2026-04-14; checked 2026-11); the rest, above all places,
-is from memory of "Machine families", "Regions and zones" and "GPU regions and zones".
+It is a part of the real one. The sizes, disks and markets of machines with accelerators, and the limits of
+attached accelerators, are from Compute Engine documentation, "GPU machine types" and "Accelerator-optimized
+machine family" (as of 2026-04-14; checked 2026-11); the rest, above all the zones, is from memory of "Machine
+families", "Regions and zones" and "GPU regions and zones".
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ZONES: Final[Mapping[str, str]] = {
     "asia-east1": "abc",
 }
 AI_ZONES: Final = ("us-central1-ai1a",)
-"""Zones away from their regions' others, which a bulk insert never uses ("AI zones"; the discovery document's
-LocationPolicy.locations; checked 2026-11)."""
+"""Zones apart from their regions' other zones, which a bulk insert never uses ("AI zones"; the discovery
+document's LocationPolicy.locations; checked 2026-11)."""
 IMAGE_PROJECT: Final = "deeplearning-platform-release"
 FAMILY: Final = DEFAULT_IMAGE.rpartition("/")[2]
 _DISKS: Final[Mapping[str, str]] = {
@@ -39,7 +39,7 @@ _DISKS: Final[Mapping[str, str]] = {
     "g4": "hyperdisk-balanced",
     "n4": "hyperdisk-balanced",
 }
-"""The disks that the machines of a series can boot from, if not each Persistent Disk."""
+"""The disks from which the machines of a series can boot; by default, any Persistent Disk."""
 COMPACT_FAMILIES: Final = frozenset({"a2", "a3", "a4", "a4x", "c2", "g2", "g4", "n2", "c4"})
 """The families here that a compact placement policy accepts."""
 _MARKETS: Final[Mapping[str, str]] = {
@@ -50,7 +50,7 @@ _MARKETS: Final[Mapping[str, str]] = {
     "a4-highgpu-8g": "SPOT FLEX_START",
     "a4x-highgpu-4g": "",
 }
-"""How machines are sold without a reservation, if not in each way."""
+"""The provisioning models of machines without a reservation; by default, all."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class Image:
     size_gib: int
     architecture: str = "X86_64"
     is_bare: bool = False
-    """It has python3 and curl, and neither PyTorch nor cloudspot."""
+    """Whether it has python3 and curl, but neither PyTorch nor cloudspot."""
     status: str = "READY"
     disk: str | None = None
-    """The copy of a machine's disk that is in it; see ``MachineHost.save_disk``."""
+    """The copy of a machine's disk that it contains; see ``MachineHost.save_disk``."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What the API shows besides, or in place of what all images show."""
+    """Fields that the API shows in addition to those of all images, or in their place."""
 
     @property
     def path(self) -> str:
@@ -105,7 +105,7 @@ class MachineType:
 
     @property
     def family(self) -> str:
-        """Return such as ``n2``."""
+        """Return the family, such as ``n2``."""
         return self.name.partition("-")[0]
 
     @property
@@ -118,7 +118,7 @@ class MachineType:
 
     @property
     def provisioning_models(self) -> frozenset[str]:
-        """Return how it is sold without a reservation."""
+        """Return its provisioning models without a reservation."""
         return frozenset(_MARKETS.get(self.name, "STANDARD SPOT FLEX_START").split())
 
 
@@ -152,7 +152,7 @@ MACHINE_TYPES: Final[Mapping[str, MachineType]] = {
         *_with("nvidia-l4", "g2-standard-4 4 16 1", "g2-standard-8 8 32 1", "g2-standard-12 12 48 1"),
         *_with("nvidia-l4", "g2-standard-16 16 64 1", "g2-standard-24 24 96 2", "g2-standard-32 32 128 1"),
         *_with("nvidia-l4", "g2-standard-48 48 192 4", "g2-standard-96 96 384 8"),
-        # The documentation does not say what the API tells of a part of a GPU: here the worst, a whole one.
+        # It is not documented how the API shows a part of a GPU; here it is the worst case, a whole one.
         *_with("nvidia-rtx-pro-6000", "g4-standard-6 6 22 1", "g4-standard-24 24 90 1"),
         *_with("nvidia-rtx-pro-6000", "g4-standard-48 48 180 1", "g4-standard-96 96 360 2"),
         *_with("nvidia-rtx-pro-6000", "g4-standard-192 192 720 4", "g4-standard-384 384 1440 8"),
@@ -191,7 +191,7 @@ class Attachable:
     """Other limits in some zones."""
 
     def limit(self, count: int, zone: str) -> tuple[int, int]:
-        """Return the most vCPUs and GB of memory of a machine with so many of them in the zone."""
+        """Return the most vCPUs and GB of memory of a machine with ``count`` of them in the zone."""
         return self.smaller.get(zone, self.limits).get(count, self.limits[count])
 
 
@@ -237,7 +237,7 @@ def is_in(machine_type: MachineType, zone: str) -> bool:
 
 
 def number_of(text: str) -> str:
-    """Return the id of a resource that always has the same, such as a zone."""
+    """Return the id of a resource whose id never changes, such as a zone."""
     return str(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
 
 

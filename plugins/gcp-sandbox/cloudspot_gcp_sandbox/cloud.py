@@ -1,4 +1,4 @@
-"""The emulated Google Cloud as a whole: what ``cloudspot sandbox gcp`` and tests of whole jobs bring up."""
+"""The whole emulated Google Cloud, as ``cloudspot sandbox gcp`` and tests of whole jobs start it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BUCKET: Final = "cloudspot-sandbox"
 SUBMITTER: Final = f"submitter@{PROJECT}.iam.gserviceaccount.com"
 NODE: Final = f"{DEFAULT_SERVICE_ACCOUNT}@{PROJECT}.iam.gserviceaccount.com"
 PROGRAMS: Final = {"/opt/conda/bin/python": sys.executable}
-"""What Google's Deep Learning VMs have below /opt (from memory)."""
+"""The programs below /opt in Google's Deep Learning VMs (from memory)."""
 _PATHS: Final = {
     "cloudbilling": "/",
     "cloudfunctions": "/",
@@ -67,7 +67,7 @@ class EmulatedGcp(EmulatedAccount):
     scheduler: StrictScheduler
     services: ServiceUsage
     storage: StrictStorage
-    # What Compute Engine gives a machine that did not ask for more.
+    # Compute Engine's notice for a machine that did not ask for a longer one.
     notice_seconds: ClassVar[float] = SHUTDOWN_SECONDS
     shutdown_seconds: ClassVar[float] = SHUTDOWN_SECONDS
     foreign_variables: ClassVar[tuple[str, ...]] = (
@@ -97,7 +97,7 @@ class EmulatedGcp(EmulatedAccount):
         "metadata": "169.254.169.254",
         "metadata.google.internal": "169.254.169.254",
     }
-    # As the guest agent's script runner does it, at each boot and each shutdown.
+    # The same as the guest agent's script runner, at each boot and each shutdown.
     fetch_user_data: ClassVar[str] = _FETCH.format("startup-script")
     fetch_shutdown_script: ClassVar[str] = _FETCH.format("shutdown-script")
 
@@ -106,12 +106,12 @@ class EmulatedGcp(EmulatedAccount):
         self.faults.is_machine = _is_machine
         self._tokens = MachineTokens(secrets.token_hex(16))
         self._preempted: set[str] = set()
-        """The machines whose preemption functions were told of."""
+        """The machines whose preemption has been published to functions."""
         self._key_file = Path()
         self._gcloud = Path()
 
     def follow(self, plan: SpotPlan) -> None:
-        """Follow the plan, which has no prices: Google's change at most once a day; see EmulatedCloud."""
+        """Follow the plan, without prices: Google's change at most once a day; see EmulatedCloud."""
         if any(one.price is not None for one in plan.spells):
             raise SpecError("price: Google's spot prices do not change within a day")
         super().follow(plan)
@@ -162,7 +162,7 @@ class EmulatedGcp(EmulatedAccount):
         self.begin(directory, rights=rights_of, resource=resource_of)
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
-        """Add the seed of its service account's tokens, and what the images hold; see EmulatedCloud."""
+        """Add the seed of the service account's tokens, and the images' programs; see EmulatedCloud."""
         facts = {**machine.metadata, "token-seed": self._tokens.seed}
         return msgspec.structs.replace(machine, metadata=facts, programs=PROGRAMS)
 
@@ -191,7 +191,7 @@ class EmulatedGcp(EmulatedAccount):
         return _endpoints(self.functions_url)
 
     def metadata_environment(self, url: str) -> Mapping[str, str]:
-        """Return the variables that tell Google's clients where the metadata server is."""
+        """Return the variables with the metadata server's address for Google's clients."""
         host = url.removeprefix("http://")
         return {METADATA_HOST: host, "GCE_METADATA_IP": host}
 
@@ -200,7 +200,7 @@ class EmulatedGcp(EmulatedAccount):
         self.functions.close()
 
     def tick(self) -> None:
-        """Carry out schedules, and tell functions of machines that are preempted; see EmulatedAccount."""
+        """Carry out schedules, and publish preemptions to functions; see EmulatedAccount."""
         self.scheduler.run_due()
         for resource, region in self._compute.preempted():
             if resource not in self._preempted:

@@ -23,7 +23,7 @@ Handler = Callable[[Mapping[str, str], Mapping[str, Any], Mapping[str, Any], str
 
 SERIAL_BYTES = 1 << 20
 """How much of a serial port's output is kept (Compute Engine API reference, instances.getSerialPortOutput,
-checked 2026-11). That only a running machine has any is from memory."""
+checked 2026-11). It is from memory that only a running machine has any."""
 
 
 class Lists:
@@ -40,7 +40,7 @@ class Lists:
         self.rules: Mapping[str, Mapping[str, Any]] = {}
         """The firewall rules, by name."""
         self.unreachable: set[str] = set()
-        """Zones that answer no listing."""
+        """The zones that do not answer listings."""
 
     def handlers(self) -> dict[str, Handler]:
         """Return the handler of each method."""
@@ -295,5 +295,5 @@ def _singular(name: str) -> str:
 
 
 def _parameter(name: str) -> str:
-    """Return the parameter by which the path names a resource of a collection."""
+    """Return the path's parameter for a resource of a collection."""
     return "resourcePolicy" if name == "resourcePolicies" else _singular(name)

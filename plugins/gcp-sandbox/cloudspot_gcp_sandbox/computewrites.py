@@ -41,7 +41,7 @@ FORGOTTEN_AFTER_SECONDS: Final = 10.0
 ACCOUNT_UNKNOWN_SECONDS: Final = 60.0
 """Of a contrary project."""
 REQUEST_ID_SECONDS: Final = 3600.0
-"""How long a request id is remembered. Google names no time for Compute Engine; its younger APIs say "at
+"""How long a request id is remembered. Google states no time for Compute Engine; its newer APIs state "at
 least 60 minutes"."""
 _INSERT: Final = "insert"
 _OWN_FIELDS: Final = frozenset({"kind", "name", "zone", "description", "params"})
@@ -50,7 +50,7 @@ _OWN_FIELDS: Final = frozenset({"kind", "name", "zone", "description", "params"}
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a request id stands for."""
+    """The operation that a request id stands for."""
 
     request: str
     operation: Operation
@@ -166,7 +166,7 @@ class Writes:
         injected = self._faults.take(f"operation {action}")
         if injected is not None:
             failure = [{"code": injected.code, "message": injected.message}]
-        # Nothing is left of those that were made before the others failed, and no error mentions them.
+        # Machines that were made before others failed are removed, and no error mentions them.
         num_made = 0 if failure and not (injected is not None and injected.happens) else granted
         for name in names[:num_made]:
             self._make(name, zone, properties, place, group, caller)
@@ -197,7 +197,7 @@ class Writes:
     def _choose(
         self, properties: Mapping[str, Any], zones: Sequence[str], count: int
     ) -> tuple[str, int, list[dict[str, Any]]]:
-        """Return the zone that has most of the requested machines, how many, and why not more."""
+        """Return the zone that has the most of the requested machines, their number, and the errors."""
         found = [(zone, *grant(properties, zone, count, self._machines, self._faults)) for zone in zones]
         return max(found, key=lambda one: one[1])
 
@@ -285,7 +285,7 @@ class Writes:
     def _simulate_maintenance(
         self, path: Mapping[str, str], _: Mapping[str, Any], caller: str, __: Mapping[str, Any]
     ) -> Operation:
-        """Reclaim a spot machine, as the documentation of Spot VMs describes ("Simulate preemption")."""
+        """Reclaim a spot machine ("Simulate preemption" in the documentation of Spot VMs)."""
         machine = self._machines.find(path["zone"], path["instance"])
         if machine.value["scheduling"].get("provisioningModel") == "SPOT":
             self._machines.reclaim(machine)
@@ -394,7 +394,7 @@ def _check_fingerprint(given: object, own: str) -> None:
 
 
 def _properties_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an instance's properties as in a bulk insert: with names in place of URLs."""
+    """Return an instance's properties in the form of a bulk insert, with names in place of URLs."""
     properties = {name: value for name, value in body.items() if name not in _OWN_FIELDS}
     properties["machineType"] = str(body.get("machineType", "")).rpartition("/")[2]
     disks = []

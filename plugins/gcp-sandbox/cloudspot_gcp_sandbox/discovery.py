@@ -3,7 +3,7 @@
     matched = api("compute.v1").check("POST", "/compute/v1/projects/p/zones/z/instances", query, body)
     matched.method_id, matched.path, matched.query
 
-What the description does not allow is refused in the words of Google's front end (from memory).
+Requests that the description does not allow are refused with the wording of Google's front end (from memory).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Matched:
     query: Mapping[str, Any] = field(default_factory=dict)
     """The parameters in the query, numbers and booleans typed, repeated ones as tuples."""
     is_upload: bool = False
-    """It came by the upload path: the body is content, and was not checked."""
+    """Whether it used the upload path: the body is content, and was not checked."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class Api:
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._schemas: Mapping[str, Any] = document["schemas"]
         self._required: dict[tuple[int, str], Sequence[str]] = {}
-        """By schema object and method."""
+        """The required properties, by schema object and method."""
         self._common: Mapping[str, Any] = {**document.get("parameters", {}), **_UNDESCRIBED}
         self._is_proto = not document["servicePath"].startswith("storage/")
-        """Its JSON is protocol buffers', which also accepts a field's snake_case name."""
+        """Whether its JSON is that of protocol buffers, which also accepts a field's snake_case name."""
         base = "/" + document["servicePath"]
         self._methods = {method["id"]: method for method in _methods(document)}
         self._routes = sorted(
@@ -88,8 +88,8 @@ class Api:
     ) -> Matched:
         """Return the requested method and its parameters.
 
-        ``path`` is the request's as it was sent, percent-encoded, without the query; ``query`` what
-        ``parse_qs(..., keep_blank_values=True)`` makes of it; ``body`` the parsed JSON, None without one.
+        ``path`` is the request's percent-encoded path, without the query; ``query`` is the result of
+        ``parse_qs(..., keep_blank_values=True)``; ``body`` is the parsed JSON, or None without a body.
 
         Raises:
             ApiError: there is no such method (404), or a parameter or field is unknown, of a wrong type, or
@@ -111,7 +111,7 @@ class Api:
         return Matched(method["id"], values, typed, route.is_upload)
 
     def check_answer(self, method_id: str, value: Mapping[str, Any]) -> None:
-        """Raise an AssertionError unless a fake's answer is one that the method may give."""
+        """Raise an AssertionError unless the description allows a fake's answer to the method."""
         response = self._methods[method_id].get("response")
         assert response is not None, f"{method_id} answers nothing"
         try:
@@ -235,7 +235,7 @@ class Api:
                 raise ApiError(400, "required", f"Required field '{here}' not specified")
 
     def _required_by(self, schema: Mapping[str, Any], method_id: str) -> Sequence[str]:
-        """Return the properties that a method requires; looked up once, since lists of entries are long."""
+        """Return the properties that a method requires, cached because lists of entries are long."""
         key = (id(schema), method_id)
         if key not in self._required:
             self._required[key] = [

@@ -1,4 +1,4 @@
-"""Disks: those that stand alone, and the boot disks of machines, which are in use.
+"""Disks: detached ones, and the boot disks of machines, which are in use.
 
 Source: Compute Engine API reference, disks (checked 2026-11).
 """
@@ -26,7 +26,7 @@ class Disks:
         self._operations = operations
         self._clock = clock
         self._alone: dict[str, Mapping[str, Any]] = {}
-        """By ``zones/ZONE/disks/NAME``."""
+        """The detached disks, by ``zones/ZONE/disks/NAME``."""
 
     def in_zone(self, zone: str) -> Sequence[Mapping[str, Any]]:
         """Return the disks of a zone, by name."""
@@ -59,7 +59,7 @@ class Disks:
     def delete(
         self, path: Mapping[str, str], _: Mapping[str, Any], caller: str, __: Mapping[str, Any]
     ) -> Operation:
-        """Delete a disk that no machine has."""
+        """Delete a detached disk."""
         own = f"zones/{path['zone']}/disks/{path['disk']}"
         for disk in self.in_zone(path["zone"]):
             if disk["name"] == path["disk"] and disk.get("users"):
@@ -72,7 +72,7 @@ class Disks:
         return self._changed(own, "delete", caller)
 
     def attached(self, zone: str, name: str) -> Machine:
-        """Return the machine whose boot disk it is.
+        """Return the machine whose boot disk has this name.
 
         Raises:
             ApiError: no machine has it (501), or there is no such disk (404).
@@ -106,5 +106,5 @@ class Disks:
 
 
 def _body_of(machine: Machine) -> dict[str, Any]:
-    """Return the boot disk of a machine as a request for it."""
+    """Return the boot disk of a machine in the form of a request."""
     return {"labels": machine.value["labels"], "sizeGb": machine.value["disks"][0]["diskSizeGb"]}

@@ -1,7 +1,7 @@
 """The ``filter``, ``orderBy``, ``maxResults`` and ``pageToken`` of Compute Engine's lists.
 
-Source: the parameters' descriptions in the discovery document of compute v1. What this grammar does not
-know is refused, so that no test passes because a filter was misread.
+Source: the parameters' descriptions in the discovery document of compute v1. Unknown syntax is refused, so
+that no test passes because a filter was misread.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _Parser:
             if wanted == "*" and kind == "word":
                 return lambda item: _value(item, field) is not None
             if field in _URL_FIELDS:
-                # As others found on the real API: on a URL it matches nothing, silently.
+                # On the real API, others have found that it silently matches nothing on a URL.
                 return lambda _: False
             return lambda item: wanted in _text(item, field)
         return lambda item: (_text(item, field) == wanted) == (operator == "=")

@@ -1,4 +1,4 @@
-"""Runs a function's code as Cloud Run does: served over HTTP by Google's own functions-framework.
+"""Runs a function's code as Cloud Run does, served over HTTP by Google's own functions-framework.
 
 A metadata server of its own gives it the tokens of its service account. Source: Cloud Run, "Container runtime
 contract"; functions-framework (3.10).
@@ -36,7 +36,7 @@ _JSON: Final = {**_TEXT, "Content-Type": "application/json"}
 
 @dataclass(frozen=True)
 class Code:
-    """A revision of a function, as it was deployed."""
+    """The code and the settings of a function's revision."""
 
     name: str
     revision: str
@@ -47,12 +47,12 @@ class Code:
     """The service account that it runs as."""
     project: str
     environment: Mapping[str, str]
-    """All of its process's variables but those that the runtime itself sets."""
+    """The process's variables, except those that the runtime itself sets."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a request."""
+    """The answer to a request."""
 
     status: int
     body: bytes
@@ -110,7 +110,7 @@ class FunctionInstance(FunctionProcess):
 
 
 def _metadata(code: Code, issue: Callable[[str], str], asked: Asked) -> Reply:
-    """Answer what Google's clients ask on Cloud Run."""
+    """Answer a request of Google's clients to the metadata server of Cloud Run."""
     path, _, query = asked.path.partition("?")
     if path != "/" and asked.headers.get("Metadata-Flavor") != "Google":
         return 403, _TEXT, b"Missing Metadata-Flavor:Google header."

@@ -1,4 +1,4 @@
-"""One emulated API behind what all have: callers, Google's description of requests, rights and faults."""
+"""One emulated API behind the checks that all have: callers, Google's description, rights and faults."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Method = Callable[[Matched, dict[str, Any]], Mapping[str, Any]]
 
 
 class Grants(Protocol):
-    """What accounts may do by the grants that were made through the API."""
+    """The rights of accounts from grants that were made through the API."""
 
     def lacks(self, email: str, right: str, resource: str) -> bool:
-        """Return whether it is an account with granted rights only, and has not this one."""
+        """Return whether the account has only granted rights, and lacks this one."""
 
     def has(self, email: str, right: str, resource: str) -> bool:
         """Return whether the account was granted the right on the resource, or on all of the project."""
 
 
 class NoGrants:
-    """Nobody needs a grant, and nobody has one."""
+    """No account needs a grant or has one."""
 
     def lacks(self, email: str, right: str, resource: str) -> bool:
         """Return False."""
@@ -52,7 +52,7 @@ class GuardedApi:
         identities: Identities,
         grants: Grants,
     ) -> None:
-        """Check requests by a document such as ``iam.v1``; ``methods`` by the methods' ids."""
+        """Check requests by a document such as ``iam.v1``; ``methods`` are by the methods' ids."""
         self._document = document
         self._methods = methods
         self._faults = faults
@@ -97,7 +97,7 @@ class GuardedApi:
 
 
 _VERBS: Mapping[str, str] = {"patch": "update", "resume": "enable", "generateUploadUrl": "sourceCodeSet"}
-"""The verb of a method's right, where it is not the method's own."""
+"""The verb of a method's right, if it is not the method's own."""
 _SERVICES: Mapping[str, str] = {"cloudresourcemanager": "resourcemanager"}
 
 
@@ -115,7 +115,7 @@ def rights_of(action: str, parameters: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _account_in(parameters: Mapping[str, Any]) -> str:
-    """Return the service account that a request has something run as; empty: none."""
+    """Return the service account that a request attaches to a resource, or "" if there is none."""
     body = parameters.get("body", {})
     target = body.get("httpTarget", {}).get("oidcToken", {})
     return str(body.get("serviceConfig", target).get("serviceAccountEmail", ""))

@@ -1,6 +1,6 @@
-"""Who calls the emulated Google Cloud: service accounts with keys, and the tokens that were issued to them.
+"""The callers of the emulated Google Cloud: service accounts with keys, and their tokens.
 
-Tokens come as Google gives them: by a service account's key at the token endpoint, by a machine's metadata
+Tokens are issued as by Google: for a service account's key at the token endpoint, by a machine's metadata
 server (see :mod:`~cloudspot_gcp_sandbox.machinetokens`), or signed by the account itself (a self-signed JWT).
 
 Source: "Using OAuth 2.0 for server to server applications"; IAM Credentials API, signBlob (from memory).
@@ -70,7 +70,7 @@ class ServiceAccount:
         return cls(email, project, secrets.token_hex(20), private.decode(), public)
 
     def key_file(self, token_uri: str) -> Mapping[str, str]:
-        """Return what ``GOOGLE_APPLICATION_CREDENTIALS`` names, in JSON."""
+        """Return the content of the file for ``GOOGLE_APPLICATION_CREDENTIALS``."""
         return {
             "type": "service_account",
             "project_id": self.project,
@@ -87,7 +87,7 @@ class ServiceAccount:
         return signature
 
     def has_signed(self, payload: bytes, signature: bytes) -> bool:
-        """Return whether the signature is this account's."""
+        """Return whether this account has made the signature."""
         return bool(crypt.RSAVerifier.from_string(self.public_key).verify(payload, signature))
 
 
@@ -131,7 +131,7 @@ class Identities:
             return self._accounts.get(email)
 
     def issue(self, email: str, *, seconds: float = TOKEN_SECONDS) -> str:
-        """Return a new token for this address, which need not be that of an added account."""
+        """Return a new token for this address, even if no account with it was added."""
         token = f"ya29.{secrets.token_urlsafe(48)}"
         with self._lock:
             self._tokens[token] = _Token(email, self._now() + seconds)
@@ -178,7 +178,7 @@ class Identities:
         machine = None if self._machine_tokens is None else self._machine_tokens.read(token)
         if machine is not None:
             return machine.email if machine.expires_at > self._now() else None
-        claims = self._claims(token)  # It may be one that an account has signed for itself.
+        claims = self._claims(token)  # The token may be self-signed by an account.
         return None if claims is None else str(claims["iss"])
 
     def _claims(self, token: str) -> Mapping[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Checks requests for machines as Compute Engine does; decides how many it grants, and where.
+"""Checks requests for machines as Compute Engine does, and decides the number and the zone of the machines.
 
 The refusals' wording is from memory; the rules are from the API's reference ("REST Resource:
 instances", "regionInstances.bulkInsert"), "Spot VMs", "Limit the run time of a VM" and "Set custom metadata".
@@ -26,7 +26,7 @@ from cloudspot_gcp_sandbox.machines import Machines
 
 NAME: Final = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 HOST: Final = re.compile(r"^https?://[^/]+/compute/v1/")
-"""The start of resources' whole URLs, which may stand in place of paths."""
+"""The prefix of resources' URLs, which requests may use instead of paths."""
 _KEY: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _LABEL_KEY: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE: Final = re.compile(r"[a-z0-9_-]{0,63}")
@@ -53,9 +53,9 @@ class Site:
     policies: Mapping[str, Mapping[str, Any]]
     """Resource policies, by ``regions/REGION/resourcePolicies/NAME``."""
     images: Sequence[Image]
-    """Those of Google's projects and of one's own."""
+    """The images of Google's projects and of the account's own."""
     has_preemption_notice: bool = True
-    """A preview of Google's may not be open to everyone ("Spot VMs", preemption process; checked 2026-11)."""
+    """Whether the project may use the notice, a preview ("Spot VMs", preemption process; checked 2026-11)."""
 
 
 def bad(field: str, value: object, why: str) -> ApiError:
@@ -64,16 +64,16 @@ def bad(field: str, value: object, why: str) -> ApiError:
 
 
 def missing(site: Site, path: str) -> ApiError:
-    """Return the refusal of a request that names something missing."""
+    """Return the refusal of a request that names a missing resource."""
     path = path if path.startswith("projects/") else f"projects/{site.project}/{path}"
     return ApiError(404, "notFound", f"The resource '{path}' was not found")
 
 
 def check_properties(properties: Mapping[str, Any], site: Site, *, region: str, where: str) -> dict[str, str]:
-    """Refuse what Compute Engine refuses before it looks for capacity; return the network's paths.
+    """Refuse properties that Compute Engine refuses before it looks for capacity; return the network's paths.
 
     Raises:
-        ApiError: in Compute Engine's words (400, 404).
+        ApiError: they are refused, with Compute Engine's wording (400, 404).
     """
     name = properties.get("machineType", "")
     if "/" in name or name not in MACHINE_TYPES:
@@ -186,7 +186,7 @@ def zones_for(body: Mapping[str, Any], region: str) -> list[str]:
 def grant(
     properties: Mapping[str, Any], zone: str, count: int, machines: Machines, faults: Faults
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Return how many such machines the zone has now, and the error for the first that it lacks."""
+    """Return the number of such machines that the zone has now, and the errors for the first missing one."""
     machine_type = MACHINE_TYPES[properties["machineType"]]
     is_spot = properties.get("scheduling", {}).get("provisioningModel") == "SPOT"
     market = "spot" if is_spot else "on-demand"
@@ -289,7 +289,7 @@ def _check_disk(properties: Mapping[str, Any], image: Image, where: str) -> None
     if kind not in _DISK_TYPES:
         raise bad(f"{where}.disks[0].initializeParams.diskType", kind, "The disk type does not exist.")
     if kind not in machine_type.disks:
-        # Public reports of this refusal have these words.
+        # The wording is from public reports of this refusal.
         raise ApiError(
             400, "badRequest", f"{kind} disk type cannot be used by {machine_type.name} machine type"
         )

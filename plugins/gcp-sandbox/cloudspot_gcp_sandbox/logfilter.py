@@ -1,4 +1,4 @@
-"""Cloud Logging's queries: the part of the language that programs write; the rest is refused.
+"""Parses the part of Cloud Logging's query language that programs use; the rest is refused.
 
 Comparisons by ``=``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``:`` and ``=~``, joined by AND (or nothing), OR,
 NOT and brackets. Strings compare without regard to case.
@@ -44,10 +44,10 @@ Predicate = Callable[[Mapping[str, Any]], bool]
 
 
 def parse_filter(text: str) -> Predicate:
-    """Return a predicate that tells whether an entry matches; the entry's times are datetimes.
+    """Return a predicate for entries that match; an entry's times must be datetimes.
 
     Raises:
-        ApiError: 400, it cannot be read.
+        ApiError: 400, the query cannot be parsed.
     """
     if len(text) > MAX_CHARACTERS:
         raise invalid(f"The filter is longer than {MAX_CHARACTERS} characters.")
@@ -61,7 +61,7 @@ def parse_filter(text: str) -> Predicate:
 
 
 def moment(text: str) -> datetime:
-    """Return the time that an entry or a query states, to the microsecond.
+    """Parse the time of an entry or a query, to the microsecond.
 
     Raises:
         ApiError: 400, it is not a time.

@@ -1,4 +1,4 @@
-"""The emulated Compute Engine machines as the API shows them; a machine host boots and ends them."""
+"""The emulated Compute Engine machines in the API's form; a machine host boots and ends them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cloudspot_gcp_sandbox.catalogue import BASE, MACHINE_TYPES, Image, number_o
 from cloudspot_gcp_sandbox.operations import SYSTEM, Operation, Operations, timestamp
 
 SHUTDOWN_SECONDS: Final = 30.0
-"""Between the power button and the end of a spot machine ("Spot VMs", Preemption process)."""
+"""The time from the power button to the end of a spot machine ("Spot VMs", Preemption process)."""
 _FIRST_ID: Final = 7_000_000_000_000_000_000
 _STATUS: Final = {
     InstanceState.PENDING: "STAGING",
@@ -38,10 +38,10 @@ _END_OPERATIONS: Final = {
 
 @dataclass
 class Machine:
-    """One machine, with what the API does not show."""
+    """One machine, with facts that the API does not show."""
 
     id: str
-    """Digits, as the API gives them."""
+    """The id that the API shows: digits."""
     host_id: str
     """Its id at the machine host."""
     name: str
@@ -54,10 +54,10 @@ class Machine:
     ended_at: float | None = None
     state: InstanceState = InstanceState.PENDING
     deletion: Operation | None = None
-    """Somebody asked to delete it; that is not done yet."""
+    """The deletion that is under way."""
     has_told_its_end: bool = False
     is_gone: bool = False
-    """It was removed; a machine that has only ended still exists."""
+    """Whether it was removed; a machine that has only ended still exists."""
 
     @property
     def key(self) -> str:
@@ -66,7 +66,7 @@ class Machine:
 
     @property
     def instance_type(self) -> str:
-        """Return such as ``n2-standard-4``."""
+        """Return the machine type, such as ``n2-standard-4``."""
         return str(self.value["machineType"]).rpartition("/")[2]
 
     @property
@@ -76,7 +76,7 @@ class Machine:
 
     @property
     def num_vcpus(self) -> int:
-        """Return how much of a quota it uses."""
+        """Return the number of vCPUs that it uses of a quota."""
         return MACHINE_TYPES[self.instance_type].cpus
 
     @property
@@ -91,7 +91,7 @@ class Machine:
 
     @property
     def notice_seconds(self) -> float:
-        """Return how long before its end it hears of a reclaim."""
+        """Return the time from the notice of a reclaim to its end."""
         notice = self.value["scheduling"].get("preemptionNoticeDuration", {})
         return float(notice.get("seconds", 0)) + SHUTDOWN_SECONDS
 
@@ -117,7 +117,7 @@ class Machines:
         self._numbers = itertools.count(1)
 
     def console(self, machine: Machine) -> str:
-        """Return what the machine has printed so far."""
+        """Return the machine's output so far."""
         return self._host.console(machine.host_id)
 
     def start(
@@ -129,7 +129,7 @@ class Machines:
         *,
         image: Image,
     ) -> Machine:
-        """Make a machine from instance properties that were checked, and boot it from the image.
+        """Make a machine from checked instance properties, and boot it from the image.
 
         ``addresses`` has its network's and subnetwork's paths.
         """
@@ -173,11 +173,11 @@ class Machines:
         raise ApiError(404, "notFound", f"The resource '{path}' was not found")
 
     def has_name(self, zone: str, name: str) -> bool:
-        """Return whether the zone has a machine of the name, shown or not."""
+        """Return whether the zone has a machine of the name, even one that is not listed."""
         return any(one.zone == zone and one.name == name and not one.is_gone for one in self.all)
 
     def shown(self) -> list[Machine]:
-        """Return the machines that a listing has."""
+        """Return the machines that listings show."""
         return sorted((one for one in self.all if self._is_shown(one)), key=lambda one: one.name)
 
     def alive(self) -> list[Machine]:
@@ -185,7 +185,7 @@ class Machines:
         return [one for one in self.all if one.is_alive and not one.is_gone]
 
     def show(self, machine: Machine) -> dict[str, Any]:
-        """Return the machine as it is now."""
+        """Return the machine's current description."""
         resource = {**machine.value, "status": _STATUS[machine.state]}
         if machine.state is not InstanceState.PENDING:
             resource["lastStartTimestamp"] = resource["creationTimestamp"]
@@ -241,7 +241,7 @@ class Machines:
         machine.state = status.state
         if status.state not in {InstanceState.SHUTTING_DOWN, InstanceState.ENDED}:
             return
-        # The host names no reason while a machine goes down because somebody has deleted it.
+        # The host gives no reason while a deleted machine shuts down.
         asked = EndReason.LOST if machine.deletion is None else EndReason.TERMINATED
         reason = status.end_reason or asked
         if not machine.has_told_its_end:
@@ -259,7 +259,7 @@ class Machines:
         if status.state is InstanceState.ENDED:
             machine.ended_at = self._clock()
             action = machine.value["scheduling"].get("instanceTerminationAction", "STOP")
-            # A machine that was shut down from within stays, stopped, whatever its termination action is.
+            # A machine that shut itself down remains as a stopped one, whatever its termination action is.
             if (
                 machine.deletion is not None
                 or reason is EndReason.TERMINATED

@@ -1,7 +1,6 @@
-"""The access tokens that emulated machines get: made by the metadata server, known to the APIs.
+"""The access tokens of emulated machines, which the metadata server makes and the APIs check.
 
-These are different processes, which share a seed. The seed signs a token; the token itself says whose it is
-and when it expires.
+These are different processes, which share a seed that signs tokens. A token contains its account and its end.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _PREFIX: Final = "ya29.c."
 
 @dataclass(frozen=True)
 class MachineToken:
-    """What a token says."""
+    """The content of a token."""
 
     email: str
     scopes: tuple[str, ...]
@@ -29,7 +28,7 @@ class MachineToken:
 
 
 class MachineTokens:
-    """All tokens that follow from one seed."""
+    """Makes and checks the tokens of one seed."""
 
     def __init__(self, seed: str) -> None:
         self.seed = seed
@@ -41,7 +40,7 @@ class MachineTokens:
         return f"{_PREFIX}{body.decode()}.{self._sign(body)}"
 
     def identity(self, claims: Mapping[str, Any]) -> str:
-        """Return claims as a JWT. The seed signs it, where Google would sign with a published key."""
+        """Return claims as a JWT, signed with the seed; Google would sign it with a published key."""
         header = {"alg": "HS256", "kid": "sandbox", "typ": "JWT"}
         parts = [
             base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in (header, claims)
@@ -50,7 +49,7 @@ class MachineTokens:
         return b".".join([*parts, base64.urlsafe_b64encode(signature).rstrip(b"=")]).decode()
 
     def read(self, token: str) -> MachineToken | None:
-        """Return what the token says, or None if the seed did not make it; it may have expired."""
+        """Return the token's content, or None if the seed did not sign it; it may have expired."""
         body, _, signature = token.removeprefix(_PREFIX).partition(".")
         if not token.startswith(_PREFIX) or not hmac.compare_digest(signature, self._sign(body.encode())):
             return None

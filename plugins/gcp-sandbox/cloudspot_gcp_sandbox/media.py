@@ -1,4 +1,4 @@
-"""Contents on their way into an emulated Cloud Storage and out of it: multipart bodies, and ranges."""
+"""Reads multipart bodies for an emulated Cloud Storage, and answers with contents and ranges of them."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 Sources: Compute Engine documentation, "About VM metadata", "Predefined metadata keys", "View and query VM
 metadata" (the header, ``recursive``, ``alt``, ``wait_for_change``, ``last_etag``, ``timeout_sec``, refused
-X-Forwarded-For), "Authenticate workloads to Google APIs"; what Google's guest agents read and in which form:
-GoogleCloudPlatform/guest-agent, google-guest-agent and compute-image-packages (checked 2026-11). From memory:
-the redirect to a directory's last slash, texts of errors, guest attributes that are switched off. The real
-one ignores unknown parameters; here they are refused.
+X-Forwarded-For), "Authenticate workloads to Google APIs"; for the values that Google's guest agents read:
+GoogleCloudPlatform/guest-agent, google-guest-agent and compute-image-packages (checked 2026-11). The redirect
+to a directory's last slash, texts of errors, and disabled guest attributes are from memory. The real server
+ignores unknown parameters; here they are refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT: Final = "computeMetadata"
 VERSION: Final = "v1"
 MAX_WAIT_SECONDS: Final = 3600.0
 RENEWED_BEFORE_SECONDS: Final = 300.0
-"""A token with no more time left than this is replaced at the next request."""
+"""A token that expires within this time is replaced at the next request."""
 _PARAMETERS: Final = frozenset(
     {
         "alt",
@@ -70,7 +70,7 @@ _TITLES: Final = {
 }
 
 Tree = Mapping[str, Any]
-"""Directories by name; a leaf is a text, a list (of lines, or of JSON) or a number."""
+"""A directory: its entries by name. A leaf is a text, a list (of lines, or of JSON) or a number."""
 
 
 class GceMetadata(MetadataService):
@@ -92,7 +92,7 @@ class GceMetadata(MetadataService):
         self._lock = threading.Lock()
 
     def answer(self, request: Request) -> Answer:
-        """Answer one request; a long poll takes its time."""
+        """Answer one request; a long poll waits."""
         path, _, query = request.path.partition("?")
         if request.method == "PUT" and path.startswith(f"/{ROOT}/{VERSION}/instance/guest-attributes/"):
             return _refuse(403, "Guest attributes endpoint access is disabled.")
@@ -129,12 +129,12 @@ class GceMetadata(MetadataService):
             left = end - self._monotonic()
             if left <= 0:
                 break
-            # Briefly, since a wait that begins now misses a change after the look.
+            # The wait is short, because it misses a change between the look and its beginning.
             self.view.wait_for_change(min(left, 0.25))
             answer = self._look(parts, asked, is_directory=is_directory)
         return answer
 
-    # --- what there is ----------------------------------------------------------------------------
+    # --- values -----------------------------------------------------------------------------------
 
     def _look(self, parts: Sequence[str], asked: Mapping[str, str], *, is_directory: bool) -> Answer:
         missing = _refuse(404, "The requested URL was not found on this server.")
@@ -182,7 +182,7 @@ class GceMetadata(MetadataService):
         return _make(json.dumps(value), "application/json")
 
     def _give_identity(self, account: str, asked: Mapping[str, str]) -> Answer | None:
-        """Return who the machine is, as a JWT. Google's would be signed with a key that all can look up."""
+        """Return the machine's identity as a JWT; Google would sign it with a published key."""
         known = {**self._accounts(), "default": self._default_account()}
         own = known.get(account)
         if own is None:

@@ -1,4 +1,4 @@
-"""The emulated Compute Engine's networks and firewall rules: made, listed and deleted, and enforced nowhere.
+"""The emulated Compute Engine's networks and firewall rules, which are kept but not enforced.
 
 Source: Compute Engine API reference, Networks and Firewalls; "VPC networks", default networks and their rules
 (checked 2026-11; the wording of refusals is from memory).

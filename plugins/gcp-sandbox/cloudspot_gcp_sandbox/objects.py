@@ -1,4 +1,4 @@
-"""What an emulated Cloud Storage holds: buckets, and in them objects with all their generations."""
+"""The content of an emulated Cloud Storage: buckets, and their objects with all generations."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class StoredObject:
     crc32c: str
     md5: str
     fields: dict[str, Any]
-    """What its writer said about it: contentType, metadata, ..."""
+    """The fields that its writer has set: contentType, metadata, ..."""
     created_at: datetime
     metageneration: int = 1
     deleted_at: datetime | None = None
-    """When it ceased to be the live one."""
+    """When it ceased to be the live generation."""
 
     def read(self, start: int = 0, end: int | None = None) -> bytes:
         """Return the bytes from ``start`` to ``end`` (exclusive)."""
@@ -101,7 +101,7 @@ class StoredBucket:
 
     @property
     def is_versioned(self) -> bool:
-        """Whether replaced objects stay."""
+        """Whether replaced objects are kept."""
         return bool(self.fields.get("versioning", {}).get("enabled"))
 
     def resource(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class StoredBucket:
 
 
 class Buckets:
-    """All buckets. Thread-safe: each change of an object is one step, its conditions and its effect."""
+    """All buckets. Thread-safe: checking a change's conditions and making the change is one step."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Buckets:
         """Make a bucket.
 
         Raises:
-            ApiError: 400, not a bucket's name; 409, it is taken.
+            ApiError: 400, the name is invalid; 409, it is taken.
         """
         check_bucket_name(name)
         defaults = {
@@ -241,7 +241,7 @@ class Buckets:
         """Make the object, if the conditions hold.
 
         Raises:
-            ApiError: 412, they do not; 400, not an object's name; 404, no such bucket.
+            ApiError: 412, they do not; 400, the name is invalid; 404, the bucket does not exist.
         """
         check_object_name(name)
         self.get(bucket)
@@ -269,7 +269,7 @@ class Buckets:
             return stored
 
     def delete(self, bucket: str, name: str, conditions: Mapping[str, Any]) -> None:
-        """Remove the live object, or the generation that ``conditions["generation"]`` says.
+        """Remove the live object, or the generation ``conditions["generation"]``.
 
         Raises:
             ApiError: 404, it does not exist; 412, the conditions do not hold.
@@ -322,7 +322,7 @@ def check_conditions(existing: StoredObject | None, conditions: Mapping[str, Any
         if name not in conditions:
             continue
         found = 0 if existing is None else getattr(existing, of)
-        # Without a live object, no condition but ifGenerationMatch=0 holds.
+        # Without a live object, only ifGenerationMatch=0 holds.
         holds = (found == conditions[name]) is is_match
         if existing is None and (of, is_match) != ("generation", True):
             holds = False
@@ -366,12 +366,12 @@ def check_object_name(name: str) -> None:
 
 
 def crc32c_of(data: bytes | bytearray | memoryview) -> str:
-    """Return the checksum as the API shows it."""
+    """Return the checksum in the API's form."""
     return base64.b64encode(google_crc32c.value(bytes(data)).to_bytes(4, "big")).decode("ascii")
 
 
 def timestamp(moment: datetime) -> str:
-    """Return a time as the API shows it, in milliseconds."""
+    """Return a time in the API's form, to the millisecond."""
     return f"{moment.astimezone(timezone.utc):%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"
 
 

@@ -61,7 +61,7 @@ class Operations:
     ) -> Operation:
         """Begin an operation that takes ``seconds``.
 
-        ``target`` is the target's path, and ``fields`` goes to the operation as it is.
+        ``target`` is the target's path; ``fields`` are added to the operation.
         """
         now = self._clock()
         name = f"operation-{int(now * 1000)}-{secrets.token_hex(6)}"
@@ -87,7 +87,7 @@ class Operations:
         return operation
 
     def show(self, operation: Operation) -> dict[str, Any]:
-        """Return the operation as it is now."""
+        """Return the operation's current state."""
         if self._clock() < operation.done_at:
             return {**operation.value, "status": "RUNNING", "progress": 0}
         resource = {
@@ -117,7 +117,7 @@ class Operations:
         raise ApiError(404, "notFound", f"The resource '{path}' was not found")
 
     def by_scope(self) -> dict[str, list[dict[str, Any]]]:
-        """Return what is listed, by scope, the oldest first."""
+        """Return the listed operations by scope, oldest first."""
         now = self._clock()
         self._all = [one for one in self._all if now - one.done_at < KEPT_SECONDS]
         found: dict[str, list[dict[str, Any]]] = {}
@@ -127,5 +127,5 @@ class Operations:
 
 
 def timestamp(seconds: float) -> str:
-    """Return a moment as the API writes it, such as ``2026-11-20T08:22:00.000+00:00``."""
+    """Return a moment in the API's form, such as ``2026-11-20T08:22:00.000+00:00``."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")

@@ -1,4 +1,4 @@
-"""Partial answers: what the parameter ``fields`` leaves of a JSON value.
+"""Partial answers: selects the parts of a JSON value that the parameter ``fields`` names.
 
 Source: "Partial response" in Google's guides to its JSON APIs, ``fields=items(name,size),nextPageToken``.
 """
@@ -16,10 +16,10 @@ _TOKEN = re.compile(r"[A-Za-z0-9_*]+|[/(),]")
 
 
 def select(value: Any, fields: str) -> Any:
-    """Return what ``fields`` leaves of the value.
+    """Return the parts of the value that ``fields`` names.
 
     Raises:
-        ApiError: 400, it cannot be read.
+        ApiError: 400, ``fields`` cannot be parsed.
     """
     tokens = _TOKEN.findall(fields)
     if "".join(tokens) != fields.replace(" ", "") or not tokens:

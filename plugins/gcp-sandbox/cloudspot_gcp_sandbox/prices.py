@@ -1,6 +1,6 @@
-"""The emulated market: a part of Google's price list, with made-up prices near the real ones.
+"""The emulated market: a part of Google's price list, with made-up prices close to the real ones.
 
-The form is that of Cloud Billing's ``services.skus.list``; descriptions are worded like the real ones.
+It has the form of Cloud Billing's ``services.skus.list``; descriptions are worded like the real ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLACES: Final = {
     "europe-west4": "Netherlands",
     "asia-east1": "Taiwan",
 }
-# USD an hour of a vCPU and of a GiB, on demand in the cheapest region.
+# USD an hour for a vCPU and for a GiB, on demand in the cheapest region.
 _FAMILIES: Final = {
     "E2 Instance": (0.0218, 0.0029),
     "N1 Predefined Instance": (0.0316, 0.0042),
@@ -48,7 +48,7 @@ _GPUS: Final = {
     "Nvidia Tesla P100 GPU": 1.46,
     "Nvidia Tesla P4 GPU": 0.6,
 }
-# USD a month of a GiB in the cheapest region, and how many of them are free in the Americas.
+# USD a month for a GiB in the cheapest region, and the number of GiB that are free in the Americas.
 _DISKS: Final = {
     "Storage PD Capacity": (0.04, 30),
     "SSD backed PD Capacity": (0.17, 0),

@@ -1,7 +1,7 @@
-"""Resumable uploads as Cloud Storage takes them: sessions, pieces, and what is kept of a broken one.
+"""Resumable uploads to the emulated Cloud Storage, in sessions of pieces that may break off.
 
-Source: Cloud Storage, "Resumable uploads" and "Perform resumable uploads" (checked 2026-11); that the
-conditions are checked when the upload ends, not when it begins: googleapis/google-cloud-java#201.
+Source: Cloud Storage, "Resumable uploads" and "Perform resumable uploads" (checked 2026-11); for checking the
+conditions when the upload ends, not when it begins: googleapis/google-cloud-java#201.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from cloudspot_gcp_sandbox.objects import StoredObject, crc32c_of
 from cloudspot_gcp_sandbox.wsgi import Reply, Request
 
 UNIT_BYTES = 256 << 10
-"""Every piece but the last is a multiple of it, and so is what is kept of a broken one."""
+"""The size of every piece but the last is a multiple of this, and so is the kept part of a broken piece."""
 _PIECE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _QUESTION = re.compile(r"bytes \*/(\d+|\*)")
 
 Finish = Callable[["Session"], StoredObject]
-"""Makes the object of an upload that is complete; raises ApiError where that is refused."""
+"""Makes the object of a complete upload; raises ApiError if that is refused."""
 
 
 @dataclass
@@ -37,9 +37,9 @@ class Session:
     fields: Mapping[str, Any]
     conditions: Mapping[str, Any]
     declared_bytes: int | None
-    """What ``X-Upload-Content-Length`` said."""
+    """The size from ``X-Upload-Content-Length``."""
     data: bytearray = field(default_factory=bytearray)
-    """What was received and kept."""
+    """The bytes that were received and kept."""
     answer: Reply | None = None
     """The answer that ended it; a later query gets the same."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -50,8 +50,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self.breaks: list[int] = []
-        """How many bytes are read of each of the next pieces, one entry for each, before the connection
-        breaks."""
+        """For each of the next pieces, the number of bytes that are read before the connection breaks."""
         self._sessions: dict[str, Session] = {}
 
     def begin(
@@ -77,20 +76,20 @@ class Sessions:
         """Return the session.
 
         Raises:
-            ApiError: 404, it does not exist; it may have been cancelled.
+            ApiError: 404, it does not exist, or was cancelled.
         """
         if upload_id not in self._sessions:
             raise ApiError(404, "notFound", "Not Found")
         return self._sessions[upload_id]
 
     def cancel(self, upload_id: str) -> Reply:
-        """Drop what a session has received."""
+        """Drop a session and its data."""
         self.find(upload_id)
         del self._sessions[upload_id]
         return Reply(499)
 
     def take(self, request: Request, session: Session, finish: Finish) -> Reply:
-        """Answer a PUT: a piece, the whole content, or a query of how far the upload is."""
+        """Answer a PUT: a piece, the whole content, or a query of the upload's position."""
         with session.lock:
             length = request.header("content-length")
             if length is None:
@@ -139,7 +138,7 @@ class Sessions:
             body: bytes = stream.read(wanted)
         except ConnectionError:
             body = b""
-        known = len(session.data) - first  # Skip what came before and was kept.
+        known = len(session.data) - first  # Skip the bytes that were received before.
         session.data += body[known:]
         if break_at is not None or len(body) < length:
             del session.data[len(session.data) - len(session.data) % UNIT_BYTES :]

@@ -1,4 +1,4 @@
-"""Images of the emulated Compute Engine that are made of machines: the disk is copied, which takes a while.
+"""Images of the emulated Compute Engine that are made from machines by copying the disk, which takes a while.
 
 Source: Compute Engine API reference, images (checked 2026-11). A disk in use: ansible/ansible#61634; several
 sources or none: ansible-collections/google.cloud#378.
@@ -24,7 +24,7 @@ from cloudspot_gcp_sandbox.machines import Machine
 from cloudspot_gcp_sandbox.operations import Operation, Operations, timestamp
 
 COPY_SECONDS: Final = 3.0
-"""How long an image is pending; Compute Engine's are for minutes, by what is on the disk."""
+"""How long an image is pending; Compute Engine's are pending for minutes, depending on the disk's content."""
 _FIRST_ID: Final = 3_000_000_000_000_000_000
 _SOURCES: Final = ("rawDisk", "sourceDisk", "sourceImage", "sourceSnapshot")
 _OWN_FIELDS: Final = frozenset({"name", "description", "family", "labels", "sourceDisk"})
@@ -53,14 +53,14 @@ class SavedImages:
         self._disks, self._faults, self._clock = disks, faults, clock
         self._numbers = itertools.count(1)
         self._copying: dict[str, _Copying] = {}
-        """By the images' names."""
+        """The copies under way, by the images' names."""
         self._going: dict[str, Operation] = {}
-        """Their deletions."""
+        """The deletions under way, by the images' names."""
 
     def insert(
         self, path: Mapping[str, str], body: Mapping[str, Any], caller: str, query: Mapping[str, Any]
     ) -> Operation:
-        """Begin to copy the boot disk of a machine, as it is now."""
+        """Begin to copy the current boot disk of a machine."""
         name = body["name"]
         check_labels(body.get("labels", {}), "resource.labels")
         if sum(source in body for source in _SOURCES) != 1:
@@ -109,7 +109,7 @@ class SavedImages:
         return operation
 
     def delete(self, name: str, caller: str, *, seconds: float) -> Operation:
-        """Begin to delete an image, which takes so many seconds."""
+        """Begin to delete an image, which takes ``seconds``."""
         image = self._find(name)
         if image is None:
             raise missing(self._site, f"global/images/{name}")
@@ -124,7 +124,7 @@ class SavedImages:
         return operation
 
     def refresh(self) -> None:
-        """Let the images show how far they are; one whose machine ended too early has failed."""
+        """Update the images' states; an image whose machine ended too early has failed."""
         for image in [one for one in self._site.images if one.project == self._site.project]:
             copying, going = self._copying.get(image.name), self._going.get(image.name)
             if going is not None and self._clock() >= going.done_at:

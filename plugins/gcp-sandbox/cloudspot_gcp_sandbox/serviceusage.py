@@ -1,7 +1,7 @@
-"""Which of Google's APIs a project has enabled; a request to one that is off is refused.
+"""Enables Google's APIs in a project, and refuses requests to those that are off.
 
-Source: Service Usage API v1 (checked 2026-11); the refusal's words and details are those of the APIs today
-(from memory). serviceusage.googleapis.com itself is on in each new project.
+Source: Service Usage API v1 (checked 2026-11); the refusal's wording and details are from memory of the
+current APIs. serviceusage.googleapis.com itself is on in each new project.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KNOWN: Final = frozenset(
         *("cloudscheduler", "compute", "eventarc", "iam", "logging", "pubsub", "run", "storage"),
     }
 )
-"""The services that there are, among those that cloudspot may need."""
+"""The services that cloudspot may need."""
 _OWN: Final = re.compile(r"/v1/(?:projects/[^/]+/services(?:/.*)?|operations/.*)")
 _PATHS: Final = (
     (re.compile(r"/compute/v1/.*|/batch/compute/v1"), "compute"),
@@ -38,7 +38,7 @@ _PATHS: Final = (
     (re.compile(r"/v2/projects/[^/]+/locations/[^/]+/functions.*"), "cloudfunctions"),
     (re.compile(r"/v1/projects/[^/]+/locations/[^/]+/jobs.*"), "cloudscheduler"),
 )
-"""The services' paths; those of others are not refused here."""
+"""The services' paths; requests to other services are not refused here."""
 
 
 class ServiceUsage:
@@ -53,7 +53,7 @@ class ServiceUsage:
         grants: Grants,
         enabled: Iterable[str] = KNOWN,
     ) -> None:
-        """``enabled`` are on at first."""
+        """The services in ``enabled`` are on at first."""
         self._app = app
         self._lock = threading.Lock()
         self.enabled = set(enabled)

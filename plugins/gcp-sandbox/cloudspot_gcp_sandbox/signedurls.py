@@ -25,7 +25,7 @@ def is_signed(request: Request) -> bool:
 
 
 def check_signed(request: Request, identities: Identities, *, now: datetime) -> str:
-    """Return the address of the account that signed.
+    """Return the address of the signing account.
 
     Raises:
         ApiError: 400, the signature is malformed; 403, it is wrong or has expired.

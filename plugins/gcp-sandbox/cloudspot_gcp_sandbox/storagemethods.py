@@ -1,4 +1,4 @@
-"""The methods of an emulated Cloud Storage, and what each answers to an allowed request."""
+"""The methods of an emulated Cloud Storage, with their answers to allowed requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WRITABLE = frozenset(
         *("storageClass", "temporaryHold", "contexts"),
     }
 )
-"""The fields that an object's writer sets; others are shown, and ignored when sent."""
+"""The fields that an object's writer may set; others are ignored when sent."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Asked:
     request: Request
     matched: Matched
     body: Any
-    """Its JSON value, None without one."""
+    """The body's JSON value, or None without a body."""
 
     @property
     def method_id(self) -> str:

@@ -1,12 +1,12 @@
 """Compute Engine as strict as the real one: checks every request against Google's own API description.
 
-It also answers what a submitter asks other services: the price list (Cloud Billing) and which permissions the
-caller has (Resource Manager). Each call is recorded by its method's id, such as ``compute.instances.list``.
+It also answers a submitter's requests to other services: the price list (Cloud Billing) and the caller's
+permissions (Resource Manager). Each call is recorded by its method's id, such as ``compute.instances.list``.
 
-Faults by those ids: ``inject("compute.regionInstances.bulkInsert", ...)`` refuses the request;
-``inject("operation compute.regionInstances.bulkInsert", CODE, ...)`` lets it be accepted and its operation
-end with the error, with ``happens`` after the machines were made; the operation of ``compute.images.insert``
-can fail in the same way. ``inject("preemption", "")`` has the next machine that is made taken at once.
+Faults use those ids: ``inject("compute.regionInstances.bulkInsert", ...)`` refuses the request;
+``inject("operation compute.regionInstances.bulkInsert", CODE, ...)`` accepts it and lets its operation end
+with the error, with ``happens`` after the machines were made; the operation of ``compute.images.insert`` can
+fail in the same way. ``inject("preemption", "")`` reclaims the next new machine at once.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class StrictCompute:
         self._handlers = {**lists.handlers(), **self._writes.handlers()}
 
     def preempted(self) -> list[tuple[str, str]]:
-        """Return each machine that was preempted so far, and its region, as the audit log names them."""
+        """Return each machine that was preempted so far, with its region, by the audit log's names."""
         with self.machines.lock:
             self.machines.refresh()
             shown = [one for ones in self.operations.by_scope().values() for one in ones]
@@ -108,12 +108,12 @@ class StrictCompute:
 
     @property
     def unreachable(self) -> set[str]:
-        """Return the zones that answer no listing, to add to; none at first."""
+        """Return the zones that do not answer listings; tests may add to the set, which is empty at first."""
         return self._lists.unreachable
 
     @property
     def operation_seconds(self) -> float:
-        """Return how long an operation takes that makes or removes something; 0 at first."""
+        """Return the duration of operations that make or remove something; it is 0 at first."""
         return self._writes.operation_seconds
 
     @operation_seconds.setter
@@ -248,7 +248,7 @@ class StrictCompute:
 
 
 def _api_of(request: Request) -> str | None:
-    """Return the document of the API that a request is for; None: it is not one of ours."""
+    """Return the document of a request's API, or None if it is not emulated here."""
     name = next((name for start, name in _APIS if request.path.startswith(start)), None)
     if name == "cloudresourcemanager.v1" and not request.path.endswith(":testIamPermissions"):
         return None

@@ -1,8 +1,8 @@
-"""Cloud Functions (2nd gen): functions are checked, built, and really run: by requests and by audit events.
+"""Cloud Functions (2nd gen): functions are checked, built, and really run by requests and audit events.
 
-A deployment is an operation that takes a while; meanwhile the function is DEPLOYING. What Google's build does
-is done: the source needs a ``main.py``, all of it must compile, and nothing but functions-framework can be
-required, since there is no index here.
+A deployment is an operation that takes a while; meanwhile the function is DEPLOYING. The build has Google's
+rules: the source needs a ``main.py``, all of it must compile, and only functions-framework can be required,
+because there is no package index here.
 
 Source: Cloud Functions API v2 (its discovery document); GoogleCloudPlatform/buildpacks, cmd/python; Eventarc,
 "Cloud Audit Logs events" and "Roles and permissions"; Cloud Run, "Authenticating service-to-service"; checked
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication
 
 BUILD_SECONDS: Final = 1.0
-"""What a build takes at least; Google's takes minutes."""
+"""The least time of a build; Google's builds take minutes."""
 AUDITED: Final = "google.cloud.audit.log.v1.written"
 _PATH: Final = re.compile(r"/v2/projects/[^/]+/locations/[^/]+/(?:functions|operations)(?:[/:].*)?")
 _UPLOADS: Final = re.compile(r"/(gcf-v2-uploads-[a-z0-9.-]+)/([0-9a-f-]+\.zip)")
@@ -82,9 +82,9 @@ class StrictFunctions:
         self._lock = threading.RLock()
         self._functions: dict[str, dict[str, Any]] = {}
         self._sources: dict[str, bytes | None] = {}
-        """The uploads by bucket and object; None: the URL was given, and nothing has come yet."""
+        """The uploads by bucket and object; None if nothing has been uploaded to the URL yet."""
         self._codes: dict[str, Code] = {}
-        """What each function runs, by its name."""
+        """The current code of each function, by its name."""
         self._operations: dict[str, dict[str, Any]] = {}
         self._processes = FunctionProcesses[FunctionInstance]()
         self._num_revisions = 0
@@ -240,7 +240,7 @@ class StrictFunctions:
         if request.method != "PUT" or not is_known or "X-Goog-Signature" not in request.query:
             code = "AccessDenied"
         elif request.header("authorization") is not None:
-            code = "AccessDenied"  # The caller's own identity has no right to Google's bucket.
+            code = "AccessDenied"  # The caller's identity has no right to Google's bucket.
         elif request.header("content-type") != "application/zip":
             code = "SignatureDoesNotMatch"
         else:
@@ -313,7 +313,7 @@ class StrictFunctions:
 
     def _deploy(self, function: dict[str, Any]) -> Mapping[str, Any]:
         name = function["name"]
-        # Google's answer does not tell where the source has come from.
+        # Google's answer does not contain the source's origin.
         source = function["buildConfig"].pop("source", None)
         self._functions[name] = function | {"state": "DEPLOYING", "updateTime": _now(), "stateMessages": []}
         held = self._codes.get(name)
@@ -359,7 +359,7 @@ class StrictFunctions:
         )
 
     def _check(self, function: Mapping[str, Any]) -> None:
-        """Refuse what Google refuses at once."""
+        """Refuse a function that Google refuses at once."""
         build, config = function.get("buildConfig", {}), function.get("serviceConfig", {})
         trigger = function.get("eventTrigger")
         here = f"python{sys.version_info[0]}{sys.version_info[1]}"
@@ -396,7 +396,7 @@ class StrictFunctions:
         return content
 
     def _build(self, archive: bytes | None, function: Mapping[str, Any]) -> ApiError | None:
-        """Return why the function cannot be built or released; None: it can."""
+        """Return the error if the function cannot be built or released, else None."""
         time.sleep(BUILD_SECONDS)
         failed = "Build failed with status: FAILURE. "
         if archive is None:

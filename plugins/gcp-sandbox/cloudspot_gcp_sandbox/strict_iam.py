@@ -1,11 +1,11 @@
-"""An emulated IAM: service accounts, custom roles, and the policies of what a driver's function touches.
+"""An emulated IAM: service accounts, custom roles, and policies.
 
-Those are the project's, the accounts', the buckets' and the Cloud Run services'. New accounts and new
+The policies are the project's, the accounts', the buckets' and the Cloud Run services'. New accounts and new
 grants are unknown for a few seconds, as Google's are for minutes.
 
-Source: IAM API reference; "Allow policies and role bindings" (etags, versions, what a reader of version 1
-sees of conditions); "Create and manage custom roles" (a deleted role's id is taken); checked 2026-11,
-the refusals' wording is from memory.
+Source: IAM API reference; "Allow policies and role bindings" (etags, versions, conditions in version 1);
+"Create and manage custom roles" (a deleted role's id is taken); checked 2026-11, the refusals' wording is
+from memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication
 
 LAG_SECONDS: Final = 3.0
-"""How long a new account is unknown to policies, and a new grant without effect."""
+"""How long a new account is unknown to policies, and how long a new grant has no effect."""
 PREDEFINED: Final[Mapping[str, frozenset[str]]] = {
     "roles/iam.serviceAccountUser": frozenset({"iam.serviceAccounts.actAs", "iam.serviceAccounts.get"}),
     "roles/run.invoker": frozenset({"run.routes.invoke"}),
@@ -51,12 +51,12 @@ _PATHS: Final = (
 class StrictIam:
     """WSGI middleware; requests to other services reach ``app`` unchanged. Thread-safe.
 
-    The other services ask it what accounts may do, so ``app`` is set once they are made.
+    The other services ask it for the rights of accounts, so ``app`` is set once they are made.
     """
 
     app: WSGIApplication
     url: str = ""
-    """Where it is served: keys name its token endpoint."""
+    """Its URL, which keys contain for the token endpoint."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class StrictIam:
         has_bucket: Callable[[str], bool] = lambda _name: False,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Know these buckets and accounts already.
+        """Begin with these buckets and accounts.
 
-        ``has_bucket`` tells of buckets that were made later. ``machines`` is the account of the nodes, which
-        has its grant of docs/gcp.md; None: nobody has any.
+        ``has_bucket`` returns whether a bucket was made later. ``machines`` is the account of the nodes,
+        which has the grant in docs/gcp.md; with None, no account has a grant.
         """
         self._project = project
         self._identities = identities
@@ -122,15 +122,15 @@ class StrictIam:
         """Answer a request."""
         request = Request.of(environ)
         name = next((name for path, name in _PATHS if path.fullmatch(request.path)), None)
-        # Another service signs as an account.
+        # Another service signs for accounts.
         if name is None or request.path.endswith(":signBlob"):
             return self.app(environ, start_response)
         return self._apis[name].answer(request).send(start_response)
 
-    # --- what others ask ----------------------------------------------------------------------------
+    # --- for the other services ---------------------------------------------------------------------
 
     def exists(self, email: str) -> bool:
-        """Return whether there is such an account, and the other services know it."""
+        """Return whether the account exists and is known to the other services."""
         with self._lock:
             return email in self._accounts and self._now() >= self._made_at.get(email, 0.0) + LAG_SECONDS
 
@@ -238,7 +238,7 @@ class StrictIam:
         return self._find_account(matched)
 
     def _create_key(self, matched: Matched, _body: dict[str, Any]) -> Mapping[str, Any]:
-        """Give the account a key, which is told once."""
+        """Give the account a key, which only this answer contains."""
         account = self._find_account(matched)
         made = ServiceAccount.make(account["email"], project=self._project)
         self._identities.add(made)
@@ -259,7 +259,7 @@ class StrictIam:
         with self._lock:
             del self._accounts[email]
             self._policies.pop(self._account_path(email), None)
-            # Its grants stay behind, for an account that never comes back, even under the same name.
+            # Its grants stay, for an account that never returns, even under the same name.
             for policy in self._policies.values():
                 for binding in policy.get("bindings", ()):
                     binding["members"] = [
@@ -340,7 +340,7 @@ class StrictIam:
 
     def _check_permissions(self, role: Mapping[str, Any]) -> None:
         for permission in role.get("includedPermissions", ()):
-            # This one is for organizations.
+            # This permission is only for organizations.
             if _PERMISSION.fullmatch(permission) is None or permission == "resourcemanager.projects.list":
                 raise invalid(f"Permission {permission} is not valid.", field="permissions")
         if len(role.get("title", "").encode()) > 100:
@@ -381,7 +381,7 @@ class StrictIam:
             bindings = [dict(binding) for binding in policy.get("bindings", ())]
         conditional = [binding for binding in bindings if "condition" in binding]
         if asked != 3:
-            # Who does not ask for version 3 gets names that stand for conditions, and cannot write them back.
+            # Without a request for version 3, names replace conditions, and cannot be written back.
             for binding in conditional:
                 digest = secrets.token_hex(10)
                 binding["role"] = f"{binding['role']}_withcond_{digest}"
@@ -435,7 +435,7 @@ class StrictIam:
 
 
 def _self_end(project: str, machines: str) -> dict[str, Any]:
-    """Return the grant that docs/gcp.md has a project make under a condition."""
+    """Return the conditional grant in docs/gcp.md."""
     return {
         "role": f"projects/{project}/roles/cloudspot_self_end",
         "members": [f"serviceAccount:{machines}"],

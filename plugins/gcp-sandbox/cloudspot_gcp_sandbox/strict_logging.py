@@ -1,8 +1,8 @@
 """An emulated Cloud Logging, as strict as the real one: writes entries, lists them by queries, lists logs.
 
-Every request is checked against Google's discovery document and the service's limits. Entries of the same
-log, time and insert id are one; they show after ``lag_seconds``. Faults are injected by rules
-(:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
+Every request is checked against Google's discovery document and the service's limits. Entries with the same
+log, time and insert id are one entry; entries become visible after ``lag_seconds``. Faults are injected by
+rules (:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
 
 Source: Cloud Logging API reference and "Quotas and limits" (checked 2026-11); the refusals' wording is from
 memory.
@@ -88,9 +88,9 @@ class StrictLogging:
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         self.page_entries = page_entries
-        """The most entries on a page, whatever was requested."""
+        """The most entries on a page, even if more were requested."""
         self.lag_seconds = lag_seconds
-        """How long an entry that was written is missing from listings."""
+        """How long a new entry is missing from listings."""
         self._app = app
         self._faults = faults
         self._identities = identities
@@ -99,7 +99,7 @@ class StrictLogging:
         self._api = api("logging.v2")
         self._lock = threading.Lock()
         self._entries: list[_Kept] = []
-        """By time and insert id."""
+        """The entries, in the order of time and insert id."""
         self._known: set[tuple[str, str, str]] = set()
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -157,7 +157,7 @@ class StrictLogging:
         return Reply.json(answer)
 
     def deposit(self, entry: Mapping[str, Any]) -> None:
-        """Keep an entry that Google itself writes, such as a line of a function."""
+        """Keep an entry that Google itself writes, such as a function's line."""
         self._write({"entries": [entry]})
 
     def clear(self) -> None:

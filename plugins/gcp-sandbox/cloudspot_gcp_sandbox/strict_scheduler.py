@@ -1,4 +1,4 @@
-"""Cloud Scheduler: jobs that really send their requests to functions, at their time or when they are told to.
+"""Cloud Scheduler: its jobs really send their requests to functions, at their time or on request.
 
 Source: Cloud Scheduler API v1 (its discovery document), "Cron job format", "Use authentication with HTTP
 targets"; checked 2026-11, the refusals' wording is from memory.
@@ -31,7 +31,7 @@ _JOB: Final = re.compile(r"projects/[^/]+/locations/[^/]+/jobs/[A-Za-z0-9_-]{1,5
 _RATE: Final = re.compile(r"every ([1-9]\d*) (minutes|hours)")
 _SECONDS: Final = re.compile(r"(\d+)(?:\.\d+)?s")
 _CODES: Final[Mapping[int, int]] = {401: 16, 403: 7, 404: 5, 429: 8, 503: 14, 504: 4}
-"""The code of google.rpc for an HTTP status; 13, INTERNAL, for the others."""
+"""The google.rpc code for an HTTP status; other statuses are 13, INTERNAL."""
 _FIELDS: Final = (*("description", "schedule", "timeZone", "attemptDeadline", "retryConfig", "httpTarget"),)
 
 
@@ -49,7 +49,7 @@ class StrictScheduler:
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         self.now = now
-        """The time by which jobs are due."""
+        """The clock of the jobs."""
         self._app = app
         self._iam = iam
         self._functions = functions
@@ -83,7 +83,7 @@ class StrictScheduler:
         return self._api.answer(request).send(start_response)
 
     def run_due(self) -> None:
-        """Send what is due; each job in a thread of its own."""
+        """Run the jobs that are due, each in its own thread."""
         now = self.now()
         with self._lock:
             due = [name for name, at in self._due.items() if now >= at and self._is_on(name)]
@@ -142,7 +142,7 @@ class StrictScheduler:
         job["userUpdateTime"] = self._moment()
         name = job["name"]
         if self._jobs.get(name, {}).get("schedule") != job["schedule"]:
-            # The first time is one interval after the job was made.
+            # The first run is one interval after the job was made.
             self._due[name] = self.now() + interval
         self._jobs[name] = job
         return dict(job)
@@ -174,7 +174,7 @@ class StrictScheduler:
 
     def _start(self, name: str) -> None:
         with self._lock:
-            if name in self._running:  # Never two at once.
+            if name in self._running:  # A job never runs twice at once.
                 return
             self._running.add(name)
         threading.Thread(target=self._attempt, args=(name,), name="schedule", daemon=True).start()
@@ -189,7 +189,7 @@ class StrictScheduler:
                 target = job["httpTarget"]
                 answer = self._functions.call(
                     target["uri"] if target["oidcToken"].get("audience") == target["uri"] else "",
-                    # Scheduler's own, unless the job names another.
+                    # Scheduler's default, unless the job names another.
                     {"Content-Type": "application/octet-stream", **target.get("headers", {})},
                     base64.b64decode(target.get("body", "")),
                     email=target["oidcToken"]["serviceAccountEmail"],
@@ -209,7 +209,7 @@ class StrictScheduler:
 
 
 def _every(schedule: str) -> timedelta:
-    """Return the interval of a schedule in Scheduler's English; its other forms are not emulated."""
+    """Return the interval of a schedule in Scheduler's own syntax; other forms are not emulated."""
     match = _RATE.fullmatch(schedule)
     if match is None:
         raise invalid(f"Schedule or timezone is invalid: {schedule!r}")

@@ -42,7 +42,7 @@ _RIGHTS = {
     "storage.objects.insert": "storage.objects.create",
     "storage.objects.patch": "storage.objects.update",
 }
-"""The right that a method takes, where it is not named after the method."""
+"""The right that a method takes, if it is not named after the method."""
 
 
 class StrictStorage:
@@ -65,7 +65,7 @@ class StrictStorage:
         self.buckets = Buckets(directory=directory, now=now)
         self.sessions = Sessions()
         self.foreign_buckets: set[str] = set()
-        """Those of another project: access to them is denied."""
+        """The buckets of another project, to which access is denied."""
         self._app = app
         self._faults = faults
         self._identities = identities
@@ -131,7 +131,7 @@ class StrictStorage:
         method, path = matched.method_id, matched.path
         wanted = [_RIGHTS.get(method, method)]
         if method == "storage.objects.get" and not self._is_there(path["bucket"], path["object"]):
-            wanted.append("storage.objects.list")  # Otherwise the caller does not learn that it is missing.
+            wanted.append("storage.objects.list")  # Without it, the caller must not learn that it is missing.
         is_strangers = path.get("bucket") in self.foreign_buckets
         for right in wanted:
             where = f"projects/_/buckets/{path.get('bucket', '')}"
@@ -164,7 +164,7 @@ class StrictStorage:
     # --- signed URLs ------------------------------------------------------------------------------
 
     def _answer_signed(self, request: Request) -> Reply:
-        """Answer a read by a signed URL, in the XML API's way."""
+        """Answer a read by a signed URL in the form of the XML API."""
         bucket, _, name = unquote(request.path.lstrip("/")).partition("/")
         caller, code = "", None
         try:
@@ -185,7 +185,7 @@ class StrictStorage:
 
 
 def _with_links_here(request: Request, reply: Reply) -> Reply:
-    """Return the answer with its media links leading here: the SDK follows them, with its token."""
+    """Return the answer with media links that lead here, because the SDK follows them with its token."""
     if not reply.headers.get("Content-Type", "").startswith("application/json"):
         return reply
     here = f"{request.environ['wsgi.url_scheme']}://{request.header('host')}/download/"

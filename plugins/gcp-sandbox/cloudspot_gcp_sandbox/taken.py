@@ -1,4 +1,4 @@
-"""Which IAM permissions a recorded request took, and on what, for comparison with the docs' roles.
+"""The IAM permissions that a recorded request took, and their resources, for comparison with the docs' roles.
 
 Sources: Cloud Storage documentation, "IAM permissions for JSON methods"; Cloud Logging, "Access control
 with IAM"; for Compute Engine see :mod:`~cloudspot_gcp_sandbox.rights`.
@@ -46,7 +46,7 @@ def rights_of(call: Call) -> frozenset[str]:
 
 
 def resource_of(call: Call) -> str:
-    """Return the resource's name as IAM conditions have it; ``*`` if it has none."""
+    """Return the resource's name in the form of IAM's conditions, or ``*`` if it has none."""
     if call.service == "compute":
         return rights.resource_of(call)
     bucket = call.parameters.get("bucket")

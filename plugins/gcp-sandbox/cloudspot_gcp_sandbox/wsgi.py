@@ -20,11 +20,11 @@ _RESUME_INCOMPLETE = {308: "Resume Incomplete"}
 
 @dataclass(frozen=True)
 class Request:
-    """A request as it came."""
+    """A received request."""
 
     method: str
     path: str
-    """Percent-encoded, as it was sent, without the query."""
+    """The percent-encoded path, without the query."""
     query: Mapping[str, Sequence[str]]
     environ: Mapping[str, Any]
 
@@ -46,7 +46,7 @@ class Request:
         """Return the body.
 
         Raises:
-            ApiError: 411, it has no length; 400, it is shorter than that.
+            ApiError: 411, it has no length; 400, it is shorter than its length.
         """
         length = self.header("content-length")
         if length is None:
@@ -59,10 +59,10 @@ class Request:
         return body
 
     def read_json(self) -> Any:
-        """Return the body's JSON value, None where there is no body.
+        """Return the body's JSON value, or None without a body.
 
         Raises:
-            ApiError: 400, it is not JSON, or its Content-Type says otherwise.
+            ApiError: 400, the body or its Content-Type is not JSON.
         """
         body = self.read()
         if not body:

@@ -1,4 +1,4 @@
-"""Where the control plane's programs are; ``python -m`` with this module's name builds them there."""
+"""Finds the control plane's programs; ``python -m`` with this module's name builds them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def binaries() -> Path:
     """Return the directory with the programs.
 
     Raises:
-        PluginError: one is missing; the message says how to build them.
+        PluginError: a program is missing; the message says how to build it.
     """
     directory = home() / "bin"
     missing = [name for name in PROGRAMS if not os.access(directory / name, os.X_OK)]
@@ -38,7 +38,7 @@ def binaries() -> Path:
 
 
 def main() -> int:
-    """Build what is not built yet, and return the exit status."""
+    """Build the programs that are missing, and return the exit status."""
     with suppress(PluginError):
         sys.stdout.write(f"the control plane is built: {binaries()}\n")
         return 0

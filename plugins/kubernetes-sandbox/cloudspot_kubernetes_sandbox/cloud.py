@@ -1,4 +1,4 @@
-"""The emulated cluster as a whole: what `cloudspot sandbox kubernetes` and whole-job tests bring up."""
+"""The whole emulated cluster, as `cloudspot sandbox kubernetes` and tests of whole jobs start it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class EmulatedKubernetes(EmulatedCloud):
 
         Raises:
             PluginError: the control plane is not built.
-            CloudspotError: the host cannot isolate machines; a pod writes where only its own files may be.
+            CloudspotError: the host cannot isolate machines, as it must because pods write to fixed paths.
         """
         if host.network != self.network:
             raise CloudspotError(
@@ -87,7 +87,7 @@ class EmulatedKubernetes(EmulatedCloud):
         return self._variables
 
     def machine_environment(self) -> Mapping[str, str]:
-        """Return nothing: what a pod knows is in its own description."""
+        """Return nothing, because a pod's variables are in its own description."""
         return {}
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
@@ -103,7 +103,7 @@ class EmulatedKubernetes(EmulatedCloud):
 
 
 def apply_roles(plane: ControlPlane, namespace: str = NAMESPACE) -> None:
-    """Make the plugin's roles, and give the submitter its own, as docs/kubernetes.md tells people to."""
+    """Make the plugin's roles, and bind the submitter to its own, as docs/kubernetes.md describes."""
     for name in ("role-submitter.yaml", "role-node.yaml"):
         for made in yaml.safe_load_all((_ROLES / name).read_text(encoding="utf-8")):
             for subject in made.get("subjects", ()):

@@ -21,14 +21,14 @@ from cloudspot.local import namespaces
 
 ADMIN: Final = "admin"
 SUBMITTER: Final = "submitter"
-"""Who runs cloudspot: it has the rights that the plugin's role gives."""
+"""The user that runs cloudspot, with the rights of the plugin's role."""
 _MANAGER, _SCHEDULER = "system:kube-controller-manager", "system:kube-scheduler"
 _GROUPS: Final = {ADMIN: "system:masters", SUBMITTER: "", _MANAGER: "", _SCHEDULER: ""}
 _CONTROLLERS: Final = (
     "disruption,garbagecollector,namespace,nodelifecycle,persistentvolume-binder,podgc,resourcequota,"
     "root-ca-cert-publisher,serviceaccount,serviceaccount-token"
 )
-"""Those that a job's pods meet."""
+"""The controllers that a job's pods need."""
 _START_SECONDS: Final = 120.0
 _OPENSSL: Final = """\
 [req]
@@ -49,10 +49,10 @@ subjectAltName = IP:127.0.0.1, IP:{address}, DNS:localhost
 
 
 class ControlPlane:
-    """One cluster's servers; its keys, tokens, data and logs are in a directory of its own."""
+    """One cluster's servers, with their keys, tokens, data and logs in one directory."""
 
     def __init__(self, binaries: Path, directory: Path, *, address: str = "127.0.0.1") -> None:
-        """Make keys and tokens; ``start`` comes next. The API server listens on ``address``."""
+        """Make the keys and tokens; ``start`` starts the servers. The API server listens on ``address``."""
         self.directory = directory
         self._binaries = binaries
         self._address = address
@@ -65,19 +65,19 @@ class ControlPlane:
 
     @property
     def address(self) -> str:
-        """Return the API server's."""
+        """Return the API server's address."""
         return self._address
 
     @property
     def port(self) -> int:
-        """Return the API server's."""
+        """Return the API server's port."""
         return self._api
 
     def start(self) -> None:
         """Start the servers, and return when a pod can be made.
 
         Raises:
-            CloudspotError: one does not come up; the message says where its log is.
+            CloudspotError: a server does not start; the message names the directory of its log.
         """
         self._start_etcd()
         self.start_api()
@@ -90,9 +90,9 @@ class ControlPlane:
             *(*shared, *manager, "--secure-port", str(self._manage), "--controllers", _CONTROLLERS),
             *("--use-service-account-credentials", "--root-ca-file", self._path("ca.crt")),
             *("--service-account-private-key-file", self._path("accounts.key")),
-            # A node that is silent is given up after half a minute, and its pods with it.
+            # A silent node is given up after half a minute, and so are its pods.
             *("--node-monitor-grace-period", "20s", "--pod-eviction-timeout", "10s"),
-            # A claim that comes before its volume is known waits for the next look, by default for 15 s.
+            # A claim that is made before its volume is known waits for the next sync, by default for 15 s.
             *("--pvclaimbinder-sync-period", "1s"),
         )
         scheduler = self._configured(_SCHEDULER)
@@ -101,7 +101,7 @@ class ControlPlane:
         self._await("a token of the default service account", lambda: "secrets" in self.get(account))
 
     def start_api(self) -> None:
-        """Start the API server, also after ``stop_api``, and return when it is ready."""
+        """Start the API server, or restart it after ``stop_api``, and return when it is ready."""
         self._run(
             "kube-apiserver",
             *("--bind-address", self._address, "--advertise-address", self._address),
@@ -129,12 +129,12 @@ class ControlPlane:
         """Stop the servers; safe to repeat."""
         for name in reversed(tuple(self._processes)):
             process = self._processes.pop(name)
-            # Nothing is kept, so nothing need be put in order.
+            # The data are thrown away, so the server may be killed.
             process.kill()
             process.wait()
 
     def write_kubeconfig(self, path: Path, user: str, *, url: str = "") -> Path:
-        """Write what makes kubectl and the SDKs use the cluster as this user; ``url``: by another way."""
+        """Write a kubeconfig with which kubectl and the SDKs act as this user, at ``url`` if it is given."""
         authority = base64.b64encode(self._at("ca.crt").read_bytes()).decode()
         named = {
             "clusters": {"cluster": {"server": url or self.url, "certificate-authority-data": authority}},
@@ -148,17 +148,17 @@ class ControlPlane:
         return path
 
     def server_context(self) -> ssl.SSLContext:
-        """Return how a kubelet serves the API server and nobody else."""
+        """Return the TLS context with which a kubelet serves only the API server."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self._path("ca.crt"))
         context.load_cert_chain(self._path("server.crt"), self._path("server.key"))
         context.verify_mode = ssl.CERT_REQUIRED
         return context
 
     def request(self, method: str, path: str, body: Any = None, *, kind: str = "application/json") -> Any:
-        """Ask the API server as the admin; return its answer's JSON, or its text where it is none.
+        """Make a request to the API server as the admin; return the answer's JSON, or else its text.
 
         Raises:
-            OSError: it does not answer, or refuses.
+            OSError: there is no answer, or a refusal.
         """
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self.tokens[ADMIN]}", "Content-Type": kind}
@@ -175,11 +175,11 @@ class ControlPlane:
             return said.decode()
 
     def get(self, path: str) -> Any:
-        """Return what is at the path; see ``request``."""
+        """Return the object at the path; see ``request``."""
         return self.request("GET", path)
 
     def patch(self, path: str, body: Any) -> Any:
-        """Merge the body into what is at the path; see ``request``."""
+        """Merge the body into the object at the path; see ``request``."""
         return self.request("PATCH", path, body, kind="application/merge-patch+json")
 
     @property
@@ -239,7 +239,7 @@ class ControlPlane:
             dead = [name for name, process in self._processes.items() if process.poll() is not None]
             if dead or time.monotonic() > end:
                 reason = f"{dead[0]} has ended" if dead else f"{what} is not there in time"
-                raise CloudspotError(f"the control plane does not come up: {reason}; see {self.directory}")
+                raise CloudspotError(f"the control plane does not start: {reason}; see {self.directory}")
             time.sleep(0.1)
 
     def _at(self, name: str) -> Path:

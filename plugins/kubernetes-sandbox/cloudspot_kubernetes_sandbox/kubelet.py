@@ -1,4 +1,4 @@
-"""The nodes of an emulated cluster: a kubelet that runs each pod as a machine of this host."""
+"""The nodes of an emulated cluster, with a kubelet that runs each pod as a machine of this host."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from cloudspot_kubernetes_sandbox.controlplane import ControlPlane
 _log = logging.getLogger(__name__)
 
 SPOT_LABEL: Final = ("karpenter.sh/capacity-type", "spot")
-"""As Karpenter labels spot nodes."""
+"""Karpenter's label of spot nodes."""
 SPOT_TAINT: Final = "spot"
-"""The key of the taint that the emulated spot nodes have."""
+"""The key of the emulated spot nodes' taint."""
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 LOOK_SECONDS: Final = 0.2
 BEAT_SECONDS: Final = 5.0
@@ -48,10 +48,10 @@ _KEPT: Final = (
     *("PATH", "PYTHONPATH", "LANG", "HOME", "PIP_INDEX_URL", "PIP_TRUSTED_HOST"),
     *("CLOUDSPOT_CORES", "CLOUDSPOT_MACHINE"),
 )
-"""What a pod's environment has of its machine's."""
+"""The variables that a pod gets from its machine's environment."""
 _RUN: Final = """\
 #!/bin/bash
-# The container's process 1 and, beside it, what signals it when the kubelet says so.
+# The container's process 1, and beside it a process that signals it for the kubelet.
 {files}cd /
 setsid env -i {environment} {command} &
 container=$!
@@ -64,7 +64,7 @@ exec shutdown -h now
 
 _CPU_STEPS: Final = ((1.0, 0.06), (1.0, 0.01), (2.0, 0.005), (math.inf, 0.0025))
 _MEMORY_STEPS: Final = ((4.0, 0.25), (4.0, 0.2), (8.0, 0.1), (112.0, 0.06), (math.inf, 0.02))
-"""What share of the first CPUs or GiB, of the next ones and so on a node keeps for its system."""
+"""The share that a node reserves for its system: of the first CPUs or GiB, of the next ones, and so on."""
 _EVICTION_MIB: Final = 100.0
 UNKNOWN_EXIT = 137
 """What a kubelet tells of a container whose end it has not seen."""
@@ -73,7 +73,7 @@ CUT_GRACE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """One machine that is a node; pods get less than it has: see ``allocatable``."""
+    """A node's machine. Pods get less than its resources; see ``allocatable``."""
 
     name: str
     zone: str = "zone-a"
@@ -84,7 +84,7 @@ class NodeSpec:
 
 
 def allocatable(node: NodeSpec) -> dict[str, str]:
-    """Return what pods can have of the node, as a kubelet reports it.
+    """Return the node's resources for pods, in the form of a kubelet's report.
 
     Source: Google Kubernetes Engine, "Plan node sizes"; EKS does the same for CPUs (from memory, 2026-11).
     """
@@ -117,18 +117,18 @@ class _Run:
     stop_at: float | None = None
     """When to kill it (monotonic)."""
     shown: str = ""
-    """The status that the API server has."""
+    """The status that the API server shows."""
     is_evicted: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
 
 
 class PodMetadata(MetadataService):
-    """Serves a machine its pod's command, and the word to stop it; no pod of a real cluster sees this."""
+    """Serves a machine its pod's command and the order to stop; a real cluster has no such service."""
 
     server_version: ClassVar[str] = "kubelet"
 
     def answer(self, request: Request) -> Answer:
-        """Answer at once, or, about the stop, after a while."""
+        """Answer at once; a request about the stop waits for a while."""
         if request.path == "/run":
             return Answer(200, self.view.user_data)
         if request.path == f"/{_STOP}" and (_STOP in self.view.tags or self.view.wait_for_change(20.0)):
@@ -170,7 +170,7 @@ class Kubelet:
             thread.start()
 
     def fail_node(self, name: str) -> None:
-        """Cut the node off: its machines end at once, and its kubelet says nothing any more."""
+        """Cut the node off: its machines end at once, and its kubelet reports nothing any more."""
         self._failed.add(name)
         for pod in self._pods():
             if pod["spec"]["nodeName"] == name:
@@ -185,7 +185,7 @@ class Kubelet:
         self._consoles.server_close()
 
     def console(self, namespace: str, name: str) -> str | None:
-        """Return what the pod's container has printed; None: there is no such pod here."""
+        """Return the output of the pod's container, or None if there is no such pod here."""
         for pod in self._pods():
             if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == (namespace, name):
                 return self._host.console(pod["metadata"]["uid"])
@@ -195,7 +195,7 @@ class Kubelet:
         while not self._is_over.wait(seconds):
             try:
                 job()
-            except OSError as error:  # the API server is down, or somebody else was quicker
+            except OSError as error:  # the API server is down, or another writer was quicker
                 _log.info("kubelet: %s", error)
 
     def _register(self, node: NodeSpec) -> None:
@@ -211,7 +211,8 @@ class Kubelet:
     def _beat(self) -> None:
         for node in self._nodes.values():
             if node.name not in self._failed:
-                # Each has a kubelet of its own: one whose node was deleted keeps no other from reporting.
+                # Each node has its own kubelet: an error for a deleted node must not keep others from
+                # reporting.
                 with suppress(OSError):
                     self._report_node(node)
 
@@ -238,13 +239,13 @@ class Kubelet:
         return [pod for pod in pods if pod["spec"].get("nodeName") in self._nodes]
 
     def _look(self) -> None:
-        """Bring each pod one step nearer to what is wanted of it."""
+        """Bring each pod one step nearer to its wanted state."""
         states, pods = self._host.states(), self._pods()
         for pod in pods:
             if pod["spec"]["nodeName"] not in self._failed:
                 with suppress(OSError):
                     self._tend(pod, states.get(pod["metadata"]["uid"]))
-        # What was removed by force is stopped all the same.
+        # Pods that were removed by force are stopped too.
         for uid in self._runs.keys() - {pod["metadata"]["uid"] for pod in pods}:
             self._host.terminate(uid)
 
@@ -309,7 +310,8 @@ class Kubelet:
         metadata, spec, now = pod["metadata"], pod["spec"], time.monotonic()
         deadline = None if state is None else state.notice_deadline
         if deadline is not None and not metadata.get("deletionTimestamp") and not run.is_evicted:
-            # The host takes the machine: the cluster's operator drains its node, for as long as there is.
+            # The host reclaims the machine, so the cluster's operator drains its node in the time that is
+            # left.
             run.is_evicted = True
             self._evict(pod, seconds=max(1, int((deadline - now_utc()).total_seconds())))
         limit = spec.get("activeDeadlineSeconds")
@@ -326,10 +328,10 @@ class Kubelet:
             self._host.terminate(metadata["uid"])
 
     def _script(self, pod: Mapping[str, Any], address: str) -> tuple[str, dict[str, str]]:
-        """Return what the machine of a pod runs, and the directories that it shares with others.
+        """Return the script of a pod's machine, and the directories that it shares with others.
 
         Raises:
-            NotImplementedError: the pod has what this kubelet does not know.
+            NotImplementedError: the pod has a feature that this kubelet does not have.
             HTTPError: a secret or a claim is missing.
         """
         (container,) = pod["spec"]["containers"]
@@ -355,7 +357,7 @@ class Kubelet:
         for one in container.get("env") or ():
             variables[one["name"]] = self._value(pod, one, address)
         command = [_expand(text, variables) for text in (*container["command"], *container.get("args", ()))]
-        # Each image has its own PATH and the like: here, those of the machine.
+        # An image's own variables, such as PATH, are here those of the machine.
         assignments = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
         kept = [f'{name}="${{{name}-}}"' for name in _KEPT]
         return (
@@ -408,7 +410,7 @@ class Kubelet:
         reason: str = "",
         message: str = "",
     ) -> None:
-        """Tell the API server how the pod is, if it does not know; confirm a deletion that is done."""
+        """Report the pod's status to the API server if it has changed; confirm a deletion that is done."""
         is_ready = "True" if phase == "Running" else "False"
         status: dict[str, Any] = {
             "phase": phase,
@@ -453,7 +455,7 @@ class _Consoles(ThreadingHTTPServer):
     kubelet: Kubelet
 
     def server_bind(self) -> None:
-        # Not HTTPServer's: it looks up the address's name, which may not resolve.
+        # HTTPServer's own method looks up the address's name, which may not resolve.
         socketserver.TCPServer.server_bind(self)
 
 
@@ -484,7 +486,7 @@ def _written(moment: datetime) -> str:
 
 
 def _expand(text: str, variables: Mapping[str, str]) -> str:
-    """Return a command's word as the kubelet passes it: $(NAME) is a variable, $$ is $."""
+    """Expand a command's word as a kubelet does: $(NAME) is a variable, $$ is $."""
 
     def value(match: re.Match[str]) -> str:
         if match[0] == "$$":

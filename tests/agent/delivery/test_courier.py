@@ -679,7 +679,7 @@ def test_before_the_first_generation_nothing_is_given_up(bench, carry, node):
 @pytest.mark.parametrize(
     ("table", "why"),
     [
-        ({}, "it never was quiet for 10 s; name a complete_file, or exclude what changes"),
+        ({}, "it was never quiet for 10 s; set complete_file, or exclude the files that change"),
         ({"complete_file": "done"}, "done is never the newest file there"),
         ({"incomplete_file": "saving"}, "saving is always there"),
     ],
@@ -903,7 +903,7 @@ def test_a_directory_that_is_passed_over_for_its_name_is_a_warning(bench, carry,
         assert [one.name for one in uploads.unsent()] == ["output/step_100_loss_0.53"]
         (warning,) = life.context.status.warnings
         assert warning.startswith(
-            "output/step_200_loss_0.48 was completed after output/step_100_loss_0.53 and"
+            "output/step_200_loss_0.48 was completed after output/step_100_loss_0.53, but"
         )
         directory(node, "step_300")
         look_again(life)

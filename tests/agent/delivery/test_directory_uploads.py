@@ -598,7 +598,7 @@ def test_it_is_said_that_a_node_brings_no_part(nodes, clock):
     second.carry()
     clock.now += 301.0
     first.wait(1.0)
-    assert first.warning().startswith("no checkpoint was committed since step 6, as not every node")
+    assert first.warning().startswith("no checkpoint was committed since step 6 because not every node")
     second.save(18)
     first.save(18)
     for one in (first, second):
@@ -620,7 +620,7 @@ def test_files_of_a_node_that_are_in_no_checkpoint_are_told(nodes):
     second.clock.now += 6.0
     second.uploads._suggest_all()
     assert second.warning() == (
-        "out/checkpoint-6/shard-1 of this node is in no checkpoint, which has those of the first node alone: if the "
+        "out/checkpoint-6/shard-1 of this node is in no checkpoint: only the first node's files are. If the "
         'script resumes from them, set checkpoint.nodes = "all"'
     )
 

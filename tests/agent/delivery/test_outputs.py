@@ -157,7 +157,7 @@ def test_secrets_leftovers_caches_and_links_are_never_kept(machine, tmp_path, ca
     one.write("out/model.bin")
     one.write("out/.hydra/config.yaml")
     assert one.keep() == {"out/model.bin": b"x", "out/.hydra/config.yaml": b"x"}
-    assert "13 outputs are not kept, as their names are those of secrets: " in caplog.text
+    assert "13 outputs are not kept because their names are those of secrets: " in caplog.text
     assert all(name in caplog.text for name in secrets)
 
 
@@ -336,8 +336,8 @@ def test_the_newest_are_kept_and_the_rest_is_listed(machine, caplog):
     one.write("out/model.bin", b"x" * 300)
     kept = one.keep()
     assert set(kept) == {"out/model.bin", *(f"data/{number:02d}.jpg" for number in range(7))}
-    why = "as a job keeps the newest 1000 B; name in run.outputs what to keep without a limit: "
-    assert f"23 outputs are not kept, {why}data/07.jpg (90 B), data/08.jpg (90 B)" in caplog.text
+    why = "because a job keeps the newest 1000 B; name outputs in run.outputs to keep them without a limit: "
+    assert f"23 outputs are not kept {why}data/07.jpg (90 B), data/08.jpg (90 B)" in caplog.text
     assert "and 3 more (270 B)" in caplog.text
     assert [text for text in one.warnings.values() if text] == [
         record.getMessage() for record in caplog.records if "are not kept" in record.getMessage()
@@ -353,7 +353,7 @@ def test_a_result_that_comes_last_makes_older_ones_go(machine, caplog):
     assert set(one.kept()) == {"data.bin"}
     one.write("model.bin", b"x" * 200)
     assert set(one.keep()) == {"model.bin"}
-    assert "deleted from the store, as newer outputs take their place: data.bin (900 B)" in caplog.text
+    assert "deleted from the store to make room for newer outputs: data.bin (900 B)" in caplog.text
     assert "1 outputs are not kept" in caplog.text
 
 

@@ -267,7 +267,7 @@ def test_losses_down_to_min_go_on_and_below_it_the_last_one_holds_for_a_while_an
     second.die()
     leaving = third.seek("regrouped").found()
     assert (leaving.outcome, leaving.permanent) == ("left", False)
-    assert leaving.detail == "1 of at least 2 nodes are here, and no other came in 0 s"
+    assert leaving.detail == "1 of at least 2 nodes are here, and no other came within 0 s"
     assert recorded(bench)[1:] == [((1, 2), "regrouped"), ((2,), "regrouped")]
 
 

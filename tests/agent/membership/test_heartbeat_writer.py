@@ -63,7 +63,7 @@ def test_a_newer_generation_is_heard_of_whatever_launch_its_nodes_are_of(bench, 
     ("happen", "why"),
     [
         (finish, "the job is over"),
-        (resume, "the job was over, and goes on with other machines"),
+        (resume, "the job had ended and was resumed with other machines"),
     ],
     ids=["finished", "resumed"],
 )

@@ -280,7 +280,7 @@ def test_fewer_than_min_leave_out_the_silent_and_hold_for_so_long() -> None:
     held = {"journal": journal, "current": alone, "min_nodes": 2, "hold_seconds": 90.0}
     assert verdict(view({}, **held, held_seconds=89.0)) == Wait("hold")
     assert verdict(view({}, **held, held_seconds=90.0)) == Leave(
-        "left", "1 of at least 2 nodes are here, and no other came in 90 s"
+        "left", "1 of at least 2 nodes are here, and no other came within 90 s"
     )
 
 

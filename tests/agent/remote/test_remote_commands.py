@@ -217,7 +217,7 @@ def test_a_call_that_comes_again_runs_nothing_again(bench, node, call, wait_unti
 def test_an_answer_is_followed_by_its_command_whatever_the_store_says(bench, node, call, monkeypatch):
     """The person would wait for it until they took the node for gone."""
     node()
-    outcomes = iter([TransientError("whether it was created is unknown")])
+    outcomes = iter([TransientError("it is unknown whether it was created")])
     delete = bench.store.delete
 
     def create(store, key, record):

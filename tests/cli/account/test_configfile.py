@@ -45,7 +45,7 @@ def test_the_lines_of_a_file_that_is_there_stay_as_they_are(path):
     path.parent.mkdir()
     path.write_text(MINE)
     lines = write_settings(path, "aws", SETTINGS)
-    assert lines[1] == "default_store = work (it stays; for the new one say --store aws)"
+    assert lines[1] == "default_store = work (kept; use the new one with --store aws)"
     text = path.read_text()
     assert "# my own words" in text
     assert 'default_store = "work"   # stays' in text

@@ -112,7 +112,7 @@ def test_lines_that_cannot_be_read_are_told_of(jobs, tmp_path):
     job_id = jobs.running("digits-a")
     jobs.add_log(job_id, "1-0", ["{"], minutes=101, source="metrics")
     result = jobs.run("show", job_id, "--plot", str(tmp_path / "a.png"))
-    assert "lines of job digits-a's metrics that cannot be read and are not drawn: 1\n" in result.stderr
+    assert "1 unreadable lines in the metrics of job digits-a are not drawn\n" in result.stderr
 
 
 @pytest.mark.full

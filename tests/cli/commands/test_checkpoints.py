@@ -298,7 +298,7 @@ def test_a_directory_that_a_script_wrote_is_put_back_as_it_was(jobs, tmp_path):
     assert result.stderr == f"error: --to: {target} exists already; remove it first or name another\n"
     result = export(jobs, tmp_path / "m.safetensors", status=2)
     assert result.stderr == (
-        "error: checkpoint 2-100 is a directory that the script wrote itself: give only --to DIR\n"
+        "error: checkpoint 2-100 is a directory that the script wrote itself; give only --to DIR\n"
     )
 
 

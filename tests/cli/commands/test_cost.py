@@ -125,7 +125,7 @@ def test_a_job_whose_records_are_malformed_is_named_and_the_others_are_counted(t
 
 
 def test_an_empty_store_has_cost_nothing(jobs):
-    assert jobs.run("cost").stdout == f"nothing was paid in {jobs.store.url}\n"
+    assert jobs.run("cost").stdout == f"no costs in {jobs.store.url}\n"
     assert jobs.run_json("cost")["totals"] == []
 
 

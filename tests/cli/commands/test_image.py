@@ -77,7 +77,7 @@ def test_images_are_listed_by_their_jobs(jobs, host):
         ["image-3", "digits", "2026-11-27T20:00:00Z", "no", "room", "moon-1"],
     ]
     host.listed = []
-    assert jobs.run("image", "ls").stdout == "local has no image that `cloudspot image bake` has made\n"
+    assert jobs.run("image", "ls").stdout == "local has no image made by `cloudspot image bake`\n"
 
 
 def test_images_are_listed_as_json(jobs, host):
@@ -88,7 +88,7 @@ def test_images_are_listed_as_json(jobs, host):
 
 def test_only_known_images_are_removed_and_none_if_one_is_unknown(jobs, host):
     refused = jobs.run("image", "rm", "image-1", "image-9", status=1)
-    assert "local has no image 'image-9' that `cloudspot image bake` has made" in refused.stderr
+    assert "local has no image 'image-9' made by `cloudspot image bake`" in refused.stderr
     assert len(host.listed) == 3
     assert jobs.run("image", "rm", "image-1", "image-2").stdout == "removed image-1\nremoved image-2\n"
     assert [one.id for one in host.listed] == ["image-3"]
@@ -110,7 +110,7 @@ def test_who_plans_is_told_from_which_images_machines_start():
     assert list(setup_text([plain])) == []
     assert list(setup_text([holding])) == ["machines start from moon-1a, with the setup done"]
     assert list(setup_text([holding, plain])) == [
-        "machines start from moon-1a, those of some offers, with the setup done"
+        "machines start from moon-1a, for some of the offers, with the setup done"
     ]
 
 
@@ -302,13 +302,13 @@ def test_a_machine_that_is_lost_during_the_copy_is_replaced(bench, capsys):
 
     bench.host.save = lose_then
     assert bench.run().made.id == "image-of-m-2"
-    assert "another one takes its place" in capsys.readouterr().out
+    assert "trying again on another machine" in capsys.readouterr().out
 
 
 def test_an_image_is_replaced_only_once_the_setup_is_done_again(bench):
     bench.host.listed = [made(1)]
     bench.ready("m-1", key="another")
-    assert "the code has changed while it was submitted" in str(bench.run(replaces=True).failure)
+    assert "the code changed during the submission" in str(bench.run(replaces=True).failure)
     assert bench.host.listed == [made(1)]
     bench.job.store.delete(keys.stop(bench.job.id, 0))
     bench.ready("m-1")
@@ -324,5 +324,5 @@ def test_what_cannot_be_removed_is_told_with_the_command(bench, capsys):
     bench.run()
     said = capsys.readouterr().err
     assert (
-        "an image may still come to be, and be billed: it is being copied; then: cloudspot image rm" in said
+        "an image may still appear and be billed: it is being copied; if so, run: cloudspot image rm" in said
     )

@@ -39,7 +39,7 @@ def test_an_empty_directory_gets_a_job_file_and_a_script_that_pass_the_plan(jobs
     directory = tmp_path / "new" / "try"
     lines = init(directory).stdout.splitlines()
     assert lines == [
-        f"wrote {directory}/train.py, a small training script that works as it is",
+        f"wrote {directory}/train.py, a small working training script",
         f"wrote {directory}/job.toml for train.py",
         f"see what it would launch: cloudspot plan {directory}/job.toml; start it: cloudspot run {directory}/job.toml",
     ]
@@ -131,7 +131,7 @@ def test_a_command_is_taken_as_it_is_typed_in_a_shell(jobs, project, line, comma
     ("arguments", "message"),
     [
         (["--command", "swift 'sft"], '--command: "swift \'sft" is not a command: No closing quotation'),
-        (["--command", "  "], "--command: names no program"),
+        (["--command", "  "], "--command: it is empty; name a program"),
         (["--command", "swift", "--entrypoint", "a.py"], "give --entrypoint or --command, not both"),
     ],
 )
@@ -161,7 +161,7 @@ def test_a_script_that_is_not_inside_is_refused(project, name):
 def test_a_script_without_a_session_is_told_what_it_lacks(project):
     (project / "train.py").write_text("import torch\n")
     result = init()
-    assert "train.py opens no session: it starts over after a reclaim; see [checkpoint]" in result.stderr
+    assert "train.py opens no session, so it starts over after a reclaim; see [checkpoint]" in result.stderr
     assert '# directory = "output/checkpoint-*"  # or a file: ' in (project / "job.toml").read_text()
 
 

@@ -49,7 +49,9 @@ def test_one_generation_alone(jobs):
 
 def test_a_generation_that_never_was_is_an_error(jobs):
     result = jobs.run("logs", jobs.reclaimed_and_finished(), "--generation", "3", status=2)
-    assert result.stderr == "error: --generation must be <= 2, the generations of digits-7k3f so far: got 3\n"
+    assert (
+        result.stderr == "error: --generation must be <= 2, the number of generations of digits-7k3f: got 3\n"
+    )
 
 
 def test_one_node_alone(jobs):
@@ -354,10 +356,10 @@ def test_a_download_takes_the_filters_and_replaces_what_was_there(jobs, tmp_path
     assert path.read_text().endswith(" step 41\n")
     assert not list(tmp_path.glob(".*"))
     assert jobs.run("logs", "digits-7k3f", "--download", str(tmp_path), "--grep", "none").stdout == (
-        "job digits-7k3f has no such log\n"
+        "job digits-7k3f has no log that matches\n"
     )
     result = jobs.run("logs", "digits-7k3f", "--download", str(tmp_path), "-f", status=2)
-    assert result.stderr == ("error: --download writes whole files: give it without --follow and --tail\n")
+    assert result.stderr == ("error: --download writes whole files; give it without --follow and --tail\n")
     (tmp_path / "file").write_text("")
     result = jobs.run("logs", "digits-7k3f", "--download", str(tmp_path / "file" / "x"), status=1)
     assert result.stderr == f"error: --download: {tmp_path}/file/x cannot be written: Not a directory\n"

@@ -33,14 +33,14 @@ def launches(jobs, job_id):
 
 def test_without_a_target_it_asks_for_one(jobs):
     result = jobs.run("move", jobs.running(), status=2)
-    assert "error: say where to move: give --zone, --type or --market" in result.stderr
+    assert "error: give --zone, --type or --market to move to" in result.stderr
 
 
 def test_it_says_what_moves_where_and_for_how_much_and_buys_nothing_unless_told_to(jobs):
     job_id = jobs.running()
     result = jobs.run("move", job_id, "--market", "on-demand", typed="n\n", status=130)
     assert "moving node 1.0 from spot/local-a/local to on-demand/local-a/local" in result.stdout
-    assert "until the new machine trains, 1.0000 USD an hour come on top" in result.stdout
+    assert "this adds 1.0000 USD an hour until the new machine trains" in result.stdout
     assert len(launches(jobs, job_id)) == 1
 
 
@@ -50,11 +50,9 @@ def test_it_warns_before_it_buys_that_the_job_ends_first(jobs, step, warned):
     phases = jobs.phases(1, restoring=100.6, running=101, training=101.5)
     jobs.add_heartbeat(job_id, 1, step=step, minutes=102, phases=phases)
     result = jobs.run("move", job_id, "--market", "on-demand", typed="n\n", status=130)
-    said = (
-        "warning: the job ends by itself in about 0.3s, and new machines would train in about 2m 00s: it is"
-    )
+    said = "warning: the job will end by itself in about 0.3s, but new machines would train only in about 2m 00s: it will"
     assert (said in result.stderr) == warned
-    assert ("it is likely to end before it has moved" in result.stderr) == warned
+    assert ("it will probably end before it has moved" in result.stderr) == warned
 
 
 def test_where_no_machine_can_be_had_each_offer_is_tried_and_the_job_trains_on(jobs, sold_out):
@@ -65,7 +63,10 @@ def test_where_no_machine_can_be_had_each_offer_is_tried_and_the_job_trains_on(j
         ("local-b", "moved"),
     ]
     assert "warning: launch 2 (on-demand/local-a/local): capacity: no capacity today" in result.stderr
-    assert f"error: job {job_id} has not moved, and trains on: local (on-demand) was refused" in result.stderr
+    assert (
+        f"error: job {job_id} has not moved, but keeps training: local (on-demand) was refused"
+        in result.stderr
+    )
 
 
 @pytest.mark.full
@@ -119,18 +120,18 @@ def moving(jobs, *, commits, began):
 @pytest.mark.parametrize(
     ("commits", "began", "minute", "said"),
     [
-        (False, None, 104, "wait, billed, while the training first makes a checkpoint and begins"),
+        (False, None, 104, "wait, while billed, until the training makes a checkpoint and begins"),
         (
             False,
             102,
             104,
-            "first makes a checkpoint and trains until {until}, ten times as long as its start took",
+            "wait, while billed, until the training makes a checkpoint and trains until {until}, ten times the duration of its start",
         ),
         (
             True,
             102,
             104,
-            "while the training first trains until {until}, ten times as long as its start took",
+            "wait, while billed, until the training trains until {until}, ten times the duration of its start",
         ),
         (True, 102, 115, "the new machines are ready and take over now"),
     ],

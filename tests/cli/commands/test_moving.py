@@ -52,7 +52,7 @@ def test_a_job_moves_and_goes_on_with_one_bill_and_one_story(jobs, other):
     result = move(jobs, other, "--set", "limits.max_cost=40")
     assert f"copying job {JOB} to {other.url}: " in result.stderr
     assert "MiB, with checkpoint 1-40: about" in result.stderr
-    assert f"resumed job {JOB} on local; it goes on at step 40" in result.stdout
+    assert f"resumed job {JOB} on local, at step 40" in result.stdout
     moved = history(other)
     assert (moved.finished, moved.moved_to, moved.submission.resumption) == (None, None, 1)
     assert checkpoints(other) == (CheckpointId(1, 40),)
@@ -87,10 +87,7 @@ def test_what_it_takes_is_said_before_a_question(jobs, other, monkeypatch):
     before = {meta.key for meta in jobs.store.list_objects("")}
     words = ["resume", JOB, "--store", other.url]
     result = jobs.run(*words, status=2)
-    assert (
-        "error: there is no terminal to ask on: give --yes to copy the job without a question"
-        in result.stderr
-    )
+    assert "error: there is no terminal to ask on; give --yes to copy the job without asking" in result.stderr
     monkeypatch.setattr("cloudspot.cli.screen.output.can_ask", lambda: True)
     refused = jobs.run(*words, typed="n\n", status=1).stderr
     assert refused.index(f"copying job {JOB} to {other.url}: ") < refused.index("Copy it? [y/N]")
@@ -110,7 +107,7 @@ def test_a_job_whose_checkpoints_are_all_damaged_is_not_copied_without_one(jobs,
     whole = jobs.store.get(chunk)
     jobs.store.put(chunk, bytes(len(whole)))
     result = move(jobs, other, status=CorruptData.exit_code)
-    assert f"no checkpoint of job {JOB} is whole, so it could go on nowhere: 1-40: " in result.stderr
+    assert f"no checkpoint of job {JOB} is whole, so it cannot be resumed: 1-40: " in result.stderr
     assert keys.spec(JOB) not in {meta.key for meta in other.list_objects("")}
     jobs.store.put(chunk, whole)
     move(jobs, other)
@@ -122,11 +119,12 @@ def test_where_it_was_it_is_resumed_no_more(jobs, other):
     move(jobs, other)
     result = jobs.run("resume", JOB, status=1)
     assert (
-        f"was moved to {other.url}, and goes on there only: cloudspot resume {JOB} --store" in result.stderr
+        f"was moved to {other.url}, and can only be resumed there: cloudspot resume {JOB} --store"
+        in result.stderr
     )
     third = FileStore(other.url + "-3")
     result = move(jobs, third, status=1)
-    assert f"was moved to {other.url}, and goes on there only" in result.stderr
+    assert f"was moved to {other.url}, and can only be resumed there" in result.stderr
     assert list_jobs(third) == ()
 
 
@@ -141,7 +139,7 @@ def test_a_store_that_it_left_long_ago_says_where_it_is(jobs, other):
     assert "copying" not in refusal
     assert f"was moved to {other.canonical_url}; to bring it back: " in refusal  # the record is not followed
     refusal = move(jobs, home, "--from", other.url, status=1).stderr
-    assert f"was moved to {third.url}, and goes on there only" in refusal
+    assert f"was moved to {third.url}, and can only be resumed there" in refusal
     jobs.run("stop", JOB, "--wait", "--store", third.url, status=10)
     move(jobs, home, "--from", third.url)
     turns = [turn["what"] for turn in jobs.run_json("show", JOB)["turns"]]
@@ -159,7 +157,7 @@ def test_a_move_that_was_cut_short_is_finished_before_it_comes_back(jobs, other)
     refusal = move(jobs, jobs.store, status=1).stderr
     hint = f"cloudspot resume {JOB} --from {jobs.store.url} --store {other.canonical_url}"
     assert f"was moved to {other.canonical_url}; to bring it back: " in refusal
-    assert f"if the copy was cut short: {hint}" in refusal
+    assert f"if the copy broke off: {hint}" in refusal
     jobs.run(*hint.split()[1:], "--yes")
 
 
@@ -169,7 +167,7 @@ def test_the_same_url_on_another_computer_is_another_store(jobs, other):
     jobs.run("reconcile")
     moved = Moved(to=other.canonical_url, at=datetime.now(timezone.utc), writer="ab" * 8)
     assert Journal(jobs.store, JOB).append(moved, history(jobs.store).num_records + 1)
-    assert "is it another computer's directory?" in move(jobs, other, status=1).stderr
+    assert "check that this is the same directory" in move(jobs, other, status=1).stderr
     assert list_jobs(other) == ()
 
 
@@ -192,7 +190,7 @@ def test_where_it_was_it_asks_for_no_secret(jobs, other, monkeypatch):
     move(jobs, other)
     asked = []
     monkeypatch.setattr(resume_module, "with_secrets", lambda *_: asked.append(1))
-    assert "goes on there only" in jobs.run("resume", JOB, status=1).stderr
+    assert "can only be resumed there" in jobs.run("resume", JOB, status=1).stderr
     assert asked == []
 
 
@@ -221,9 +219,9 @@ def test_a_log_that_is_not_copied_is_named(jobs, other, monkeypatch):
     monkeypatch.setattr(BesideJobs, "home", jobs.store.url)
     result = move(jobs, other)
     read = f"cloudspot logs {JOB} --store {jobs.store.url}"
-    assert f"the log up to now is not copied; read it with: {read}" in result.stderr
+    assert f"the earlier log is not copied; read it with: {read}" in result.stderr
     logs = jobs.run("logs", JOB, "--store", other.url)
-    assert f"the log of node 1.0 is not here: it stayed behind when job {JOB} moved" in logs.stderr
+    assert f"the log of node 1.0 is not here: it was left behind when job {JOB} moved" in logs.stderr
     assert jobs.run(*read.split()[1:]).stderr == ""
 
 
@@ -248,7 +246,7 @@ def test_it_comes_back_with_what_it_did_elsewhere(jobs, other):
     assert [type(turn).__name__ for _, turn in back.turns] == ["Finished", "Moved", "Resumed"] * 2
     assert jobs.run_json("show", JOB)["cost"]["spent"] == pytest.approx(0.6)
     jobs.store = other
-    assert "goes on there only" in jobs.run("resume", JOB, status=1).stderr
+    assert "can only be resumed there" in jobs.run("resume", JOB, status=1).stderr
 
 
 def test_a_whole_id_means_that_job_and_no_other_that_begins_with_it(jobs, other):
@@ -329,7 +327,7 @@ def test_killed_at_any_request_nothing_is_lost_or_runs_twice_and_the_next_try_fi
         # However often: one end that was taken back, in one store.
         assert [type(r) for r in Journal(target, JOB).read()][-2:] == [Moved, Resumed]
         assert checkpoints(target) == (CheckpointId(1, 40),)
-        assert "goes on there only" in jobs.run("resume", JOB, status=1).stderr
+        assert "can only be resumed there" in jobs.run("resume", JOB, status=1).stderr
     assert fates >= {(False, False), (True, False)}
 
 

@@ -55,7 +55,7 @@ def test_without_a_job_file_that_has_it_the_config_file_is_tried(jobs, config, m
         assert [body["title"] for _, body in sink.got] == ["test: test", "digits: test"]
     config.write_text("")
     result = jobs.run("notify", "test", status=2)
-    assert result.stderr == f"error: neither job.toml nor {config} has [notify] with urls and events\n"
+    assert result.stderr == f"error: neither job.toml nor {config} has a [notify] with urls and events\n"
 
 
 @pytest.mark.parametrize("command", [["plan"], ["run", "--detach"]])

@@ -30,7 +30,7 @@ def test_a_store_without_jobs_knows_what_is_usual_and_stays_empty(jobs, local_ho
     ]
     assert lines[3] == "local local-a on-demand 1.0000 USD 100% 1.0000 USD"
     assert (
-        lines[5] == f"no job in {jobs.store.url} has seen this spot market yet: all is taken to be as usual"
+        lines[5] == f"no job in {jobs.store.url} has seen this spot market yet, so usual values are assumed"
     )
     assert lines[6].endswith("a machine starts in 5m 00s (not measured yet)")
     assert result.stderr == ""
@@ -53,7 +53,10 @@ def test_what_a_job_met_in_a_zone_is_told_and_the_other_zone_is_usual(experience
 def test_a_line_tells_from_what_it_was_learned(experienced):
     lines = experienced.run("offers", str(experienced.job_file)).stdout.splitlines()
     assert any(line.endswith("1 loss in 12m 00s") for line in lines)
-    assert f"SEEN: by 1 job in {experienced.store.url}, in 12m 00s in all; usual: not seen there" in lines
+    assert (
+        f"SEEN: losses seen by 1 job in {experienced.store.url} during 12m 00s; usual: no job was there"
+        in lines
+    )
 
 
 def test_a_start_is_as_long_as_in_the_newest_job_of_the_name(experienced):
@@ -68,7 +71,7 @@ def test_a_record_that_is_malformed_costs_one_warning(experienced):
     experienced.store.put(key, b"{}")
     result = experienced.run("offers", str(experienced.job_file))
     assert result.stderr == f"warning: {key}: malformed, so not counted; delete objects that no job wrote\n"
-    assert "SEEN: by 1 job" in result.stdout
+    assert "SEEN: losses seen by 1 job" in result.stdout
 
 
 def test_only_the_markets_of_the_policy_are_shown(jobs):

@@ -43,7 +43,7 @@ def test_plan_stores_nothing_and_launches_nothing(jobs, local_home, tmp_path):
 def test_plan_says_what_starts_and_how(jobs, sets, said):
     options = [word for one in sets for word in ("--set", one)]
     lines = jobs.run("plan", str(jobs.job_file), *options).stdout.splitlines()
-    assert f"starts on each node: {said}" in lines
+    assert f"command on each node: {said}" in lines
 
 
 @pytest.mark.full
@@ -65,7 +65,7 @@ def test_an_image_whose_digest_nobody_tells_is_refused_before_there_is_a_job(job
         taken.bind(("127.0.0.1", 0))
         image = f"127.0.0.1:{taken.getsockname()[1]}/it:7"
         result = jobs.run(command, str(jobs.job_file), "--set", f"run.image={image}", status=2)
-    assert f"does not tell the digest of {image}" in result.stderr
+    assert f"does not return the digest of {image}" in result.stderr
     assert "no jobs" in jobs.run("ps").stdout
 
 
@@ -115,7 +115,7 @@ def test_a_checkpoint_that_a_tryout_has_left_is_sent_with_a_warning(jobs, comman
         assert "is sent as code" not in jobs.run(*command, str(jobs.job_file), *directory).stderr
     (jobs.job_file.parent / ".cloudspotignore").unlink()
     warned = jobs.run(*command, str(jobs.job_file), *directory).stderr
-    assert "checkpoints/last.pt: matches checkpoint.directory, and is sent as code" in " ".join(
+    assert "checkpoints/last.pt: matches checkpoint.directory, but is sent as code" in " ".join(
         warned.split()
     )
 
@@ -123,7 +123,7 @@ def test_a_checkpoint_that_a_tryout_has_left_is_sent_with_a_warning(jobs, comman
 def test_a_command_is_planned_without_a_script(jobs):
     text = jobs.job_file.read_text().replace('entrypoint = "train.py"', 'command = ["swift", "sft"]')
     jobs.job_file.write_text(text)
-    assert "starts on each node: swift sft" in jobs.run("plan", str(jobs.job_file)).stdout.splitlines()
+    assert "command on each node: swift sft" in jobs.run("plan", str(jobs.job_file)).stdout.splitlines()
 
 
 def test_the_job_file_is_job_toml_by_default(jobs, monkeypatch):
@@ -201,7 +201,7 @@ def test_what_the_first_price_adds_up_is_told_below_the_offers(jobs, monkeypatch
 
     monkeypatch.setattr(LocalProvisioner, "offers", offers)
     lines = jobs.run("plan", str(jobs.job_file)).stdout.splitlines()
-    assert "an hour of offer 1: machine 0.3, disk 0.125, address not counted" in lines
+    assert "price parts of offer 1 per hour: machine 0.3, disk 0.125, address not counted" in lines
     planned = jobs.run_json("plan", str(jobs.job_file))["launches"]
     assert planned[0]["price_per_hour"] == 0.425
     assert {one["price_parts"].partition(", ")[2] for one in planned} == {"disk 0.125, address not counted"}
@@ -231,7 +231,7 @@ def test_what_a_gib_of_checkpoints_costs_is_a_column_where_some_offer_is_elsewhe
         }
         assert rows["local-b"].rstrip().endswith("0.0200 USD")
         assert rows["local-a"].rstrip().endswith("0.0000 USD")
-        assert any(line.startswith("TRANSFER: of a GiB between there and the bucket") for line in lines)
+        assert any(line.startswith("TRANSFER: the price of a GiB to or from the bucket") for line in lines)
         found = jobs.run_json(command, str(jobs.job_file))[key]
         assert {one["zone"]: one["transfer_price_per_gib"] for one in found} == {
             "local-a": 0.0,
@@ -244,7 +244,7 @@ def test_files_that_the_machines_will_lack_are_named(jobs, command):
     for number in range(7):
         (jobs.job_file.parent / f"data{number}").symlink_to("/mnt/data")
     said = jobs.run(*command, str(jobs.job_file)).stderr.splitlines()
-    assert "warning: not sent to the machines: data0: is a symlink that leads out of the code" in said
+    assert "warning: not sent to the machines: data0: is a symlink that leads outside the code" in said
     assert "warning: not sent to the machines: 2 more such files" in said
 
 
@@ -253,7 +253,8 @@ def test_the_very_request_with_its_boot_script_is_printed_when_it_is_asked_for(j
     assert len(jobs.run("plan", str(jobs.job_file)).stdout.splitlines()) < 20
     lines = jobs.run("plan", str(jobs.job_file), "--request").stdout.splitlines()
     assert (
-        "    | #!/usr/bin/env bash" in lines[lines.index("request for offer 1 (--json prints them all):") :]
+        "    | #!/usr/bin/env bash"
+        in lines[lines.index("request for offer 1 (--json prints all requests):") :]
     )
 
 

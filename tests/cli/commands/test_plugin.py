@@ -67,10 +67,10 @@ def scaffold(tmp_path_factory):
 def test_the_next_commands_are_printed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert new("acme").stdout.splitlines() == [
-        "wrote cloudspot-acme; begin with its README.md. Next:",
+        "wrote cloudspot-acme; read its README.md first. Next:",
         "    cd cloudspot-acme",
         '    python -m pip install --editable ".[test]"',
-        "    python -m pytest  # what fails is what is left to do",
+        "    python -m pytest  # failures show what is left to do",
         "    cloudspot plugin check acme",
     ]
 
@@ -146,7 +146,7 @@ def test_the_tests_fail_exactly_where_work_is_left(scaffold, tmp_path):
     assert passed == {
         "test_the_provider_is_found_by_its_name",
         "test_a_store_is_opened_by_its_scheme",
-        "test_what_others_bring_is_left_to_them",
+        "test_names_of_other_plugins_are_ignored",
         "test_it_is_found_by_its_name",
         "test_it_is_imported_in_50_ms_and_its_node_needs_no_sdk",
         "test_the_default_store_can_be_opened",

@@ -31,9 +31,7 @@ def test_an_empty_store_has_no_jobs(jobs, monkeypatch):
         result = jobs.run(*arguments)
         assert result.stdout == printed
         # It may be a slip.
-        assert (
-            result.stderr == f"warning: nothing is stored in {jobs.store.url}; is that the store you meant?\n"
-        )
+        assert result.stderr == f"warning: {jobs.store.url} is empty; check its name\n"
 
 
 @pytest.mark.full
@@ -128,7 +126,7 @@ def test_of_many_jobs_that_nobody_drives_the_page_is_old_and_says_so(jobs, num_j
         assert states == ["running"] * num_jobs
         assert result.stderr == (
             f"warning: {num_jobs} unfinished jobs are shown as a driver last saw them, up to 1h 00m ago; "
-            "see how one stands now with: cloudspot show ID\n"
+            "see the present state of one with: cloudspot show ID\n"
         )
     assert [job["state"] for job in jobs.run_json("ps", "--all")] == ["succeeded"] * num_jobs
 
@@ -292,7 +290,7 @@ def test_a_store_in_which_no_job_passes_says_so(several):
             ["--filter", "cots>3"],
             ["--filter: unknown field 'cots'; did you mean 'cost'?", ", ".join(FIELD_NAMES)],
         ),
-        (["--sort", "-loss"], ["--sort: unknown field 'loss'; it is one of", "metrics.NAME"]),
+        (["--sort", "-loss"], ["--sort: unknown field 'loss'; the fields are id,", "metrics.NAME"]),
         (["--sort", "metrics."], ["--sort: unknown field 'metrics.'"]),
         (["--sort", ""], ["--sort: unknown field ''"]),
         (["--filter", "metrics.loss!=nan"], ["--filter metrics.loss: expected a number, got 'nan'"]),

@@ -60,7 +60,7 @@ def test_a_dry_run_shows_what_is_left_where_and_why_and_ends_nothing(jobs, machi
         ["KIND", "A", "DAY", "WHERE", "ID", "WHY"],
         ["machine", "(big)", "?", "local-a", "m-done-1", "job", "done-1", "has", "ended"],
         ["machine", "(big)", "?", "local-a", "m-gone-1", "job", "gone-1", "is", "not", "in", "its", "store"],
-        ["together", "?", "a", "day;", "the", "price", "of", "2", "is", "not", "known"],
+        ["together", "?", "a", "day;", "the", "price", "of", "2", "is", "unknown"],
         [
             "2",
             "more",
@@ -75,7 +75,7 @@ def test_a_dry_run_shows_what_is_left_where_and_why_and_ends_nothing(jobs, machi
             "are",
             "young",
             "(--json",
-            "names",
+            "lists",
             "them)",
         ],
     ]
@@ -88,7 +88,7 @@ def test_it_ends_them_and_says_so_and_a_second_run_finds_nothing(jobs, machines)
     said = jobs.run("reap", "--yes").stdout
     assert said.splitlines()[-2:] == ["ended machine m-done-1", "ended machine m-gone-1"]
     assert machines == []
-    assert jobs.run("reap").stdout.splitlines()[0] == f"nothing is left of jobs of {jobs.store.url}"
+    assert jobs.run("reap").stdout.splitlines()[0] == f"nothing to end from jobs in {jobs.store.url}"
 
 
 def test_without_a_terminal_it_ends_nothing_unless_it_is_told_yes(jobs, machines):
@@ -121,7 +121,7 @@ def test_what_is_of_another_store_is_shown_and_ended_only_if_that_store_is_named
 def test_a_store_with_live_jobs_is_not_gone(jobs, machines):
     jobs.submit("live-1")
     said = jobs.run("reap", "--gone-store", jobs.store.url, status=2).stderr
-    assert f"{jobs.store.url} is there, and live-1 may be live in it" in said
+    assert f"{jobs.store.url} exists, and jobs in it may be live: live-1" in said
 
 
 def test_only_a_store_whose_bucket_is_said_not_to_exist_is_gone(jobs, machines, monkeypatch):
@@ -189,7 +189,7 @@ def test_what_cannot_be_ended_is_said_and_fails_the_command(jobs, machines, monk
         patch.setattr(LocalProvisioner, "terminate", refuse)
         said = jobs.run("reap", "--yes", status=1).stderr
         (one,) = jobs.run_json("reap", "--yes", status=1)["assets"]
-    assert said == "warning: machine m-gone-1 is not ended: it is protected\n"
+    assert said == "warning: machine m-gone-1 was not ended: it is protected\n"
     assert (one["ended"], one["error"]) == (False, "it is protected")
 
 
@@ -222,7 +222,7 @@ def test_prices_are_added_up_by_currency():
     ]
     judged = [reap_module.Judged(one, reap_module.Fate.ORPHAN, "") for one in assets]
     assert reap_module._sum_text(judged) == (
-        "together 10.00 CNY and 25.50 USD a day; the price of 1 is not known"
+        "together 10.00 CNY and 25.50 USD a day; the price of 1 is unknown"
     )
 
 

@@ -37,7 +37,7 @@ def test_a_stopped_job_goes_on_with_the_changes_that_are_asked_for(jobs):
     result = jobs.run(
         "resume", jobs.stopped(), "--set", "limits.max_cost=40", "--set", "spot.policy=on-demand"
     )
-    assert result.stdout == "resumed job digits-1 on local; it goes on at step 40\n"
+    assert result.stdout == "resumed job digits-1 on local, at step 40\n"
     assert result.stderr == ""
     resumed = history(jobs, "digits-1")
     assert resumed.finished is None
@@ -58,7 +58,7 @@ def test_a_detached_resume_launches_the_job(jobs):
 def test_a_suspended_job_is_resumed_before_a_driver_finds_capacity(jobs):
     assert jobs.run_json("show", suspended(jobs))["state"] == "suspended"
     result = jobs.run("resume", "digits-2", "--set", "spot.policy=on-demand")
-    assert "it goes on from the start: it has no checkpoint" in result.stdout
+    assert "from step 0, because it has no checkpoint" in result.stdout
     assert history(jobs, "digits-2").suspended is None
 
 

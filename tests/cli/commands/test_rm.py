@@ -57,7 +57,7 @@ def test_it_asks_and_a_no_changes_nothing(jobs, monkeypatch):
     job_id = jobs.reclaimed_and_finished()
     before = all_keys(jobs.store)
     result = jobs.run("rm", job_id, status=2)
-    assert result.stderr == "error: there is no terminal to ask on: give --yes to delete without a question\n"
+    assert result.stderr == "error: there is no terminal to ask on; give --yes to delete without asking\n"
     monkeypatch.setattr("cloudspot.cli.screen.output.can_ask", lambda: True)
     for answer, status, last in (("n\n", 1, "nothing was deleted"), ("", 130, ""), ("y\n", 0, "")):
         assert all_keys(jobs.store) == before
@@ -100,7 +100,7 @@ def test_a_beginning_of_an_id_is_not_enough(jobs):
     jobs.reclaimed_and_finished()
     result = jobs.run("rm", "digits", "--yes", status=5)
     assert result.stderr == (
-        "error: rm needs the whole id: there is no job 'digits'; did you mean digits-7k3f?\n"
+        "error: rm needs the complete id, but there is no job 'digits'; did you mean digits-7k3f?\n"
     )
     assert jobs.run("rm", "nothing", "--yes", status=5).stderr.startswith("error: no job 'nothing'")
 
@@ -109,7 +109,7 @@ def test_a_submission_that_may_be_under_way_is_left_alone(jobs, monkeypatch):
     jobs.store.put(keys.index("new-1"), b"0123456789abcdef")
     result = jobs.run("rm", "new-1", "--yes", status=1)
     assert result.stderr.startswith(
-        "error: job new-1 is being submitted, or its submission was cut short: it began "
+        "error: job new-1 is being submitted, or its submission was interrupted: it began "
     )
     monkeypatch.setattr("cloudspot.cli.commands.rm.LONGEST_SUBMISSION", timedelta(0))
     jobs.run("rm", "new-1", "--yes")
@@ -241,7 +241,7 @@ def test_where_no_record_names_a_provider_a_warning_says_that_none_was_asked(job
     for key in (keys.spec(job_id), *(keys.journal(job_id, number) for number in (1, 2, 3, 4))):
         jobs.store.put(key, b"{")
     result = jobs.run("rm", job_id, "-y", "--force")
-    assert "machines are looked for nowhere, as none is known" in " ".join(result.stderr.split())
+    assert "looking for machines nowhere, because none is known" in " ".join(result.stderr.split())
     assert not [key for key in all_keys(jobs.store) if job_id in key]
 
 

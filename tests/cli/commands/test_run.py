@@ -24,8 +24,10 @@ def test_a_dry_run_shows_cost_and_what_next_first_then_offers_in_order_and_store
     assert [offer[3] for offer in offers] == ["spot", "spot", "on-demand", "on-demand"]
     assert lines[1] == "buys 1 x local in local-a (spot), 0.3000 USD an hour in all"
     assert lines[2].startswith("expected: ")
-    assert lines[3] == "no limit: limits.max_cost would set one"
-    assert lines[4] == "nothing was launched or stored; to start it: cloudspot run, with the same arguments"
+    assert lines[3] == "no limit; set one with limits.max_cost"
+    assert (
+        lines[4] == "nothing was launched or stored; to start it, use cloudspot run with the same arguments"
+    )
     assert "#!/usr/bin/env bash" not in result.stdout
     assert stored(jobs) == []
 
@@ -36,7 +38,7 @@ def test_a_submission_shows_the_job_its_cost_and_what_next_in_its_first_five_lin
     assert lines[0].startswith(f"submitted job new-1 to {jobs.store.url} (")
     assert lines[1] == "buys 1 x local in local-a (spot), 0.3000 USD an hour in all"
     assert lines[2].startswith("expected: ")
-    assert lines[3] == "no limit: limits.max_cost would set one"
+    assert lines[3] == "no limit; set one with limits.max_cost"
     assert lines[4].startswith("Ctrl-C leaves the job running; come back with: cloudspot attach new-1")
 
 

@@ -181,7 +181,7 @@ def test_what_it_was_like_can_be_kept(sandbox, tmp_path):
     assert "hello\n" in (kept / "state" / "machines" / "i-1" / "console.log").read_text()
     done = sandbox("toy", "--", "true")
     assert kept.exists()
-    assert "sandbox toy: over, and its store with it." in done.stderr
+    assert "sandbox toy: ended, and its store is gone." in done.stderr
 
 
 def test_cloudspot_itself_is_found(sandbox):
@@ -195,7 +195,7 @@ def test_cloudspot_itself_is_found(sandbox):
         (
             ("cloud9", "--", "true"),
             3,
-            'no sandbox "cloud9" is installed; there are ',
+            'no sandbox "cloud9" is installed; the known ones are ',
         ),
         (("toi", "--", "true"), 3, 'no sandbox "toi" is installed; did you mean "toy"?'),
         (("local", "--", "true"), 3, 'provider "local" needs no sandbox: run the command as it is'),

@@ -180,7 +180,7 @@ def test_removing_takes_what_it_has_made_and_nothing_else(jobs, account):
     )
     assert files(account) == {"one": "theirs"}
     assert account.config.read_text().strip() == ""
-    assert "nothing of this account is recorded" in jobs.run("setup", "local", "--remove").stdout
+    assert "no parts of this account are recorded" in jobs.run("setup", "local", "--remove").stdout
 
 
 def test_a_part_that_another_version_has_made_is_named(jobs, account):

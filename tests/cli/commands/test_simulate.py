@@ -62,7 +62,7 @@ def test_the_example_of_the_page_is_what_the_command_prints(monkeypatch):
     monkeypatch.chdir(ROOT)
     result = run(*shlex.split(command.replace("\\\n", " "))[2:])
     assert result.stdout == printed
-    assert result.stderr == "warning: the traces have only 1 place(s) from which a run fits\n"
+    assert result.stderr == "warning: the traces have only 1 start(s) from which a whole run fits\n"
     money = dict(re.findall(r"^([a-z-]+) .*? to [\d.]+ +([\d.]+) ", printed, re.MULTILINE))
     assert money == {"on-demand": "120.00", "spot-then-on-demand": "68.00", "deadline": "42.00"}
 
@@ -185,21 +185,21 @@ def test_a_picture_is_drawn(tmp_path, eight_hours):
 
 def test_what_cannot_be_simulated_is_refused_with_its_numbers(trace, eight_hours, tmp_path):
     assert refusal("--trace", eight_hours, "--length", "40h", "--deadline", "48h") == (
-        "--trace: 25.0 h are recorded, and with this --deadline a run needs 50.0 h; give longer traces"
+        "--trace: 25.0 h are recorded, but with this --deadline a run needs 50.0 h; give longer traces"
     )
     assert refusal("--trace", eight_hours, "--length", "40h").startswith(
-        "--trace: 25.0 h are recorded, and with this --length a run needs "
+        "--trace: 25.0 h are recorded, but with this --length a run needs "
     )
     assert refusal("--length", "2h", "--deadline", "2h", "--overhead", "12m") == (
-        "--deadline: 2h 00m is too soon even on demand: --length and one --overhead take 2h 12m"
+        "--deadline: 2h 00m is too short even on demand: --length and one --overhead take 2h 12m"
     )
     link = tmp_path / "link.json"
     link.symlink_to(eight_hours)
     assert refusal("--trace", eight_hours, "--learn-from", link, *JOB) == (
-        f"--learn-from: {link} is among --trace; a policy must not know its future"
+        f"--learn-from: {link} is also in --trace; a policy must not know its future"
     )
     assert refusal("--trace", eight_hours, "--zones", "2", *JOB) == (
-        "--zones: each file of --trace is a zone; leave one of them out"
+        "--zones cannot be combined with --trace, where each file is a zone"
     )
 
 
@@ -254,7 +254,7 @@ def test_a_job_that_succeeded_tells_its_times_and_prices(jobs):
     assert one["money"] == pytest.approx(found["length_hours"] + found["overhead_hours"])
     assert one["money_range"] == pytest.approx([one["money"]] * 2)
     text = jobs.run("simulate", job_id[:8], "--starts", "5").stdout
-    assert f"what was not given is taken from job {job_id}" in text.splitlines()
+    assert f"values that were not given are taken from job {job_id}" in text.splitlines()
 
 
 @pytest.mark.full
@@ -278,9 +278,9 @@ def test_a_job_that_has_not_trained_tells_nothing(jobs):
     jobs.submit("digits-zzzz")
     said = jobs.run("simulate", "digits-zzzz", status=2).stderr
     assert said == (
-        "error: the records of job digits-zzzz do not tell how long it trained; give --length, and no job\n"
+        "error: the records of job digits-zzzz do not show how long it trains; give --length instead of a job\n"
     )
     said = jobs.run("simulate", str(jobs.job_file), status=5).stderr
     assert said.startswith("error: no job 'digits' in file://")
-    assert "has told how long it trains" in said
+    assert "shows how long it trains" in said
     assert refusal("--deadline", "1h") == "give --length, or a job that has trained"

@@ -21,13 +21,13 @@ def test_a_job_without_a_machine_stops_at_once(jobs):
 @pytest.mark.parametrize(
     ("table", "commits", "said"),
     [
-        ("", 0, "and no checkpoint.directory, so nothing of it is kept"),
+        ("", 0, "and no checkpoint.directory, so all its work is lost"),
         (
             'directory = "out/*"', 1,
-            "and saves nothing now: what it made after checkpoint 1-40 is lost, as far as is known",
+            "and saves nothing now: its work after checkpoint 1-40 is probably lost",
         ),
-        ('directory = "out/*"', 0, "and saves nothing now: all that it made is lost, as far as is known"),
-        ('directory = "out/*"\non_notice = "SIGTERM"', 0, "and is told by SIGTERM to save"),
+        ('directory = "out/*"', 0, "and saves nothing now: all its work is probably lost"),
+        ('directory = "out/*"\non_notice = "SIGTERM"', 0, "and gets SIGTERM to save"),
     ],
 )  # fmt: skip
 def test_a_stop_says_what_a_script_without_a_session_makes_of_it(jobs, table, commits, said):

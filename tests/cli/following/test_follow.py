@@ -58,8 +58,8 @@ def test_whoever_leaves_an_ended_job_is_told_which_machines_may_still_be_billed(
     (machine,) = HistoryReader(jobs.store, job_id).read().launches[0].unproven
     said = jobs.run("attach", job_id).stderr.splitlines()
     assert said[-2:] == [
-        f"warning: it is not proven that {machine} has ended, and until then the bill counts it",
-        f"warning: look again with: cloudspot attach {job_id} --store {jobs.store.url}",
+        f"warning: it is not proven yet that {machine} has ended, so the bill still counts it",
+        f"warning: check again with: cloudspot attach {job_id} --store {jobs.store.url}",
     ]
     assert not any("proven" in line for line in jobs.run("attach", jobs.reclaimed_and_finished()).stderr)
 
@@ -71,8 +71,10 @@ def test_whoever_waits_for_the_proof_of_the_last_ends_is_told_so(jobs, monkeypat
     (machine,) = newest.certificates
     jobs.store.delete(keys.certificate(job_id, newest.number, machine))
     lines = jobs.run("attach", job_id).stdout.splitlines()
-    told = f"making sure that {machine} has ended, which takes half a minute as a rule"
-    assert [line for line in lines if told in line] == [line for line in lines if "making sure" in line] != []
+    told = f"checking that {machine} has ended, which usually takes half a minute"
+    assert (
+        [line for line in lines if told in line] == [line for line in lines if "checking that" in line] != []
+    )
 
 
 @pytest.mark.parametrize(("outcome", "status"), [("succeeded", 0), ("failed", 1), ("stopped", 10)])
@@ -134,7 +136,7 @@ def test_a_job_that_is_resumed_is_shown_from_then_on(jobs, monkeypatch, capsys):
     assert follow(Job(jobs.store, "digits-1"), **followed) == 0
     lines = capsys.readouterr().out.splitlines()
     where = f"digits-1 --store {jobs.store.url}"
-    assert lines[0] == f"see what came before with: cloudspot show {where}, or cloudspot logs {where}"
+    assert lines[0] == f"see the earlier history with: cloudspot show {where}, or cloudspot logs {where}"
     told = [line[21:] for line in lines if line[10:11] == "T"]
     assert sorted(told) == sorted(
         [
@@ -214,7 +216,8 @@ def test_an_error_of_the_loop_says_how_to_come_back(jobs, monkeypatch, capsys):
     with pytest.raises(AuthError):
         follow(Job(jobs.store, "new-1"))
     assert (
-        "job new-1 is no longer followed; come back with: cloudspot attach new-1" in capsys.readouterr().err
+        "job new-1 is no longer followed; follow it again with: cloudspot attach new-1"
+        in capsys.readouterr().err
     )
 
 

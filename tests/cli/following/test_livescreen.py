@@ -147,7 +147,7 @@ def test_of_a_flood_the_end_is_shown(driven):
     screen.tell("print", [f"step {n}" for n in range(1300)])
     screen.wait_for("step 1299")
     told = [line for line in screen.all_lines() if line and "panel" not in line][:-2]
-    assert told[0] == "(800 lines left out; cloudspot logs has them)"
+    assert told[0] == "(800 lines left out; see them with cloudspot logs)"
     assert len(told) == 501
 
 

@@ -105,7 +105,7 @@ def test_a_node_whose_log_is_pruned_is_not_said_to_have_delivered_nothing(jobs):
 
 def test_a_job_without_a_log_has_nothing_to_list(jobs):
     jobs.submit("new-1")
-    assert jobs.run("logs", "new-1", "--list").stdout == "job new-1 has no such log\n"
+    assert jobs.run("logs", "new-1", "--list").stdout == "job new-1 has no log that matches\n"
     assert jobs.run_json("logs", "new-1", "--list") == []
 
 
@@ -114,7 +114,7 @@ def test_old_days_are_pruned_and_the_rest_stays(jobs):
     write(jobs, "going-1", "1-0", [9, 8, 3, 0])
     write(jobs, "going-1", "1-1", [9])
     result = jobs.run("logs", "going-1", "--prune", "7d", "--node", "1.0", "--yes")
-    assert result.stdout.startswith("deleted 2 pieces, ")
+    assert result.stdout.startswith("deleted 2 pieces (")
     assert result.stdout.endswith(f" of the log of going-1 from before {day(7)} (UTC)\n")
     assert [
         line["text"] for line in map(json.loads, jobs.run("logs", "going-1", "--json").stdout.splitlines())
@@ -134,7 +134,7 @@ def test_pruning_asks_and_a_no_deletes_nothing(jobs, monkeypatch):
     jobs.running("going-1")
     write(jobs, "going-1", "1-0", [9])
     result = jobs.run("logs", "going-1", "--prune", "7d", status=2)
-    assert result.stderr == "error: there is no terminal to ask on: give --yes to delete without a question\n"
+    assert result.stderr == "error: there is no terminal to ask on; give --yes to delete without asking\n"
     monkeypatch.setattr("cloudspot.cli.screen.output.can_ask", lambda: True)
     arguments = ["logs", "going-1", "--prune", "7d", "--store", jobs.store.url]
     for answer, status, left in (("n\n", 1, 1), ("y\n", 0, 0)):
@@ -147,15 +147,15 @@ def test_pruning_asks_and_a_no_deletes_nothing(jobs, monkeypatch):
 def test_what_contradicts_is_refused(jobs):
     jobs.running("going-1")
     for arguments, message in (
-        (("--list", "--tail", "3"), "--list works on whole days of a node's log: give it without --tail"),
+        (("--list", "--tail", "3"), "--list works on whole days of a node's log; give it without --tail"),
         (
             ("--prune", "1d", "--grep", "x"),
-            "--prune works on whole days of a node's log: give it without --grep",
+            "--prune works on whole days of a node's log; give it without --grep",
         ),
-        (("--list", "--prune", "1d"), "--list works on whole days of a node's log: give it without --prune"),
-        (("--yes",), "--yes answers the question that --prune asks: give both or neither"),
+        (("--list", "--prune", "1d"), "--list works on whole days of a node's log; give it without --prune"),
+        (("--yes",), "--yes answers the question of --prune; give both or neither"),
         (("--until", "1d", "--follow"), "give --until or --follow, not both"),
-        (("--prune", "2999-01-01"), "--prune must name a time in the past: it deletes what is older"),
+        (("--prune", "2999-01-01"), "--prune must name a time in the past: older logs are deleted"),
         (("--prune", "soon"), '--prune: expected a duration like "10m"'),
     ):
         assert message in jobs.run("logs", "going-1", *arguments, status=2).stderr
@@ -167,7 +167,8 @@ def test_a_log_that_ends_by_its_retention_alone_says_so(jobs, monkeypatch):
     monkeypatch.setattr(ObjectStoreLogSink, "remove", LogSink.remove)
     result = jobs.run("logs", "going-1", "--prune", "7d", "--yes", status=1)
     assert (
-        "this log cannot be pruned: only the retention of the service that keeps it ends it" in result.stderr
+        "this log cannot be pruned here: set the retention period of the service that keeps it"
+        in result.stderr
     )
 
 

@@ -163,7 +163,7 @@ def test_what_is_only_looked_at_has_its_tag_looked_up_once(registry, local_home,
 
 def test_a_log_in_goes_to_whoever_gives_tokens_and_nowhere_else(registry, tmp_path):
     registry.is_private = True
-    with pytest.raises(SpecError, match="no such tag, or it is private"):
+    with pytest.raises(SpecError, match="the tag does not exist or is private"):
         with_digest(f"{registry.name}/team/train:7")
     log_in(registry, tmp_path)
     registry.seen.clear()
@@ -209,8 +209,8 @@ def test_a_helper_that_has_no_log_in_hides_none_that_is_written_down(registry, t
 @pytest.mark.parametrize(
     ("says", "status", "told"),
     [
-        ("credentials not found in native keychain", 1, "or it is private; name a log-in in run.image_login, or write"),
-        ("the keychain is locked", 1, "or it is private; docker-credential-kept does not answer: the keychain is locked"),
+        ("credentials not found in native keychain", 1, "or is private; set run.image_login, or write"),
+        ("the keychain is locked", 1, "or is private; docker-credential-kept does not answer: the keychain is locked"),
         ("{}", 0, "docker-credential-kept does not answer: "),
         ("not JSON", 0, "docker-credential-kept does not answer: "),
         (MINE.replace('"me"', '"<token>"'), 0, "docker-credential-kept has an identity token, which cannot be used"),
@@ -221,7 +221,7 @@ def test_what_a_helper_does_not_have_is_told_and_no_secret(registry, tmp_path, h
     registry.is_private = True
     helper(says, status=status)
     log_in(registry, tmp_path, auth="", credsStore="kept")
-    with pytest.raises((AuthError, SpecError), match=f"there is no such tag, .*{told}") as refused:
+    with pytest.raises((AuthError, SpecError), match=f"the tag does not exist.*{told}") as refused:
         with_digest(f"{registry.name}/team/train:7")
     assert "secret" not in str(refused.value).replace("run.image_login", "")
     registry.is_private = False
@@ -267,7 +267,7 @@ def test_a_cloud_that_gives_no_log_in_is_told_unless_dockers_will_do(registry, t
     def refuse(_registry):
         raise AuthError("logging in takes cloud:LogIn")
 
-    with pytest.raises(AuthError, match="or it is private; logging in takes cloud:LogIn; name a log-in"):
+    with pytest.raises(AuthError, match=r"or is private; logging in takes cloud:LogIn; set run\.image_login"):
         with_digest(f"{registry.name}/team/train:7", refuse)
     log_in(registry, tmp_path)
     assert with_digest(f"{registry.name}/team/train:7", refuse).endswith(DIGEST)
@@ -302,27 +302,27 @@ def test_a_log_in_is_not_sent_in_clear_to_a_stranger_and_no_file_read(registry, 
     registry.is_private = True
     registry.challenge = f'Bearer realm="{realm}",service="here"'
     log_in(registry, tmp_path)
-    with pytest.raises(SpecError, match="no such tag, or it is private"):
+    with pytest.raises(SpecError, match="the tag does not exist or is private"):
         with_digest(f"{registry.name}/team/train:7")
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"digest": f"sha256:{'0' * 64}"}, f"it says sha256:0+, and what it sends has {DIGEST}"),
-        ({"challenge": "Negotiate"}, "no such tag, or it is private"),
+        ({"digest": f"sha256:{'0' * 64}"}, f"it states sha256:0+, but the content has {DIGEST}"),
+        ({"challenge": "Negotiate"}, "the tag does not exist or is private"),
         ({"manifest": b"x" * (image_digest._MAX_BYTES + 1)}, "its answer is longer than 8388608 bytes"),
     ],
 )
 def test_what_is_no_digest_is_refused_with_the_reason(registry, changes, says):
     vars(registry).update(changes)
-    with pytest.raises(SpecError, match=f"run.image: {registry.name} does not tell the digest .*{says}"):
+    with pytest.raises(SpecError, match=f"run.image: {registry.name} does not return the digest .*{says}"):
         with_digest(f"{registry.name}/team/train:7")
 
 
 def test_what_a_registry_says_at_length_is_cut_short(registry):
     registry.digest = "sha256:" + "0" * 60_000
-    with pytest.raises(SpecError, match=r"it says sha256:0+") as refused:
+    with pytest.raises(SpecError, match=r"it states sha256:0+") as refused:
         with_digest(f"{registry.name}/team/train:7")
     assert len(str(refused.value)) < 1000
 

@@ -49,7 +49,7 @@ def test_names_that_no_disk_can_hold_together_are_refused(with_data, monkeypatch
         store.put(key, b"x")
     monkeypatch.setattr(inputs, "open_store", lambda _url: store)
     said = with_data.run("plan", str(with_data.job_file), status=2).stderr
-    assert "'a/b' is an object, and others lie below a/b/: a disk cannot hold both" in said
+    assert "'a/b' is an object, but others lie below a/b/: a disk cannot hold both" in said
 
 
 def test_plan_tells_what_is_fetched_while_the_job_trains(with_data, data):
@@ -57,7 +57,7 @@ def test_plan_tells_what_is_fetched_while_the_job_trains(with_data, data):
     with_data.job_file.write_text(f'{text}\n[data.one]\nurl = "{data.url}/images/one"\nwait = false\n')
     lines = with_data.run("plan", str(with_data.job_file)).stdout.splitlines()
     assert any(
-        line.startswith("each new machine fetches 3.0 KiB before it trains and 1.0 KiB meanwhile")
+        line.startswith("each new machine fetches 3.0 KiB before it trains and 1.0 KiB during the training")
         for line in lines
     )
 
@@ -84,9 +84,9 @@ def test_plan_of_what_is_read_in_place_asks_one_question_and_tells_a_price_for_e
     monkeypatch.setattr(FileStore, "list_pages", counted)
     with_data.job_file.write_text(with_data.job_file.read_text() + 'mode = "stream"\n')
     lines = with_data.run("plan", str(with_data.job_file)).stdout.splitlines()
-    assert f"data.images: {data.url}/images/: read in place, as often as the training does" in lines
+    assert f"data.images: {data.url}/images/: read in place, each time the training reads it" in lines
     [priced] = [line for line in lines if line.startswith("each GiB read in place")]
-    assert "costs a machine up to 0.0900 USD if it is away from the bucket's region" in priced
+    assert "costs a machine up to 0.0900 USD outside the bucket's region" in priced
     assert not any("before it trains" in line for line in lines), lines
     assert pages == [""]  # of three
     [found] = with_data.run_json("plan", str(with_data.job_file))["data"]
@@ -112,7 +112,7 @@ def test_plan_tells_what_the_transfer_costs_where_offers_do(with_data, monkeypat
     monkeypatch.setattr(LocalProvisioner, "offers", dear)
     out = with_data.run("plan", str(with_data.job_file)).stdout
     assert "before it trains, for up to 3" in out
-    assert "USD if it is away from the bucket's region" in out
+    assert "USD outside the bucket's region" in out
 
 
 @pytest.mark.parametrize("command", [["plan"], ["run", "--detach"]])
@@ -144,7 +144,7 @@ def test_what_only_the_machines_may_read_is_warned_of(with_data, monkeypatch):
     monkeypatch.setattr(inputs, "open_store", lambda _url: denied)
     done = with_data.run("plan", str(with_data.job_file))
     assert "cannot be read from here (access denied" in done.stderr
-    assert "a machine that cannot read it either fails" in done.stderr
+    assert "a machine that cannot read it, either, fails" in done.stderr
     assert "/images/: not read from here" in done.stdout
     found = with_data.run_json("plan", str(with_data.job_file))["data"][0]
     assert (found["files"], found["bytes"]) == (None, None)
@@ -160,12 +160,12 @@ def test_a_file_url_is_not_looked_up_here_for_machines_elsewhere(with_data, monk
 @pytest.mark.parametrize("command", ["plan", "run"])
 def test_machines_on_this_computer_take_no_absolute_path(with_data, command):
     done = with_data.run(command, str(with_data.job_file), "--set", "data.images.path=/in", status=2)
-    assert 'data.images.path: "/in" would be one place for all machines on this computer' in done.stderr
+    assert 'data.images.path: "/in" would be the same for all machines on this computer' in done.stderr
 
 
 def test_an_input_that_is_larger_than_the_disk_is_warned_of(with_data):
     done = with_data.run("plan", str(with_data.job_file), "--set", "resources.disk=1KiB")
-    assert "the inputs have 3.0 KiB, and resources.disk is 1.0 KiB; ask for more" in done.stderr
+    assert "the inputs have 3.0 KiB, but resources.disk is 1.0 KiB; increase it" in done.stderr
 
 
 def test_inputs_for_which_the_usual_disk_is_too_small_are_warned_of(with_data, monkeypatch):
@@ -177,7 +177,7 @@ def test_inputs_for_which_the_usual_disk_is_too_small_are_warned_of(with_data, m
     def warned(*words):
         plan = with_data.run("plan", str(with_data.job_file), "--set", "data.images.url=memory://x/", *words)
         assert "1 file(s), 3.0 KiB" in plan.stdout
-        return "the inputs have 3.0 KiB, and resources.disk is not given" in plan.stderr
+        return "the inputs have 3.0 KiB, but resources.disk is not set" in plan.stderr
 
     assert not warned()  # the disk is this computer's
     monkeypatch.setattr(LocalProvider, "capabilities", frozenset())

@@ -10,7 +10,7 @@ from cloudspot.story.report import summarise
 
 LONG = ["--set", "spot.length=48h"]
 UNTOLD = (
-    "expected: not known: no job 'digits' has trained on such machines yet; for an estimate, set spot.length"
+    "expected: unknown: no job 'digits' has trained on such machines yet; for an estimate, set spot.length"
 )
 
 
@@ -67,7 +67,7 @@ def test_an_earlier_job_of_the_name_tells_the_length(saving):
 
 
 def test_where_nothing_outlives_a_machine_the_cost_is_not_known(jobs):
-    assert expected(jobs, *LONG) == "expected: not known: nothing of the work outlives its machine"
+    assert expected(jobs, *LONG) == "expected: unknown: nothing of the work outlives its machine"
     assert "expected: 48 USD" in expected(jobs, *LONG, "--set", "spot.policy=on-demand")
 
 
@@ -78,7 +78,7 @@ def test_run_says_it_before_it_launches(saving):
     assert first.startswith("submitted job ")
     assert buys == "buys 1 x local in local-a (spot), 0.3000 USD an hour in all"
     assert says.startswith("expected: ")
-    assert limit == "no limit: limits.max_cost would set one"
+    assert limit == "no limit; set one with limits.max_cost"
     assert any("launch 1" in line for line in others)
     assert list(saving.run_json("run", str(saving.job_file), "--detach")) == ["id", "store", "launched"]
 
@@ -110,7 +110,7 @@ def test_a_job_without_hope_is_refused_in_a_line_and_stores_nothing(jobs, tmp_pa
     sets, reason = REFUSED[case]
     options = [word for one in sets for word in ("--set", one)]
     result = jobs.run(*command, str(jobs.job_file), *options, status=2)
-    assert result.stderr == f"error: {reason}; --anyway goes on all the same\n"
+    assert result.stderr == f"error: {reason}; --anyway submits it regardless\n"
     assert [meta.key for meta in jobs.store.list_objects("")] == [keys.STORE_ID]
 
 
@@ -164,7 +164,7 @@ def test_a_job_that_is_resumed_is_held_to_what_is_left_of_it(jobs):
     refused = jobs.run("resume", job_id, "--detach", *limit, status=2)
     assert refused.stderr == (
         "error: limits.max_cost: 10 h x 1 x 0.3000 USD an hour is 3.0000 USD at least, and 0.3000 USD is spent; "
-        "the limit is 2.0000 USD; --anyway goes on all the same\n"
+        "the limit is 2.0000 USD; --anyway submits it regardless\n"
     )
     assert "resumed job" in jobs.run("resume", job_id, "--detach", "--anyway", *limit).stdout
     assert not list(jobs.store.list_objects(keys.market_prefix("local")))

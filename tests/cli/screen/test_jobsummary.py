@@ -29,7 +29,7 @@ def test_steps_lost_are_told_as_exactly_as_they_are_known():
     ("sha256", "are_sharded", "text"),
     [
         ("ab" * 32, False, "sha256 " + "ab" * 32),
-        (None, True, "sharded over the ranks, so without a hash"),
+        (None, True, "no hash, because they are sharded over the ranks"),
         (None, False, ""),
     ],
 )
@@ -46,20 +46,20 @@ def test_the_line_of_the_weights_says_why_there_is_no_hash(sha256, are_sharded, 
             "failed",
             {},
             (
-                "see why: cloudspot logs x; go on after a change of the code: "
-                "cloudspot fork x --code .; as it is: cloudspot resume x"
+                "see why: cloudspot logs x; continue with changed code: "
+                "cloudspot fork x --code .; or unchanged: cloudspot resume x"
             ),
         ),
         (
             "failed",
             None,
             (
-                "see why: cloudspot logs x; go on after a change of the code: "
-                "cloudspot run; as it is: cloudspot resume x"
+                "see why: cloudspot logs x; continue with changed code: "
+                "cloudspot run; or unchanged: cloudspot resume x"
             ),
         ),
-        ("stopped", {}, "let it go on: cloudspot resume x"),
-        ("suspended", {}, "let it go on: cloudspot resume x"),
+        ("stopped", {}, "continue it: cloudspot resume x"),
+        ("suspended", {}, "continue it: cloudspot resume x"),
         ("waiting", {}, "follow and drive it: cloudspot attach x"),
     ],
 )
@@ -81,8 +81,8 @@ def test_nothing_is_on_its_way_to_a_finished_job(state, text):
 @pytest.mark.parametrize(
     ("outputs", "why"),
     [
-        (None, "the training wrote no file below its working directory that is kept"),
-        (["out"], "the training wrote nothing that run.outputs names"),
+        (None, "the training wrote no file to keep below its working directory"),
+        (["out"], "the training wrote no file that matches run.outputs"),
         ([], "run.outputs is empty"),
     ],
 )
@@ -92,7 +92,7 @@ def test_a_success_that_kept_nothing_says_so(outputs, why, capsys):
     echo_last_lines(job, {"state": "succeeded", "last_commit": {}})
     assert capsys.readouterr().out == ""
     echo_last_lines(job, {"state": "succeeded", "last_commit": None})
-    told = f"\nnothing of this job was kept: it has no checkpoint, and {why}\n"
+    told = f"\nthis job has kept nothing: it has no checkpoint, and {why}\n"
     assert capsys.readouterr().out == told
     store.put(keys.output("x", "out/model.bin"), b"x")
     echo_last_lines(job, {"state": "succeeded", "last_commit": None})
@@ -134,4 +134,4 @@ def test_a_checkpoint_of_survivors_says_what_it_lacks():
     exact = {"cause": "lost", "lost": [1], "kept": [1], "is_exact": True}
     assert _inexact(None) == _inexact(exact) == ""
     partly = exact | {"lost": [0, 1], "is_exact": False}
-    assert _inexact(partly) == ", without what rank 0 alone had, as its random generators"
+    assert _inexact(partly) == ", without the state that only rank 0 had, such as its random generators"

@@ -20,12 +20,12 @@ def test_it_has_the_times_the_prices_and_the_deadline_of_the_job(jobs):
 def test_a_job_file_of_another_name_finds_nothing(jobs):
     jobs.reclaimed_and_finished()
     jobs.job_file.write_text(jobs.job_file.read_text().replace('"digits"', '"digit"'))
-    with pytest.raises(JobNotFound, match=r"no job 'digit' in .* has told how long it trains"):
+    with pytest.raises(JobNotFound, match=r"no job 'digit' in .* shows how long it trains"):
         find_past_run(jobs.store.url, str(jobs.job_file), at(60))
 
 
 def test_a_success_without_any_record_of_training_is_refused(jobs):
     jobs.submit("digits-zzzz", minutes=0)
     jobs.add_finished("digits-zzzz", "succeeded", minutes=5)
-    with pytest.raises(SpecError, match="do not tell how long it trained"):
+    with pytest.raises(SpecError, match="do not show how long it trains"):
         find_past_run(jobs.store.url, "digits-zzzz", at(60))

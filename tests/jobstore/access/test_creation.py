@@ -63,7 +63,7 @@ def test_a_failed_put_is_made_again_after_a_growing_delay(inner, tmp_path):
 def test_an_outage_that_lasts_leaves_the_outcome_unknown(inner, tmp_path):
     slept = []
     store = FaultyStore(inner, FaultPlan(outages=(Outage(start=0, end=1e18),)), tmp_path)
-    with pytest.raises(TransientError, match="whether k was created is unknown") as caught:
+    with pytest.raises(TransientError, match="it is unknown whether k was created") as caught:
         create(store, "k", b"mine", sleep=slept.append)
     assert isinstance(caught.value.__cause__, TransientError)
     assert len(slept) == 4
@@ -75,7 +75,7 @@ def test_a_put_that_was_cut_off_is_not_made_again_at_once(inner, monkeypatch):
 
     monkeypatch.setattr(inner, "put", put)
     slept = []
-    with pytest.raises(OverdueError, match="whether k was created is unknown: it hangs"):
+    with pytest.raises(OverdueError, match="it is unknown whether k was created: it hangs"):
         create(inner, "k", b"mine", sleep=slept.append)
     assert slept == []
 

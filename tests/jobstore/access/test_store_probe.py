@@ -65,7 +65,7 @@ def test_a_store_that_keeps_its_promise_passes_and_is_left_empty(make, store):
     ("kind", "message"),
     [
         (Overwriting, "a second create of the same key was accepted"),
-        (Lying, "was overwritten, although"),
+        (Lying, "was overwritten although"),
         (Losing, "is gone"),
     ],
 )

@@ -306,5 +306,5 @@ def test_a_chunk_that_is_not_shorter_when_compressed_is_refused(store, checkpoin
     manifest = checkpoints.session(store, C(1, 10), [b"abcde"])
     (part,) = manifest.parts
     wrong = replace(part, chunks=(replace(part.chunks[0], stored=stored),))
-    with pytest.raises(CorruptData, match=f"chunk 0 of size 5 is said to be compressed to {stored}"):
+    with pytest.raises(CorruptData, match=f"chunk 0 of size 5 claims to be compressed to {stored}"):
         parts.check_part(wrong)

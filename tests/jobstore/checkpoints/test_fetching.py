@@ -437,7 +437,7 @@ def test_a_link_within_a_checkpoint_comes_back_as_a_link(store, checkpoints, tre
 def test_a_link_that_leads_out_of_its_checkpoint_is_refused(store, checkpoints, tree, tmp_path, target):
     """Also what names no path at all: an agent must not end with an error of its own."""
     commit = with_link(checkpoints, store, tree, target)
-    with pytest.raises(CorruptData, match="out of its checkpoint"):
+    with pytest.raises(CorruptData, match="outside its checkpoint"):
         fetching.fetch(store, "x", commit, tmp_path / "work")
     assert names(tmp_path / "work") == []
 

@@ -71,16 +71,16 @@ def test_a_sound_manifest_passes(checkpoints):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rank": 1}, r"parts of ranks \(1,\), and part 1 speaks of \(0,\)"),
+        ({"rank": 1}, r"parts of ranks \(1,\), but part 1 names ranks \(0,\)"),
         ({"rank": -1}, r"parts of ranks \(-1,\)"),
-        ({"num_parts": 2}, r"parts of ranks \(0,\), and part 0 speaks of \(0, 1\)"),
-        ({"relieved": (0,)}, r"parts of ranks \(0,\), and part 0 speaks of \(1,\)"),
-        ({"relieved": (7,)}, r"rank 0 of 1 without \(7,\) cannot be|speaks of \(0, 1\)"),
+        ({"num_parts": 2}, r"parts of ranks \(0,\), but part 0 names ranks \(0, 1\)"),
+        ({"relieved": (0,)}, r"parts of ranks \(0,\), but part 0 names ranks \(1,\)"),
+        ({"relieved": (7,)}, r"rank 0 of 1 without \(7,\) is impossible|names ranks \(0, 1\)"),
         ({"generation": 2}, "save 2-10-0"),
         ({"step": 11}, "save 1-11-0"),
         ({"round": 1}, "save 1-10-1"),
         ({"kind": "pickle"}, "pickle"),
-        ({"size": 6}, "its size is 6, and its chunks have 5"),
+        ({"size": 6}, "its size is 6, but its chunks have 5"),
         ({"size": -5}, "its size is -5"),
         ({"chunks": (Chunk(size=6, xxh3_128=HASH), Chunk(size=-1, xxh3_128=HASH))}, "chunk 1 has size -1"),
         ({"chunks": (Chunk(size=0, xxh3_128=HASH), Chunk(size=5, xxh3_128=HASH))}, "chunk 0 has size 0"),
@@ -110,13 +110,13 @@ def test_a_manifest_that_is_unsafe_or_contradicts_itself_is_corrupt(changes, mes
 def test_parts_must_be_there_and_add_up():
     with pytest.raises(CorruptData, match="no parts"):
         check_manifest(commit())
-    with pytest.raises(CorruptData, match="its size is 9, and its parts have 5"):
+    with pytest.raises(CorruptData, match="its size is 9, but its parts have 5"):
         check_manifest(commit(part(), size=9))
     twice = part(num_parts=2)
     with pytest.raises(CorruptData, match=r"parts of ranks \(0, 0\)"):
         check_manifest(commit(twice, twice))
     nested = commit(part(num_parts=2), part(1, num_parts=2, directory="out/checkpoint-10/b"))
-    with pytest.raises(CorruptData, match="lies in another"):
+    with pytest.raises(CorruptData, match="is inside another"):
         check_manifest(nested)
     check_manifest(commit(part(num_parts=2), part(1, num_parts=2)))  # each node has a file of that path
 
@@ -137,7 +137,7 @@ def test_parts_must_be_there_and_add_up():
         ({"items": [{"name": "a"}]}, r"missing required field `dtype` - at `\$\.items\[0\]`"),
         ({"items": [{"name": "a", "dtype": "uint8", "shape": [5], "offset": 0, "nbytes": True}]}, r"got `bool` - at `\$\.items\[0\]\.nbytes`"),
         ({"plan": 7}, r"got `int` - at `\$\.plan`"),
-        ({"plan": "f" * 64}, "not those that were planned"),
+        ({"plan": "f" * 64}, "not those of the plan"),
     ],
 )  # fmt: skip
 def test_a_seal_that_does_not_fit_its_part_is_corrupt(checkpoints, changes, message):
@@ -162,7 +162,7 @@ def test_the_parts_of_a_drain_hold_what_a_relieved_rank_had(checkpoints):
     check_manifest(half)
     with pytest.raises(CorruptData, match="state of each of 3 ranks once"):
         check_manifest(relieved(checkpoints, {"0": {}}))
-    with pytest.raises(CorruptData, match=r"parts of ranks \(0,\), and part 0 speaks of \(0, 2\)"):
+    with pytest.raises(CorruptData, match=r"parts of ranks \(0,\), but part 0 names ranks \(0, 2\)"):
         check_manifest(replace(half, parts=half.parts[:1]))
 
 
@@ -202,13 +202,13 @@ def test_survivors_need_not_hold_the_state_of_those_that_were_lost(checkpoints):
     ("items", "message"),
     [
         ([("a", [3], 0, 3), ("b", [3], 2, 3)], "item 'b' overlaps another"),
-        ([("a", [6], 0, 6)], "reach to byte 6 of 5"),
+        ([("a", [6], 0, 6)], "end at byte 6 of 5"),
         ([("a", [5], -1, 5)], r"items\[0\]\.offset"),
         ([("a", [-5], 0, 5)], "shape"),
         ([("a", [5], 0, -5)], r"items\[0\]\.nbytes"),
         ([("a", [3], 0, 5)], "5 bytes at 0"),
         ([("a", [2], 0, 2), ("a", [3], 2, 3)], "item 'a' twice"),
-        ([("a", [1 << 58], 1 << 59, 1 << 58)], "reach to byte"),
+        ([("a", [1 << 58], 1 << 59, 1 << 58)], "end at byte"),
     ],
 )
 def test_items_must_lie_in_their_part_apart_from_each_other(checkpoints, items, message):
@@ -224,9 +224,9 @@ def test_an_item_that_two_ranks_hold_or_none_is_corrupt(checkpoints):
     shared = two | {"items": one["items"]}
     with pytest.raises(CorruptData, match="twice"):
         check_manifest(session(redigested([one, shared])))
-    with pytest.raises(CorruptData, match="planned apart"):
+    with pytest.raises(CorruptData, match="come from different plans"):
         check_manifest(session([one, two | {"plan": "f" * 64}]))
-    with pytest.raises(CorruptData, match="not those that were planned"):
+    with pytest.raises(CorruptData, match="not those of the plan"):
         check_manifest(session([one, two | {"items": []}]))
 
 

@@ -98,7 +98,7 @@ def test_a_save_that_makes_no_checkpoint_hides_no_other(store, checkpoints):
     seals = checkpoints.seals(newer, [b"a", b"b"], plan="f" * 64)
     for rank, data in enumerate((b"a", b"b")):
         upload_session(store, "x", seals[rank], data)
-    with pytest.raises(CorruptData, match="not those that were planned"):
+    with pytest.raises(CorruptData, match="not those of the plan"):
         manifests.commit_whole(store, Journal(store, "x"), "x", C)
     checkpoints.session(store, C, DATAS, commit=False)
     assert manifests.commit_whole(store, Journal(store, "x"), "x", C).id == C
@@ -127,7 +127,7 @@ def test_parts_that_were_planned_apart_are_no_checkpoint(store, checkpoints):
     others = checkpoints.seals(C, [b"a" * 10, b"b" * 11])
     for data, seal in [(b"a" * 10, seals[0]), (b"b" * 11, others[1])]:
         upload_session(store, "x", seal, data)
-    with pytest.raises(CorruptData, match="planned apart"):
+    with pytest.raises(CorruptData, match="come from different plans"):
         manifests.write_manifest(store, "x", S)
     assert standing(store) == []
 
@@ -136,7 +136,7 @@ def test_parts_that_disagree_on_their_number_or_their_key_are_no_checkpoint(stor
     checkpoints.session(store, C, [b"a"], commit=False)
     [seal] = checkpoints.seals(C, [b"b"], rank=1, world_size=2)
     upload_session(store, "x", seal, b"b")
-    with pytest.raises(CorruptData, match="disagree on how many"):
+    with pytest.raises(CorruptData, match="disagree on their number"):
         manifests.write_manifest(store, "x", S)
     other = SaveId(1, 11, 0)
     store.put(keys.part("x", SaveId(1, 11, 0), 0), store.get(keys.part("x", SaveId(1, 10, 0), 0)))

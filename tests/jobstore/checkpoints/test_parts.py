@@ -149,8 +149,8 @@ def test_an_outage_is_the_callers_to_wait_out_and_leaves_the_mapping_closable(st
 
 def test_a_seal_that_contradicts_itself_or_its_bytes_is_refused_before_its_record_is_put(store, checkpoints):
     for changes, why in (
-        ({"nbytes": 1}, "its items reach to byte 5120 of 1"),
-        ({"nbytes": len(DATA) + 1}, "its size is 5121, and its chunks have 5120 bytes"),
+        ({"nbytes": 1}, "its items end at byte 5120 of 1"),
+        ({"nbytes": len(DATA) + 1}, "its size is 5121, but its chunks have 5120 bytes"),
         ({"rank": 1}, "rank 1 of 1"),
         ({"relieved": [1, 2]}, "rank 0 of -1"),
         ({"items": "none"}, "items"),

@@ -332,7 +332,7 @@ def test_a_part_that_names_a_chunk_of_no_earlier_checkpoint_is_refused(home, sto
     store.put(key, text)
     part = read_record(store, key, parts.Part)
     assert part.chunks[0].home.save.checkpoint == home
-    with pytest.raises(CorruptData, match="which is no earlier one"):
+    with pytest.raises(CorruptData, match="which is not earlier"):
         parts.check_part(part)
 
 

@@ -102,7 +102,7 @@ def test_what_a_process_that_dies_leaves_is_fetched_here(tmp_path, given, source
     assert contents(cache, source, staged) == given
     assert len(started) == 2
     assert killed[0].returncode == -signal.SIGKILL
-    assert "a process that fetches inputs is gone" in caplog.text
+    assert "a process that fetches inputs has failed" in caplog.text
     assert all(one.returncode is not None for one in started)
 
 

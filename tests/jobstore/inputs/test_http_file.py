@@ -173,7 +173,7 @@ def test_an_answer_with_another_end_than_asked_for_is_refused(server, cache):
         return True
 
     server.answer = answer
-    with pytest.raises(CloudspotError, match="another range than asked for"):
+    with pytest.raises(CloudspotError, match="another range"):
         cache.stage(open_input(spec(server)), staging())
 
 
@@ -206,13 +206,13 @@ def test_a_hash_stands_for_the_bytes_wherever_they_are(server, cache):
     mirror = DataSpec(url=server.url.replace("file.bin", "mirror.bin"), sha256=right)
     server.asked.clear()
     assert cache.stage(open_input(mirror), staging()).fetched_bytes == 0
-    with pytest.raises(CorruptData, match=f"has the sha256 {right}, and not 111"):
+    with pytest.raises(CorruptData, match=f"has the sha256 {right}, not 111"):
         cache.stage(open_input(spec(server, sha256="1" * 64)), staging())
 
 
 def test_a_server_that_tells_no_version_needs_a_hash(server, cache):
     server.told = ()
-    with pytest.raises(CloudspotError, match="give its sha256"):
+    with pytest.raises(CloudspotError, match="set sha256"):
         cache.stage(open_input(spec(server)), staging())
 
 
@@ -225,7 +225,7 @@ def test_an_answer_without_a_length_is_refused(server, cache):
         return True
 
     server.answer = chunked
-    with pytest.raises(CloudspotError, match="does not say how long the file is"):
+    with pytest.raises(CloudspotError, match="does not state the file's length"):
         cache.stage(open_input(spec(server)), staging())
 
 
@@ -293,7 +293,7 @@ def test_a_redirection_leads_to_no_address_that_only_this_machine_reaches(server
     """Metadata services hand out the machine's role; what they say would be an input of the training."""
     file = redirecting(server, f"http://{host}:{server.server_address[1]}/elsewhere?token=confidential")
     with pytest.raises(
-        CloudspotError, match=r"/file.bin redirects, and .* is not an address on the"
+        CloudspotError, match=r"/file.bin redirects, but .* is not an address on the"
     ) as caught:
         file.head()
     assert type(caught.value) is CloudspotError
@@ -324,7 +324,7 @@ def test_a_redirection_connects_to_the_address_that_was_checked(server, monkeypa
     monkeypatch.setattr(socket, "create_connection", connect)
     assert redirecting(server, "http://cdn.example/elsewhere").head().size == 5
     assert connected == [("127.0.0.1", server.server_address[1]), ("93.184.216.34", 80)]
-    with pytest.raises(CloudspotError, match=r"redirects, and cdn\.example is not an address"):
+    with pytest.raises(CloudspotError, match=r"redirects, but cdn\.example is not an address"):
         redirecting(server, "http://cdn.example/elsewhere").head()
 
 
@@ -361,7 +361,7 @@ def test_nothing_but_a_public_address_is_asked_for_through_a_proxy(server, monke
     )
     file = HttpFile("http://files.example/x")
     server.target = "http://169.254.169.254/latest"
-    with pytest.raises(CloudspotError, match=r"redirects, and 169\.254\.169\.254 is not"):
+    with pytest.raises(CloudspotError, match=r"redirects, but 169\.254\.169\.254 is not"):
         file.head()
     server.target = "http://only-the-proxy-knows.invalid/y"
     assert file.head().size == 5
@@ -464,7 +464,7 @@ def test_a_claim_of_more_than_the_disk_has_is_refused_before_memory_is_used(serv
     server.answer = claim(("Content-Range", f"bytes 0-0/{10**13}"), ("Content-Length", "1"))
     tracemalloc.start()
     try:
-        with pytest.raises(CloudspotError, match=r"9313.2 GiB are said to come, and the whole disk has 93.1"):
+        with pytest.raises(CloudspotError, match=r"9313.2 GiB are announced, and the whole disk has 93.1"):
             cache.stage(open_input(spec(server)), staging())
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
@@ -487,7 +487,7 @@ def test_a_claim_of_more_than_the_disk_has_is_refused_before_memory_is_used(serv
 def test_a_range_of_impossible_numbers_is_an_ordinary_error(server, headers):
     encoded = tuple((name, value.encode().decode("latin-1")) for name, value in headers)
     server.answer = claim(*encoded)
-    with pytest.raises(CloudspotError, match="another range than asked for"):
+    with pytest.raises(CloudspotError, match="another range"):
         open_input(spec(server)).wanted()
 
 
@@ -514,7 +514,7 @@ def test_the_body_of_a_redirection_is_not_read(server):
 @pytest.mark.parametrize("length", ["9" * 5000, str(1 << 60), "-1", "1e3", "0x10", "1_0"])
 def test_a_length_of_impossible_numbers_is_an_ordinary_error(server, length):
     server.answer = claim(("Content-Length", length), status=200)
-    with pytest.raises(CloudspotError, match="the server says Content-Length") as caught:
+    with pytest.raises(CloudspotError, match="an invalid Content-Length") as caught:
         open_input(spec(server)).wanted()
     assert len(str(caught.value)) < 200
 

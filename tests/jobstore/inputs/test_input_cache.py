@@ -371,7 +371,7 @@ def test_a_hash_is_compared_and_names_the_file(opened, cache):
         source = opened(store, "memory://test/k", sha256=right)
         assert contents(cache, source, cache.stage(source, staging())) == {"": data}
         source = opened(store, "memory://test/k", sha256="0" * 64)
-        with pytest.raises(CorruptData, match=f"memory://test/k has the sha256 {right}, and not 0000"):
+        with pytest.raises(CorruptData, match=f"memory://test/k has the sha256 {right}, not 0000"):
             cache.stage(source, staging())
         assert not cache.has(source, source.wanted()[0])
         assert not list(cache.root.glob("inputs/*/*.part"))

@@ -189,7 +189,7 @@ def test_a_missing_secret_or_code_is_found_before_anything_is_put(stopped, spec)
 def test_of_two_who_resume_at_once_one_does(stopped, spec):
     seen = history_of(stopped)
     do(stopped, seen, spec=change_job(spec, ["limits.max_cost=1"]))
-    with pytest.raises(CloudspotError, match="something has happened to job 'digits-1' meanwhile"):
+    with pytest.raises(CloudspotError, match="job 'digits-1' has changed in the meantime"):
         do(stopped, seen, spec=change_job(spec, ["limits.max_cost=2"]))
     assert history_of(stopped).submission.spec["limits"]["max_cost"] == 1
 
@@ -206,7 +206,7 @@ def test_whoever_loses_or_gives_up_takes_secrets_and_mark_back(stopped, spec):
     assert keys_of(stopped, keys.live_prefix()) == held
     assert read_secrets(stopped, JOB, ["TOKEN"], resumption=1) == {}
     Journal(stopped, JOB).append(MADE.moved(), seen.num_records + 1)
-    with pytest.raises(CloudspotError, match="something has happened"):
+    with pytest.raises(CloudspotError, match="has changed in the meantime"):
         do(stopped, seen)
     assert keys_of(stopped, keys.live_prefix()) == held
     assert read_secrets(stopped, JOB, ["TOKEN"], resumption=1) == {}
@@ -267,9 +267,9 @@ def test_a_reader_that_begins_with_the_copy_of_settled_launches_sees_the_same(st
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda data: None, "is the submission that is wanted"),
-        (lambda data: data.replace(b'"sim"', b'"moon"'), "is not what its name says"),
-        (lambda data: data.replace(b"digits-1", b"digits-2"), "is not what its name says"),
+        (lambda data: None, "is the requested submission"),
+        (lambda data: data.replace(b'"sim"', b'"moon"'), "does not match the hash in its name"),
+        (lambda data: data.replace(b"digits-1", b"digits-2"), "does not match the hash in its name"),
     ],
 )
 def test_a_submission_that_was_tampered_with_is_refused(stopped, change, said):

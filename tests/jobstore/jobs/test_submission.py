@@ -153,10 +153,10 @@ def test_a_secret_is_in_its_own_object_and_in_no_other(store, spec, work):
 
 def test_secrets_that_no_program_could_get_are_refused():
     check_secrets(["TOKEN"], {"TOKEN": "x" * (126 << 10)})
-    with pytest.raises(SpecError, match=r"^secrets: TOKEN has 131078 bytes, but Linux starts no program"):
+    with pytest.raises(SpecError, match=r"^secrets: TOKEN has 131078 bytes, but Linux allows no variable"):
         check_secrets(["TOKEN"], {"TOKEN": "x" * (128 << 10)})
     many = {f"S{number}": "x" * 100_000 for number in range(6)}
-    with pytest.raises(SpecError, match=r"^secrets: all together have 600018 bytes"):
+    with pytest.raises(SpecError, match=r"^secrets: they have 600018 bytes in total"):
         check_secrets(list(many), many)
 
 
@@ -308,7 +308,7 @@ def test_a_submission_that_was_killed_reserves_its_id_and_is_no_job(store, spec,
 
 
 REFUSED = (
-    "job 'digits-1' was submitted by {}: this one cannot drive it; finish or remove it with cloudspot {}"
+    "job 'digits-1' was submitted by {}, and this one cannot drive it; finish or remove it with cloudspot {}"
 )
 
 
@@ -344,12 +344,12 @@ def test_a_submission_that_claims_resumptions_that_never_were_is_refused(store, 
     held = msgspec.json.decode(store.get(keys.spec("digits-1")))
     odd = msgspec.json.encode({**held, "resumption": 286_928_919})
     store.put(keys.spec("digits-1"), odd)
-    with pytest.raises(CorruptData, match="spec cannot be of resumption 286928919"):
+    with pytest.raises(CorruptData, match="spec has an impossible resumption: 286928919"):
         HistoryReader(store, "digits-1").read()
     store.put(keys.spec("digits-1"), msgspec.json.encode(held))
     again = msgspec.json.encode({**held, "code_bytes": held["code_bytes"] + 1})
     store.put(keys.submission("digits-1", hash_of(again)), again)
-    with pytest.raises(CorruptData, match="cannot be of resumption 0"):
+    with pytest.raises(CorruptData, match="has an impossible resumption: 0"):
         read_submission_of(store, "digits-1", hash_of(again))
 
 

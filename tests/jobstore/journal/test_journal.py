@@ -329,7 +329,9 @@ def test_a_record_that_does_not_follow_is_not_written_by_who_has_read_all_before
     write(store, 3)
     journal = Journal(store, "x")
     journal.read()
-    with pytest.raises(ValueError, match="journal record 4 would not follow: it commits checkpoint 0-1"):
+    with pytest.raises(
+        ValueError, match="journal record 4 would contradict those before it: it commits checkpoint 0-1"
+    ):
         journal.append(record(1), 4)
     assert len(Journal(store, "x").read()) == 3
 
@@ -340,7 +342,8 @@ def test_a_record_that_does_not_follow_is_corrupt(store):
     journal = Journal(store, "x")
     for _ in range(2):
         with pytest.raises(
-            CorruptData, match=r"journal/00000004 does not follow .*: it commits checkpoint 0-1"
+            CorruptData,
+            match=r"journal/00000004 contradicts the records before it: it commits checkpoint 0-1",
         ):
             journal.read()
     assert len(journal.known) == 3

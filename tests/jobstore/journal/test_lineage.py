@@ -10,7 +10,7 @@ from cloudspot.jobstore.journal.lineage import counts, head, lineage, newest_gen
 from cloudspot.jobstore.layout.records import CheckpointId, Commit, Generation
 
 MADE = Records()
-ELSEWHERE = "the job was over, and goes on with other machines"
+ELSEWHERE = "the job had ended and was resumed with other machines"
 C = CheckpointId
 
 

@@ -140,7 +140,7 @@ def test_a_file_that_the_job_replaces_meanwhile_comes_as_one_version(store, tmp_
 def test_what_was_deleted_meanwhile_is_said_to_be(store, tmp_path):
     (old,) = put(store, {"a": b"1"})
     store.delete(old.key)
-    assert download(store, [old], tmp_path) == ["it has been deleted meanwhile"]
+    assert download(store, [old], tmp_path) == ["it was deleted in the meantime"]
     assert contents(tmp_path) == {}
 
 

@@ -135,7 +135,7 @@ def test_a_piece_that_is_not_of_this_place_in_this_command_does_nothing(ends, ho
     secret = b"another" if change == "secret" else b"one"
     _, node = ends(store, secrets=(b"one", secret))
     taken = []
-    with pytest.raises(ChannelEnded, match="not of this command, or not whole"):
+    with pytest.raises(ChannelEnded, match="is truncated or belongs to another command"):
         while True:
             taken += filter(None, [node.take(2.0)])
     assert [frame.data for frame in taken] in ([], [b"rm 0"])
@@ -150,7 +150,7 @@ def test_whoever_writes_in_our_place_is_not_outdone(ends):
     person.send(Frame(Kind.INPUT, b"mine"))
     while person.ended is None:
         time.sleep(0.01)
-    assert person.ended == "somebody else has written in its place"
+    assert person.ended == "someone else has written under the key of its next piece"
     with pytest.raises(ChannelEnded):
         person.send(Frame(Kind.INPUT, b"more"))
 

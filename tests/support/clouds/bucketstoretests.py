@@ -280,7 +280,7 @@ class BucketStoreTests:
             call(store)
         text = one_line(caught)
         assert text.startswith(f"{store.url}: cannot {verb}: access denied: ")
-        assert f"; it takes {right}" in text
+        assert f"; this needs {right}" in text
 
     def test_a_service_that_does_not_answer_is_a_transient_error(self, cloud, store, monkeypatch):
         store.put("k", b"x")

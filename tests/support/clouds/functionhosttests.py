@@ -222,8 +222,8 @@ class FunctionHostTests:
     @pytest.mark.full
     def test_what_cannot_run_is_refused_before_anything_is_asked(self, tmp_path):
         refused = [
-            ({"every": 90.0}, "every minute or number of minutes"),
-            ({"every": 30.0}, "every minute or number of minutes"),
+            ({"every": 90.0}, "intervals of whole minutes"),
+            ({"every": 30.0}, "intervals of whole minutes"),
             ({"store": self.refused_store}, f"{self.needs_store}; this one is {self.refused_store}"),
         ]
         with self.account(tmp_path) as (cloud, host):
@@ -293,7 +293,9 @@ class DriverInventoryTests:
             assert (lost.is_in_use, lost.store_url) == (False, self.store)
             assert abs((datetime.now(timezone.utc) - lost.created_at).total_seconds()) < 120
             host.deploy(driver)
-            with pytest.raises(CloudspotError, match=f"{driver.name}: a driver has it now"):
+            with pytest.raises(
+                CloudspotError, match=f"{driver.name}: a driver has been deployed again under this name"
+            ):
                 drivers.end(lost)
             assert self.left(cloud) == whole
             self.lose_function(host, driver.name)

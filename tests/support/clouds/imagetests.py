@@ -48,7 +48,7 @@ class EmulatedImageTests(ImageHostTests):
         provider = self.provider(account, key=KEY)
         request = provider.provisioner().render(self._group(account, provider, launch=2))
         account.provider().image_host().remove(made.id)
-        with pytest.raises(CapacityError, match="the image that held the job's setup was removed"):
+        with pytest.raises(CapacityError, match="the image with the job's setup was removed"):
             plaincalls.create(provider.provisioner(), request, token="kit-2")
         assert len(account.running()) == 1
 

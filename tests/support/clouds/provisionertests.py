@@ -359,7 +359,7 @@ class AccountTests:
             plaincalls.instances(type(kit)(kit.cloud, account=other).provisioner)
         provider = kit.provisioner.provider
         assert str(error.value) == (
-            f"providers.{provider}.account: the job's machines are in account {other}, and these credentials "
-            f"are of {self.account}; use others"
+            f"providers.{provider}.account: the job's machines are in account {other}, but the credentials "
+            f"are of account {self.account}; use credentials of {other}"
         )
         assert plaincalls.instances(type(kit)(kit.cloud, account=self.account).provisioner) == ()

@@ -1,1 +1,1 @@
-"""Everything before a training runs: code, setup and inputs are made ready, and torchrun is started."""
+"""Prepare the code, the setup and the inputs, and start torchrun."""

@@ -1,4 +1,4 @@
-"""Has the inputs of ``[data]`` where the training finds them, beside the setup and before it starts."""
+"""Stage the inputs of ``[data]`` during the setup and before the training starts."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 SILENT_SECONDS = 300.0
-"""How long a request of an input may fail, from its first failure, before its node gives up."""
+"""How long after its first failure a request for an input is retried before the node gives up."""
 LOOK_SECONDS = 0.5
-"""Between two looks whether the training runs, where inputs come after its start."""
+"""The time between two checks whether the training runs, if inputs are staged after its start."""
 AGAIN_SECONDS, MAX_AGAIN_SECONDS = 60.0, 3600.0
-"""When such an input is tried again, at first and at last."""
+"""The first and the longest wait before such an input is tried again."""
 SPARE_SHARE = 0.1
-"""How much of the disk such inputs leave free, for what the training writes."""
+"""The share of the disk that such inputs leave free for the training's files."""
 LEAVE_SECONDS = 5.0
-"""How long a node that leaves waits for requests under way."""
+"""How long a leaving node waits for pending requests."""
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class InputStaging(Worker):
-    """The inputs of the job on this node, one after the other, each by many threads.
+    """Stages the inputs of the job on this node one after the other, each with many threads.
 
-    First come those for which the training waits.
+    The inputs that the training waits for come first.
     """
 
     def __init__(self, context: NodeContext) -> None:
@@ -57,13 +57,13 @@ class InputStaging(Worker):
         self._context = context
         self._specs = context.job.spec.data
         self._ready = threading.Event()
-        """Nothing is left for which the training waits."""
+        """Set once all inputs that the training waits for are staged."""
         self._failed: Leaving | None = None
         self._hopeless = set[str]()
-        """Those that are not what the job file says."""
+        """The inputs that do not match the job file."""
 
     def start(self) -> None:
-        """Begin, or go on where an earlier agent of this machine stood."""
+        """Begin, or continue where an earlier agent of this machine stopped."""
         self._context.status.staged = self._context.memory.staged
         if set(self._specs) <= set(self._context.memory.inputs_ready):
             self._ready.set()
@@ -71,15 +71,15 @@ class InputStaging(Worker):
             super().start()
 
     def check(self) -> None:
-        """Raise LeavingError if an input cannot be had."""
+        """Raise LeavingError if an input cannot be staged."""
         if self._failed is not None:
             raise LeavingError(self._failed)
 
     def finish(self) -> None:
-        """Wait until the inputs are there for which the training waits.
+        """Wait until all inputs that the training waits for are staged.
 
         Raises:
-            LeavingError: an order to leave came, or an input cannot be had.
+            LeavingError: an order to leave came, or an input cannot be staged.
         """
         if not self._ready.is_set():
             self._context.status.state = "staging"
@@ -88,10 +88,10 @@ class InputStaging(Worker):
             self._context.orders.wait(0.1)
         self.check()
         if not self._ready.is_set():
-            self._context.obey()  # the order that has ended the staging
+            self._context.obey()  # if an order has ended the staging
 
     def stop(self) -> None:
-        """End the staging where it stands; the next agent of this machine goes on there."""
+        """Stop the staging; the next agent of this machine continues there."""
         super().stop()
         if not self._ready.is_set():
             self._join(LEAVE_SECONDS)
@@ -109,7 +109,7 @@ class InputStaging(Worker):
             _log.error("%s", error)
             self._failed = Leaving("failed", str(error), exit_code=1)
             return
-        except Exception as error:  # noqa: BLE001 - a bug of ours must not leave the node waiting for ever
+        except Exception as error:  # noqa: BLE001 - after a bug of ours, the node must not wait for ever
             _log.exception("the inputs cannot be staged")
             self._failed = Leaving("failed", f"the inputs cannot be staged: {error!r}", exit_code=1)
             return
@@ -118,10 +118,10 @@ class InputStaging(Worker):
             self._bring_meanwhile({name: spec for name, spec in missing.items() if not spec.wait})
 
     def _bring_meanwhile(self, late: dict[str, DataSpec]) -> None:
-        """Have inputs on the disk while the training runs, which goes on whatever comes of that."""
+        """Stage inputs while the training runs; failures do not affect the training."""
         lower_thread_priority()
         while late and self._context.status.state != "running":
-            self._pause(LOOK_SECONDS)  # what it takes to start the training comes first
+            self._pause(LOOK_SECONDS)  # the start of the training comes first
         pause = AGAIN_SECONDS
         while late:
             for name, spec in tuple(late.items()):
@@ -135,15 +135,14 @@ class InputStaging(Worker):
                 pause = min(2 * pause, MAX_AGAIN_SECONDS)
 
     def _try(self, name: str, spec: DataSpec) -> str | None:
-        """Bring an input; return why that failed, or None."""
         try:
             self._bring(name, spec)
         except Stopped:
             raise
-        except Exception as error:  # noqa: BLE001 - a bug of ours ends no training
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not end the training
             why = str(error) if isinstance(error, _InputError) else f"data.{name} cannot be staged: {error!r}"
             _log.warning("%s", why, exc_info=not isinstance(error, _InputError))
-            if isinstance(error.__cause__, CorruptData):  # it would be fetched for nothing, again and again
+            if isinstance(error.__cause__, CorruptData):  # fetching it again would not help
                 self._hopeless.add(name)
             return why
         return None
@@ -154,18 +153,18 @@ class InputStaging(Worker):
             memory.staged = (*memory.staged, self._stage(name, spec))
             self._context.status.staged = memory.staged
         else:
-            with _told(name, spec):
+            with _explained(name, spec):
                 self._repeat(open_input(spec).look)
         memory.inputs_ready.append(name)
         memory.save(self._context.node)
 
     def _stage(self, name: str, spec: DataSpec) -> StagedInput:
         began, node = time.monotonic(), self._context.node
-        with _told(name, spec):
+        with _explained(name, spec):
             make_private(node.data_cache)
             source, cache = open_input(spec), InputCache(node.data_cache)
             path = spec.path_or_default(name)
-            _check_free(self._context, path)  # before anything is fetched
+            _check_free(self._context, path)  # check it before any fetch
             put = functools.partial(place, self._context, path, source, cache)
             spare = 0.0 if spec.wait else SPARE_SHARE
             staging = Staging(self._repeat, self._pause, self._progress, place=put, spare_share=spare)
@@ -173,7 +172,7 @@ class InputStaging(Worker):
         try:
             self._compare(name, spec, staged)
         except CloudspotError as error:
-            _log.warning("whether other nodes have the same data.%s is not known: %s", name, error)
+            _log.warning("cannot check whether other nodes have the same data.%s: %s", name, error)
         found = StagedInput(
             name=name,
             num_files=len(staged.files),
@@ -187,7 +186,7 @@ class InputStaging(Worker):
 
     @contextmanager
     def _progress(self, total: int, here: int) -> Iterator[Callable[[int], None]]:
-        if self._ready.is_set():  # what is told then is how the training's own bytes move
+        if self._ready.is_set():  # from then on, the status reports the training's own transfers
             yield lambda _count: None
             return
         with self._context.status.transferring("staging", total) as add:
@@ -195,7 +194,7 @@ class InputStaging(Worker):
             yield add
 
     def _repeat(self, request: Callable[[], _T]) -> _T:
-        """Make the request, and again for ``SILENT_SECONDS`` after it first failed, however long it takes."""
+        """Make the request, and retry it until ``SILENT_SECONDS`` after its first failure."""
         failed_at: float | None = None
 
         def attempt() -> _T:
@@ -214,12 +213,12 @@ class InputStaging(Worker):
         return self._context.retry_until(attempt, sleep=self._pause)
 
     def _compare(self, name: str, spec: DataSpec, staged: Staged) -> None:
-        """Warn if another node of the job has staged something else under the URL."""
+        """Warn if another node of the job has staged different content from the URL."""
         context = self._context
         key = keys.input_version(context.job_id, name, context.job.submission.resumption)
         version = staged.version
         if spec.scheme == "file":
-            # Each machine may have a copy of its own, whose files have other times.
+            # Each machine may have its own copy, whose files have different times.
             version = version_of_all([file._replace(version="") for file in staged.files])
         ours = InputVersion(
             at=context.now(),
@@ -240,7 +239,7 @@ class InputStaging(Worker):
 
 
 def data_variables(specs: Mapping[str, DataSpec], node: Node) -> dict[str, str]:
-    """Return the variables that tell the training where its inputs are."""
+    """Return the environment variables with the locations of the inputs."""
     return {
         variable_of(name): str(node.work / spec.path_or_default(name)) if spec.is_staged else spec.url
         for name, spec in specs.items()
@@ -248,11 +247,11 @@ def data_variables(specs: Mapping[str, DataSpec], node: Node) -> dict[str, str]:
 
 
 def place(context: NodeContext, path: str, source: Input, cache: InputCache, staged: Staged) -> None:
-    """Have the staged files at the path, as further names of those in the cache.
+    """Link the staged files to the path from the cache.
 
     Raises:
-        CloudspotError: something else is there, or the names of two files are one on this disk.
-        OSError: the disk refuses.
+        CloudspotError: the path is taken, or two files have names that this disk cannot hold together.
+        OSError: the disk failed.
     """
     node, memory = context.node, context.memory
     _check_free(context, path)
@@ -262,9 +261,9 @@ def place(context: NodeContext, path: str, source: Input, cache: InputCache, sta
     else:
         target = make_parents(node.work, path)
     if path in memory.placed and not source.spec.wait and os.path.lexists(target):
-        return  # the training may use it already
+        return  # the training may already use it
     if path in memory.placed:
-        _remove(target)  # an earlier agent was killed before it had noted that all inputs are there
+        _remove(target)  # an earlier agent was killed before it noted that all inputs are there
     else:
         memory.placed.append(path)
         memory.save(node)
@@ -281,14 +280,14 @@ def place(context: NodeContext, path: str, source: Input, cache: InputCache, sta
                 _link(cache.path_of(source, file), directory / name)
             except (FileExistsError, NotADirectoryError) as error:
                 raise CloudspotError(
-                    f"{source.describe(file)} has the name of another object, or lies below one: a disk "
-                    "cannot hold both"
+                    f"{source.describe(file)} has the name of another object or is below one: a disk cannot "
+                    "hold both"
                 ) from error
         partial.rename(target)
 
 
 def _check_free(context: NodeContext, path: str) -> None:
-    """Raise SymlinkError or CloudspotError if something that is not the input's stands at the path."""
+    """Raise SymlinkError or CloudspotError if the path is taken by anything but the input."""
     if path in context.memory.placed:
         return
     target = context.node.work / path
@@ -296,7 +295,7 @@ def _check_free(context: NodeContext, path: str) -> None:
     if link is not None and link != target:
         raise SymlinkError(link)
     if os.path.lexists(target):
-        raise CloudspotError(f"{target} is there already; name another path, or leave it out of the code")
+        raise CloudspotError(f"{target} already exists; name another path, or leave it out of the code")
 
 
 def _link(file: Path, target: Path) -> None:
@@ -316,12 +315,12 @@ def _remove(path: Path) -> None:
 
 
 class _InputError(Exception):
-    """An input cannot be had; the text is for people."""
+    """An input cannot be staged; the text is for the user."""
 
 
 @contextmanager
-def _told(name: str, spec: DataSpec) -> Iterator[None]:
-    """Turn whatever ends the staging of an input into one line: which one, why, and what to do."""
+def _explained(name: str, spec: DataSpec) -> Iterator[None]:
+    """Turn any error in the staging of an input into one line: the input, the cause, and what to do."""
     failed = functools.partial("data.{}: {}: {}".format, name, spec.shown_url)
     try:
         yield

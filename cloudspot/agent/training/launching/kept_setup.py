@@ -1,4 +1,4 @@
-"""The setup on an image: done on a machine that is there for that, and found by those that start from it."""
+"""The setup on a disk image: run on a machine started for that, and used by machines with the image."""
 
 from __future__ import annotations
 
@@ -33,21 +33,22 @@ from cloudspot.jobstore.layout.records import SetupReady
 _log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 2 * 3600.0
-"""How long a machine waits for its image. Clouds copy a large disk for the better part of an hour."""
+"""How long a machine waits for its image; clouds may take most of an hour to copy a large disk."""
 
 
 class KeptSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """``image.json``: what setup the disk holds, and with which code it ran."""
+    """``image.json``: the setup on the disk, and the code with which it ran."""
 
     key: str
     code: dict[str, str]
-    """Digests by name: see ``bundle_digests``."""
+    """The digests of the code's files by name: see ``bundle_digests``."""
 
 
 def find_kept(node: Node, job: Job, data: bytes) -> str | None:
-    """Have the code beside the setup that the machine's image holds, and return the setup's key.
+    """Add the code to the setup on the machine's image, and return the setup's key.
 
-    None if the image holds none, or not this job's: the code is still to be extracted, and the setup to run.
+    Return None if the image has no setup or another one; then the caller must extract the code and run the
+    setup.
 
     Raises:
         BundleError, CorruptData: ``data`` is not the job's code.
@@ -70,10 +71,10 @@ def find_kept(node: Node, job: Job, data: bytes) -> str | None:
 
 
 def bake(context: NodeContext, runtime: Runtime) -> NoReturn:
-    """Leave the setup, which is done, on the disk for an image, and wait until somebody has made that.
+    """Leave the finished setup on the disk, and wait until an image of it is made.
 
     Raises:
-        LeavingError: an order to leave came, which is how the wait ends, or nobody has made an image.
+        LeavingError: an order to leave came, which normally ends the wait, or no image was made in time.
     """
     node, job = context.node, context.job
     code = _code(job, context.retry_until(lambda: context.store.get(code_key(job.submission))))
@@ -93,7 +94,7 @@ def bake(context: NodeContext, runtime: Runtime) -> NoReturn:
     while time.monotonic() < end:
         context.obey()
         context.orders.wait(0.5)
-    detail = f"nobody has made an image of this machine for {WAIT_SECONDS / 3600:g} hours"
+    detail = f"no image of this machine was made within {WAIT_SECONDS / 3600:g} hours"
     raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=True))
 
 
@@ -109,17 +110,17 @@ def _key_of(node: Node, job: Job, code: dict[str, str]) -> str:
 
 
 def _replace_code(work: Path, old: dict[str, str], new: dict[str, str], data: bytes, sha256: str) -> bool:
-    """Put what is new in the code into the place of what has changed, and leave what the setup has made.
+    """Replace the changed files of the code, and leave the files that the setup has made.
 
-    Returns False, and does nothing, if the setup has changed what would be replaced, or made something where
-    there is code now: then it has to run with the code as it is.
+    Do nothing and return False if the setup has changed one of these files, or has made a file where the new
+    code has one: then the setup must run with the new code.
     """
     gone = [name for name, digest in old.items() if new.get(name) != digest]
     come = [name for name, digest in new.items() if old.get(name) != digest]
     spoilt = next((name for name in gone if _digest(work / name) != old[name]), None)
     taken = next((name for name in come if name not in old and _is_taken(work, name)), None)
     if spoilt is not None or taken is not None:
-        _log.info("the setup is run: it changes or makes %s, and so does the new code", spoilt or taken)
+        _log.info("the setup is run again because both it and the new code change %s", spoilt or taken)
         return False
     with partial_directory(work.parent) as fresh:
         extract_bundle(data, fresh / "code", sha256=sha256)
@@ -133,23 +134,23 @@ def _replace_code(work: Path, old: dict[str, str], new: dict[str, str], data: by
 
 
 def _digest(path: Path) -> str | None:
-    """Return the digest of a file or symlink; None: it is neither."""
+    """Return the digest of a file or symlink, or None for anything else."""
     if path.is_symlink():
         return link_digest(str(path.readlink()))
-    if not path.is_file() or path.stat().st_size > MAX_EXTRACTED_BYTES:  # more than any code has
+    if not path.is_file() or path.stat().st_size > MAX_EXTRACTED_BYTES:  # larger than any code
         return None
     return digest_of(path.read_bytes(), bool(path.stat().st_mode & 0o100))
 
 
 def _remove_empty(work: Path, directory: Path) -> None:
-    """Remove directories that nothing is left in: something else may come to be there."""
+    """Remove the directory and its parents while they are empty, to make room for other files."""
     while directory != work and not any(directory.iterdir()):
         directory.rmdir()
         directory = directory.parent
 
 
 def _is_taken(work: Path, name: str) -> bool:
-    """Return whether there is something at the name, or something other than a directory on the way to it."""
+    """Return whether the name exists, or one of its parents exists and is not a directory."""
     parents = [work / parent for parent in Path(name).parents]
     on_the_way = any(os.path.lexists(one) and (one.is_symlink() or not one.is_dir()) for one in parents)
     return on_the_way or os.path.lexists(work / name)

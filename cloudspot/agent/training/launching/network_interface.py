@@ -1,4 +1,4 @@
-"""The network interface by which the other nodes reach this machine; gloo would go by the host name."""
+"""Find the network interface by which other nodes reach this machine; gloo would use the host name."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-"""torch's variable: the interface whose address gloo tells its peers.
+"""torch's variable: the interface whose address gloo sends to its peers.
 
-Without it gloo tells the address of the host's name, and many images give that name the address
-127.0.1.1 (Debian's and Ubuntu's /etc/hosts): ranks of other machines then dial themselves.
-Source: torch.distributed's documentation, "Common environment variables" (checked 2026-11, torch 2.13).
+Without it, gloo sends the address of the host name, which is 127.0.1.1 on many images (by Debian's and
+Ubuntu's /etc/hosts): ranks of other machines then connect to themselves. Source: torch.distributed's
+documentation, "Common environment variables" (checked 2026-11, torch 2.13).
 """
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
@@ -21,7 +21,7 @@ _REQUEST_BYTES = 40
 
 
 def gloo_environment(address: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what a trainer on the machine with this address needs set; a value already set stays."""
+    """Return the variables that a trainer needs on the machine with this address; a set value stays."""
     if GLOO_INTERFACE in environment:
         return {}
     name = interface_of(address)
@@ -29,9 +29,9 @@ def gloo_environment(address: str, environment: Mapping[str, str]) -> dict[str, 
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the interface with this IPv4 address; None if there is none, or for a loopback.
+    """Return the name of the interface with this IPv4 address; None for a loopback or if there is none.
 
-    Always None on systems other than Linux. Only an interface's first address is known.
+    On systems other than Linux, the result is always None. Only an interface's first address is checked.
     """
     if sys.platform != "linux" or address.startswith("127."):
         return None
@@ -48,7 +48,7 @@ def _address(probe: socket.socket, name: str) -> str | None:
     request = struct.pack(f"{_REQUEST_BYTES}s", name.encode()[: _NAME_BYTES - 1])
     try:
         answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
-    except OSError:  # it has no address
+    except OSError:  # the interface has no address
         return None
     # struct ifreq: the name, then a sockaddr_in: family, port, address.
     return socket.inet_ntoa(answer[_NAME_BYTES + 4 : _NAME_BYTES + 8])

@@ -1,4 +1,4 @@
-"""What a node does before it trains: it fetches the code and runs the job's setup, each once."""
+"""Fetch the code and run the job's setup before the node trains, each once."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _log = logging.getLogger(__name__)
 
 
 def fetch_code(context: NodeContext) -> None:
-    """Have the job's code in the working directory.
+    """Fetch the job's code to the working directory.
 
     Raises:
-        LeavingError: it cannot be had.
+        LeavingError: the code cannot be fetched.
     """
     memory, node, sha256 = context.memory, context.node, context.job.submission.code_sha256
     if memory.code_ready:
@@ -36,7 +36,7 @@ def fetch_code(context: NodeContext) -> None:
         if memory.kept_setup is None:
             extract_bundle(data, node.work, sha256=sha256)
     except (BundleError, CorruptData, ObjectMissing) as error:
-        # The next machine would find the same bytes; but its disk may have the room that this one lacks.
+        # The next machine would fetch the same bytes, but its disk may have more room.
         permanent = not (isinstance(error, BundleError) and isinstance(error.__cause__, OSError))
         detail = f"the code cannot be fetched: {error}"
         raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=permanent)) from error
@@ -45,12 +45,12 @@ def fetch_code(context: NodeContext) -> None:
 
 
 def start_kept(context: NodeContext, runtime: Runtime) -> None:
-    """Start what the machine's image holds of the setup, or forget it and fetch the code anew.
+    """Start the runtime with the setup on the machine's image or, if that is lost, fetch the code anew.
 
-    Call it before anything but the code is in the working directory.
+    Call it while the working directory has only the code.
 
     Raises:
-        LeavingError: an order to leave came, or something cannot be had.
+        LeavingError: an order to leave came, the runtime cannot start, or the code cannot be fetched.
     """
     memory = context.memory
     if memory.kept_setup is None or memory.placed or memory.generation > 0:
@@ -67,11 +67,11 @@ def start_kept(context: NodeContext, runtime: Runtime) -> None:
 
 
 def start_runtime(context: NodeContext, runtime: Runtime, check: Callable[[], None] = lambda: None) -> None:
-    """Have ready where the programs of the job run.
+    """Start the runtime for the job's programs.
 
     Raises:
-        AuthError: a registry refuses the log-in, which it would on any machine.
-        LeavingError: an order to leave came, or it cannot be had.
+        AuthError: a registry rejects the log-in, which would fail on any machine.
+        LeavingError: an order to leave came, or the runtime cannot start.
     """
 
     def look() -> None:
@@ -94,7 +94,7 @@ def run_setup(
     *,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Have the job's setup done; ``check`` is asked all the while, and raises what ends it.
+    """Run the job's setup; ``check`` is called again and again, and raises to end the setup.
 
     Raises:
         LeavingError: an order to leave came, or the setup failed.
@@ -110,7 +110,7 @@ def run_setup(
 
 
 def end_setup(node: Node) -> None:
-    """End every process of the job's setup, also of one that an agent left behind."""
+    """End every process of the job's setup, even if an earlier agent started it."""
     _ended(node).touch()
     _processes(node).kill()
 
@@ -120,7 +120,6 @@ def _processes(node: Node) -> KeptProcesses:
 
 
 def _ended(node: Node) -> Path:
-    """Return the file that is there once the setup may not start any more."""
     return node.directory / "setup.ended"
 
 
@@ -132,7 +131,7 @@ def _run(
     check: Callable[[], None],
 ) -> None:
     node = context.node
-    end_setup(node)  # of an agent that was killed in the middle
+    end_setup(node)  # an earlier agent may have been killed during its setup
     _log.info("setup: %s", command)
     log_path = node.logs / "setup.log"
     words, variables = runtime.command(
@@ -164,7 +163,7 @@ def _run(
             end_setup(node)
             process.wait()
     if process.returncode != 0:
-        # As a shell gives it: 128 and the number of the signal.
+        # As in a shell, the status after a signal is 128 plus the signal's number.
         status = process.returncode if process.returncode > 0 else 128 - process.returncode
         tail = log_tail(log_path)
         detail = f"setup failed with exit status {status}: {tail[-1] if tail else command}"

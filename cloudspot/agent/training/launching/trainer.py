@@ -1,8 +1,7 @@
-"""Starts the training once a generation, adopts one that outlived the agent, and ends it.
+"""Start the training once per generation, adopt a training that has outlived its agent, and end it.
 
-The trainer belongs to nobody: it runs in its own session, writes to a file, and its shell leaves
-the exit status in another, so that it outlives an agent that is killed, and the next agent on the
-machine can go on with it.
+The trainer is independent of the agent: it runs in its own session and writes to a file, and its shell writes
+the exit status to another file. So it survives a killed agent, and the machine's next agent can adopt it.
 """
 
 from __future__ import annotations
@@ -30,17 +29,16 @@ LOG_TAIL_LINES = 40
 LOG_TAIL_BYTES = 65536
 _KILLED = 137
 _NOT_RUN = (126, 127)
-"""The statuses with which a shell says that it cannot run a program."""
+"""The statuses of a shell that cannot run a program."""
 _TORCHRUN_REPORT = re.compile(r"E\d{4} .*torch/distributed/elastic/.*\] failed \(exitcode")
-"""How torch 2.13's torchrun begins its report on a script that failed."""
+"""The beginning of torchrun's report on a failed script (torch 2.13)."""
 _STATUS = "trainer.status"
 _ENDED = "trainer.ended"
-"""Of this name is a file in the hand-off directory once nothing of the generation may start any more."""
-# $0 is the status file: written whole, by rename, when torchrun, or else the command, has ended.
+"""The file in the hand-off directory whose existence forbids processes of the generation to start."""
+# $0 is the status file; it is written whole, by renaming, when torchrun or the command has ended.
 _KEEP_STATUS = '"$@"; status=$?; echo "$status" > "$0.tmp" && mv "$0.tmp" "$0"'
-# The same for each rank. torchrun itself takes one or two seconds to end after a rank has failed, and then
-# exits with 1, whatever the status was. The trap lets a rank that handles SIGTERM do so: torchrun waits for
-# this shell.
+# The same for each rank, because torchrun takes one or two seconds to end after a rank has failed, and always
+# exits with 1 then. torchrun sends SIGTERM to this shell and waits for it; the trap lets the rank handle it.
 _KEEP_RANK_STATUS = (
     f': > "${files.HANDOFF}/started-$RANK"; trap : TERM; "$@"; status=$?; '
     f'to="${files.HANDOFF}/exited-$RANK"; '
@@ -48,7 +46,7 @@ _KEEP_RANK_STATUS = (
 )
 
 OWN_SHELLS = (_KEEP_STATUS, _KEEP_RANK_STATUS)
-"""The programs of the shells that stand between the agent, torchrun and a script."""
+"""The programs of the shells between the agent, torchrun and a script."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class TrainerPlan:
     words: Sequence[str]
     """The script or command and its arguments."""
     has_torchrun: bool
-    """Whether torchrun starts it, ``procs_per_node`` times; else it is started once."""
+    """Whether torchrun starts it ``procs_per_node`` times; otherwise, it is started once."""
     num_nodes: int
     node_rank: int
     procs_per_node: int
@@ -68,16 +66,16 @@ class TrainerPlan:
     work: Path
     log: Path
     environment: Mapping[str, str]
-    """The whole environment, apart from what the start itself adds."""
+    """The whole environment, apart from the variables that the start adds."""
     prefix: Sequence[str] = ()
-    """What stands before the words of each Python program; see ``fork_server``."""
+    """The words before the command of each Python program: see ``fork_server``."""
 
     def command(self) -> tuple[str, ...]:
-        """Return the command line; torchrun never restarts a worker, as the agent starts generations.
+        """Return the command line; torchrun never restarts a worker, because the agent starts generations.
 
-        The script gets its arguments as they are: torchrun replaces macros such as ``${local_rank}`` in
-        whatever it passes on, so each dollar sign is doubled. ``--`` keeps its parser from reading an
-        argument such as ``--log`` as an abbreviated option of its own.
+        The script gets its arguments unchanged: dollar signs are doubled, because torchrun would replace
+        macros such as ``${local_rank}``, and ``--`` keeps torchrun's parser from taking an argument such as
+        ``--log`` for an abbreviation of its own options.
         """
         if not self.has_torchrun:
             return tuple(self.words)
@@ -105,10 +103,10 @@ class TrainerPlan:
 def launch_variables(
     *, num_nodes: int, max_nodes: int, node_rank: int, procs_per_node: int, endpoint: str
 ) -> dict[str, str]:
-    """Return what a command that no torchrun starts finds in its environment.
+    """Return the environment variables for a command that is not started by torchrun.
 
-    The names are those of people's own commands. There is no RANK: what the command starts sets that. NNODES
-    makes ms-swift start torchrun, so a job that can only have one node does not get it.
+    Their names are common in such commands. RANK is not set, because the programs that the command starts set
+    it. NNODES makes ms-swift start torchrun, so a job that can have only one node does not get it.
     """
     address, _, port = endpoint.rpartition(":")
     found = {
@@ -127,22 +125,22 @@ def launch_variables(
 def launch_settings(
     environment: Mapping[str, str], *, has_torchrun: bool, procs_per_node: int
 ) -> dict[str, str]:
-    """Return the environment with what each start on a machine needs alike."""
+    """Return the environment with the variables that all starts on a machine share."""
     found = {
         **environment,
-        # For commands that start torchrun with the c10d rendezvous and let it restart ranks: with its store
-        # shared, a restart after a loss dials dead peers and hangs in four of six runs (pytorch#135712,
-        # #135957; torch 2.13). Ours is static, where this says nothing, and restarts none.
+        # For commands that start torchrun with the c10d rendezvous and let it restart ranks: with a shared
+        # store, a restart after a loss connects to dead peers and hangs in four of six runs (pytorch#135712,
+        # #135957; torch 2.13). The agent's own torchrun is not affected: it is static and restarts no rank.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    if has_torchrun:  # else nobody knows how many processes share the cores
+    if has_torchrun:  # otherwise, it is unknown how many processes share the cores
         found.setdefault("OMP_NUM_THREADS", str(omp_threads(procs_per_node, os.environ)))
     return found
 
 
 def log_tail(log: Path) -> tuple[str, ...]:
-    """Return the last lines of a log file, without the report that torchrun adds below the script's own."""
+    """Return the last lines of a log file, without the report that torchrun adds after the script's lines."""
     try:
         data = read_end(log, LOG_TAIL_BYTES)
     except FileNotFoundError:
@@ -162,11 +160,11 @@ class Trainer:
         self.handoff = handoff
         self.pid = pid
         self._process = process
-        """The child process; None when an earlier agent started it."""
+        """The child process; None if an earlier agent started it."""
 
     @classmethod
     def start(cls, plan: TrainerPlan, handoff: Path, runtime: Runtime) -> Trainer:
-        """Start it; it reads nothing from the agent and lives without it."""
+        """Start the training, which is independent of the agent."""
         keep_status = ["/bin/sh", "-c", _KEEP_STATUS, str(handoff / _STATUS), *plan.command()]
         words, environment = runtime.command(
             processes_of(handoff).command(runtime.keeper_python, keep_status, ended=handoff / _ENDED),
@@ -174,7 +172,7 @@ class Trainer:
             log=plan.log,
             ended=handoff / _ENDED,
         )
-        if not plan.has_torchrun:  # nothing has to meet its peers first
+        if not plan.has_torchrun:  # there is no torchrun that must first find its peers
             files.started_path(handoff, plan.node_rank * plan.procs_per_node).touch()
         with plan.log.open("ab") as log:
             process = subprocess.Popen(
@@ -189,7 +187,7 @@ class Trainer:
         return cls(handoff, process.pid, process)
 
     def poll(self) -> int | None:
-        """Return the exit status of torchrun or the command; None while it runs; 137 if it left none."""
+        """Return the exit status of torchrun or the command, None while it runs, or 137 if it left none."""
         ended = self._ended()
         try:
             return int(read_at_most(self.handoff / _STATUS, files.MAX_NUMBER_BYTES))
@@ -206,7 +204,7 @@ class Trainer:
         return min(failed)[1] if failed else None
 
     def has_started(self, ranks: Sequence[int]) -> bool:
-        """Return whether a rank was started here; torchrun first has to find its peers."""
+        """Return whether a rank was started here; torchrun must first find its peers."""
         return any(files.started_path(self.handoff, rank).exists() for rank in ranks)
 
     def errors(self, ranks: Sequence[int]) -> list[RankError]:
@@ -218,7 +216,7 @@ class Trainer:
         return [error for error in told if error is not None]
 
     def is_failing(self, ranks: Sequence[int]) -> bool:
-        """Return whether a rank here has met an error and is about to end."""
+        """Return whether a rank here has had an error and is about to end."""
         return any(files.failed_path(self.handoff, rank).exists() for rank in ranks)
 
     def has_begun_loop(self, ranks: Sequence[int]) -> bool:
@@ -226,13 +224,13 @@ class Trainer:
         return all(files.begun_loop_path(self.handoff, rank).exists() for rank in ranks)
 
     def has_ended_loop(self, ranks: Sequence[int]) -> bool:
-        """Return whether the loop of a rank here has ended, without an error after it."""
+        """Return whether the loop of a rank here has ended without a later error."""
         if self.is_failing(ranks):
             return False
         return any(files.ended_loop_path(self.handoff, rank).exists() for rank in ranks)
 
     def has_drained(self, ranks: Sequence[int]) -> bool:
-        """Return whether a rank here has left as it was asked to."""
+        """Return whether a rank here has left on request."""
         return any(files.drained_path(self.handoff, rank).exists() for rank in ranks)
 
     def _ended(self) -> bool:
@@ -248,9 +246,9 @@ class Trainer:
                 signal_process(pid, files.DUMP_SIGNAL)
 
     def vanished(self, ranks: Sequence[int]) -> set[int]:
-        """Return the ranks here that had a session and whose process is gone, without an exit status.
+        """Return the ranks here that had a session and whose process is gone without an exit status.
 
-        Those that a command has started have no launcher of ours that would tell it.
+        Ranks that a command has started have no shell of the agent that would record their status.
         """
         untold = [rank for rank in ranks if files.read_exited(self.handoff, rank) is None]
         workers = self._workers(untold)
@@ -260,13 +258,13 @@ class Trainer:
     def _workers(self, ranks: Sequence[int]) -> dict[int, int]:
         found = {}
         for rank in ranks:
-            with suppress(FileNotFoundError, ValueError):  # no session, or one that is just being opened
+            with suppress(FileNotFoundError, ValueError):  # no session, or it is just being opened
                 path = files.worker_pid_path(self.handoff, rank)
                 found[rank] = int(read_at_most(path, files.MAX_NUMBER_BYTES))
         return found
 
     def kill(self) -> bool:
-        """End every process of the generation, whatever has started it; return whether all have ended."""
+        """End every process of the generation; return whether all have ended."""
         have_ended = _end_generation(self.handoff)
         if self._process is not None:
             self._process.wait()
@@ -274,14 +272,11 @@ class Trainer:
 
 
 def end_training(node: Node) -> None:
-    """End every process of every generation on this node, even of one that no agent remembers.
-
-    What they were forked from ends with them.
-    """
+    """End the processes of all generations on this node, even of unknown ones, and the fork server."""
     _end_generations(node)
     KeptProcesses(node.fork_server_processes).kill()
     node.fork_server.unlink(missing_ok=True)
-    _end_generations(node)  # what was forked meanwhile was the server's first, and then its own
+    _end_generations(node)  # again, for processes that were being forked meanwhile
 
 
 def _end_generations(node: Node) -> None:
@@ -290,7 +285,7 @@ def _end_generations(node: Node) -> None:
 
 
 def _end_generation(handoff: Path) -> bool:
-    """End every process of a generation, also one that is about to start; return whether all have ended."""
+    """End every process of a generation, even one about to start; return whether all have ended."""
     (handoff / _ENDED).touch()
     return processes_of(handoff).kill()
 
@@ -301,15 +296,15 @@ def processes_of(handoff: Path) -> KeptProcesses:
 
 
 def omp_threads(procs_per_node: int, environ: Mapping[str, str]) -> int:
-    """Return the number of threads of one process: fixed, since it changes the order of sums."""
+    """Return the number of threads of one process, which is fixed because it changes the order of sums."""
     return max(1, usable_cores(environ) // procs_per_node)
 
 
 def check_program(program: str, environment: Mapping[str, str], runtime: Runtime) -> None:
-    """Check that the program of ``run.command`` is there.
+    """Check that the program of ``run.command`` exists.
 
     Raises:
-        CloudspotError: it is not.
+        CloudspotError: it does not.
     """
     path = str(runtime.node.work / program) if "/" in program else program
     if not runtime.has_program(path, environment):
@@ -318,10 +313,10 @@ def check_program(program: str, environment: Mapping[str, str], runtime: Runtime
 
 
 def check_torch(environment: Mapping[str, str], runtime: Runtime) -> None:
-    """Check for torch before torchrun does, whose own words are harder to read.
+    """Check for torch before torchrun is started, whose error would be harder to understand.
 
     Raises:
-        CloudspotError: the interpreter cannot be run, or finds no torch.
+        CloudspotError: the interpreter cannot be run, or has no torch.
     """
     python = runtime.python
     probe = "import importlib.util, sys; sys.exit(9 if importlib.util.find_spec('torch') is None else 0)"
@@ -330,6 +325,6 @@ def check_torch(environment: Mapping[str, str], runtime: Runtime) -> None:
     except OSError as error:
         raise CloudspotError(f"run.python {python!r} cannot be run: {error}") from error
     if found in _NOT_RUN:
-        raise CloudspotError(f"run.python {python!r} cannot be run: it is missing, or is not a program")
+        raise CloudspotError(f"run.python {python!r} cannot be run: it is missing or not a program")
     if found != 0:
         raise CloudspotError(f"{python} has no torch; install it in run.setup, or name another run.python")

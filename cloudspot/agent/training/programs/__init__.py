@@ -1,1 +1,1 @@
-"""Where and with which Python the job's programs run: on the machine itself, or in a container."""
+"""Run the job's programs with its Python, on the machine itself or in a container."""

@@ -1,8 +1,8 @@
-"""The container of a job that names an image: one on each machine, in which setup and training run.
+"""The container of a job with an image; each machine has one, in which setup and training run.
 
-It shares the machine's network, processes and memory, and sees the node's directories under their own names.
-So ranks meet, notices arrive and checkpoints leave as they do without it, and the agent knows its processes
-by the same marks.
+It shares the machine's network, processes and memory, and has the node's directories at the same paths. So
+ranks connect, notices arrive and checkpoints are uploaded as without it, and the agent recognizes processes
+in it by the same marks.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ from cloudspot.model import RegistryLogin
 _log = logging.getLogger(__name__)
 
 ENGINES = ("docker", "podman")
-"""The programs that can run it. One that has the image is preferred, and else the first."""
+"""The programs that can run it; an engine that already has the image is preferred, otherwise the first."""
 START_SECONDS = 60.0
-"""How long an engine is waited for, which may start beside the agent."""
+"""How long to wait for an engine, which may start at the same time as the agent."""
 NUM_PULLS = 4
 PULL_WAIT_SECONDS = 5.0
-"""Before the second pull; twice as long before each further one."""
+"""The wait before the second pull; it doubles before each further pull."""
 _PRIVATE = "engine-"
-"""How the name of a directory begins in which an engine gets a log-in, or variables."""
+"""The prefix of directories with a log-in or variables for an engine."""
 _REFUSED = re.compile(
     r"unauthorized|authentication required|no basic auth|(?<!permission )denied", re.IGNORECASE
 )
-"""What engines pass on of a registry that wants another log-in."""
+"""The errors of registries that require another log-in, as engines report them."""
 SAID_BYTES = 64 << 10
-"""How much of what an engine has said last is looked at."""
+"""How much of the end of an engine's error output is read."""
 LOOK_SECONDS = 0.1
 ENGINE_SECONDS = 60.0
-"""How long the engine may take for what needs no network."""
+"""How long the engine may take for commands that need no network."""
 _KEPT = "localhost/cloudspot-setup:"
-"""The name of an image in which the setup is done; its tag is the setup's key."""
+"""The name of an image with a finished setup; its tag is the setup's key."""
 COMMIT_SECONDS = 1800.0
-"""How long it may take to copy what the setup has changed."""
+"""How long it may take to copy the setup's changes."""
 _GPU_SIGNS = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"))
 _GPU_OPTIONS = {"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/gpu=all")}
-# A stop of the engine, as at the machine's shutdown, must not end the training before it has saved.
+# If the engine stops, as at the machine's shutdown, the training must still be able to save.
 _WAIT = 'trap "" TERM; while :; do sleep 86400 & wait $!; done'
 _STOP_SECONDS = 3600
 _LIMITS = {
@@ -69,15 +69,16 @@ _LIMITS = {
     "nproc": (resource.RLIMIT_NPROC, 32768),
     "memlock": (resource.RLIMIT_MEMLOCK, None),
 }
-"""The agent's own limits are set, up to these: what engines set by themselves needs a privilege."""
+"""The agent's own limits are set, up to these values, because engines' defaults need a privilege."""
 _PREFIX = "CLOUDSPOT_"
 _OF_ENGINES = re.compile(
     r"HOME|PATH|TMPDIR|GO[A-Z]+|(DOCKER|XDG|CONTAINERS?|REGISTRY|LD|SSL|HTTPS?|NO)_\w*", re.IGNORECASE
 )
-"""Variables that an engine reads itself: it keeps its own, and the program's have another name on the way."""
+"""Variables that an engine reads itself: it keeps its values, and the program's are passed under other
+names."""
 _RENAMED = f"{_PREFIX}RENAMED_"
-# The program writes to the log itself: what passed through the engine could be lost at its end. An engine
-# that was about to start it when the agent gave it up must not do so later.
+# The program writes to the log directly, because output through the engine could be lost at the end. If the
+# agent has given up the start meanwhile, a slow engine must not start the program later.
 _BEGIN = (
     'log=$0 ended=$1 programs=$2 path=$3; shift 3; [ ! -e "$ended" ] || exit 137; '
     'PATH="$programs:$PATH" PYTHONPATH="$path${PYTHONPATH:+:$PYTHONPATH}"; export PATH PYTHONPATH; '
@@ -85,13 +86,13 @@ _BEGIN = (
 )
 _HAS_PROGRAM = 'case "$0" in */*) [ -f "$0" ] && [ -x "$0" ];; *) command -v "$0";; esac || exit 9'
 _ANSWERS = (0, 9, 126, 127)
-"""The statuses of a probe that has run: yes, no, and what a shell says of a program that it cannot start."""
+"""The statuses of a probe that has run: yes, no, and a shell's statuses if it cannot start the program."""
 
 
 def runtime_of(
     node: Node, spec: JobSpec, find_login: Callable[[str], RegistryLogin | None] = lambda _: None
 ) -> Runtime:
-    """Return where the programs of the job run on the node; ``find_login`` is asked by a registry's host."""
+    """Return the runtime of the job on the node; ``find_login`` returns the log-in to a registry's host."""
     run = spec.run
     if run.image is None:
         return Runtime(node, run.python or node.train_python)
@@ -114,7 +115,7 @@ class Container(Runtime):
         self._find_login = find_login
         self._image = _full_name(image)
         self._shown = self._image[:-52]
-        """With the first digits of its digest."""
+        """The image's name with the first digits of its digest."""
         tag = hashlib.sha256(str(node.directory).encode()).hexdigest()[:12]
         self._name = f"cloudspot-{node.job_id}-{tag}"
         self._engine = ""
@@ -124,7 +125,7 @@ class Container(Runtime):
         return {}
 
     def start(self, *, setup_is_done: bool, kept: str | None = None, check: Callable[[], None]) -> None:
-        for left in self.node.arena.glob(f"{_PRIVATE}*"):  # of an agent that was killed meanwhile
+        for left in self.node.arena.glob(f"{_PRIVATE}*"):  # left by a killed agent
             shutil.rmtree(left, ignore_errors=True)
         engines = [self._engine] if self._engine else _wait_for_engines(check)
         for self._engine in engines:
@@ -133,20 +134,20 @@ class Container(Runtime):
         image = self._image
         if setup_is_done:
             if kept is None:
-                raise CloudspotError("the job's container has ended, and with it what its setup had changed")
+                raise CloudspotError("the job's container has ended, so the changes of its setup are lost")
             image = _KEPT + kept
         for self._engine in engines:
             if self._ask("image", "inspect", "--format", "{{.Id}}", image) is not None:
                 break
         else:
             if setup_is_done:
-                raise KeptSetupLost("no engine has the container in which the setup was done")
+                raise KeptSetupLost("no engine has the container in which the setup was run")
             self._engine = engines[0]
             self._pull(check)
         self.stop()
         _log.info("starting the container of %s", self._shown)
-        # What the engine leaves running outlives the machine's marked processes, so the variables are not in
-        # its own environment. Every user of the machine can read its command line.
+        # The engine's background processes outlive the machine's marked processes, so its environment must
+        # not have the variables. Nor may its command line, which every user of the machine can read.
         with tempfile.TemporaryDirectory(prefix=_PRIVATE, dir=self.node.arena) as directory:
             variables = Path(directory, "variables")
             variables.touch(mode=0o600)
@@ -155,7 +156,8 @@ class Container(Runtime):
             done = self._run([*self._start_words(image, variables)])
         if done.returncode != 0:
             raise CloudspotError(f"the container of {self._shown} does not start: {_last_line(done.stderr)}")
-        # podman 4.7.0 cuts values at "#" (github.com/containers/podman/issues/20255); docker quotes none.
+        # podman 4.7.0 cuts values at "#" (github.com/containers/podman/issues/20255); docker keeps all
+        # quotes.
         taken = self._ask("inspect", "--format", "{{json .Config.Env}}", self._name)
         changed = {*given} - {*json.loads(taken)} if taken else ()
         if changed:
@@ -169,19 +171,19 @@ class Container(Runtime):
     def stop(self) -> None:
         if not self._engine:
             return
-        # It ignores SIGTERM, for which podman's `rm` would wait.
+        # The container ignores SIGTERM, and podman's `rm` would wait for its end.
         self._run(["kill", "--signal", "KILL", self._name])
         self._run(["rm", "--force", "--volumes", self._name])
         if self._ask("inspect", "--format", "{{.Id}}", self._name) is not None:
             _log.warning("the container %s could not be removed", self._name)
 
     def keep(self, key: str) -> None:
-        # podman does not tell them of the container.
+        # podman does not report the volumes of the container itself.
         volumes = self._ask("image", "inspect", "--format", "{{json .Config.Volumes}}", self._image)
         if volumes not in {"null", "{}", ""}:
             raise CloudspotError(
-                f"{self._shown} declares volumes ({volumes}), which no image of a machine keeps; "
-                "make it without, or run the setup on each machine"
+                f"{self._shown} declares volumes ({volumes}), which are not kept in a machine's image; "
+                "build it without volumes, or run the setup on each machine"
             )
         done = _run([self._engine, "commit", self._name, _KEPT + key], seconds=COMMIT_SECONDS)
         if done.returncode != 0:
@@ -205,7 +207,7 @@ class Container(Runtime):
         ended: Path | None = None,
         has_input: bool = False,
     ) -> Command:
-        """Values stay out of the command line, which every user of the machine can read."""
+        """Keep values out of the command line, which every user of the machine can read."""
         node, named, own, renames = self.node, list[str](), {**os.environ, "HOME": _home()}, ""
         for name, value in environment.items():
             if name == "PYTHONPATH":
@@ -238,7 +240,7 @@ class Container(Runtime):
         return done.returncode
 
     def _wrapper(self, name: str, python: str, options: str) -> bytes:
-        """Return a program that runs the training's interpreter; until that is there, what the image has."""
+        """Return a program that runs the training's interpreter or, until that exists, the image's."""
         python, programs = shlex.quote(python), shlex.quote(f"{self.node.programs}:")
         return (
             f'#!/bin/sh\nif command -v {python} >/dev/null; then exec {python}{options} "$@"; fi\n'
@@ -249,7 +251,8 @@ class Container(Runtime):
         yield from ("run", "--detach", "--rm", "--name", self._name, "--pull=never")
         yield from ("--network=host", "--pid=host", "--ipc=host", "--security-opt", "label=disable")
         yield from ("--pids-limit=-1", "--stop-timeout", str(_STOP_SECONDS))
-        # A rootless podman's root is the user; docker's is root, and the agent could not remove its files.
+        # Root in a rootless podman is the user; in docker it is real root, whose files the agent cannot
+        # remove.
         is_podman = Path(self._engine).name == "podman"
         yield from ("--user", "0:0" if is_podman else f"{os.getuid()}:{os.getgid()}")
         for name, (number, most) in _LIMITS.items():
@@ -280,11 +283,11 @@ class Container(Runtime):
             _log.info("pulling %s", self._shown)
             login, fault = None, None
             try:
-                login = self._find_login(registry)  # anew: it may have expired
+                login = self._find_login(registry)  # again, because the log-in may have expired
             except CloudspotError as error:
                 fault = error
             with (
-                tempfile.NamedTemporaryFile() as errors,  # a pipe that nobody reads fills up
+                tempfile.NamedTemporaryFile() as errors,  # an unread pipe would fill up
                 self._pull_words(registry, login) as words,
                 subprocess.Popen(
                     [*words, "--quiet", self._image],
@@ -318,9 +321,9 @@ class Container(Runtime):
 
     @contextmanager
     def _pull_words(self, registry: str, login: RegistryLogin | None) -> Iterator[list[str]]:
-        """Lend the beginning of the command that pulls with the log-in, or with what the engine itself has.
+        """Lend the beginning of the command that pulls with the log-in or, without one, with the engine's.
 
-        The log-in is in a file of its own, in memory: no image of the machine's disk may hold it.
+        The log-in is in a separate file in memory, because an image of the machine's disk must not have it.
         """
         if login is None:
             yield [self._engine, "pull"]
@@ -332,13 +335,13 @@ class Container(Runtime):
             if Path(self._engine).name == "podman":
                 yield [self._engine, "pull", "--authfile", str(path)]
                 return
-            # The usual configuration may name another engine than the default one.
+            # The user's configuration may select another engine than the default.
             host = self._ask("context", "inspect", "--format", "{{.Endpoints.docker.Host}}")
             where = ("--host", host) if host else ()
             yield [self._engine, "--config", directory, *where, "pull"]
 
     def _ask(self, *words: str) -> str | None:
-        """Return what the engine prints; None: it fails, since what it is asked about is not there."""
+        """Return the engine's output, or None if it fails because the object in question does not exist."""
         done = self._run(words)
         return done.stdout.strip() if done.returncode == 0 else None
 
@@ -347,7 +350,7 @@ class Container(Runtime):
 
 
 def _full_name(image: str) -> str:
-    """Return the name with its registry, which podman does not guess, and without a tag beside the digest."""
+    """Return the name with its registry, which podman does not guess, and without a tag before the digest."""
     name, _, digest = image.partition("@")
     registry, path, _ = image_parts(name)
     return f"{'docker.io' if registry == HUB else registry}/{path}@{digest}"
@@ -376,7 +379,7 @@ def _wait_for_engines(check: Callable[[], None]) -> list[str]:
         if found:
             return found
         if not said or time.monotonic() > end:
-            raise CloudspotError(f"run.image needs docker or podman on the machine, and neither works{said}")
+            raise CloudspotError(f"run.image needs docker or podman on the machine, but neither works{said}")
         _pause(1.0, check)
 
 
@@ -388,24 +391,24 @@ def _pause(seconds: float, check: Callable[[], None]) -> None:
 
 
 def _home() -> str:
-    """Return the user's own directory, where engines keep images and log-ins; a local machine has another."""
+    """Return the user's home, where engines keep images and log-ins; on a local machine, HOME differs."""
     return pwd.getpwuid(os.getuid()).pw_dir
 
 
 def _own_environment() -> dict[str, str]:
-    """Return the environment of the engine.
+    """Return the engine's environment, without the marks of the machine's processes.
 
-    What it leaves running looks after the container, and must outlive the machine's marked processes.
+    The engine's background processes manage the container, and must outlive the marked processes.
     """
     own = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
     return {**own, "HOME": _home()}
 
 
 def _inherited_lines() -> Iterator[str]:
-    """Yield a line of the engine's file of variables for each of cloudspot's own that this process has.
+    """Yield a line of the engine's file of variables for each of cloudspot's variables in this process.
 
     Raises:
-        CloudspotError: such a file cannot hold one.
+        CloudspotError: the file cannot hold one of them.
     """
     for name, value in os.environ.items():
         if name.startswith(_PREFIX):

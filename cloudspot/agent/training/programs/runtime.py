@@ -1,4 +1,4 @@
-"""Where the job's programs run, setup and training alike: on the machine itself, or in a container."""
+"""The runtime of the job's setup and training: the machine itself, or a container."""
 
 from __future__ import annotations
 
@@ -16,64 +16,64 @@ from cloudspot.errors import CloudspotError
 
 
 class RuntimeLost(CloudspotError):
-    """No program can be run here any more; another machine may do."""
+    """No program can be run here any more, but another machine may succeed."""
 
 
 class KeptSetupLost(CloudspotError):
-    """The machine's image lacks what ``keep`` has left: the setup has to run."""
+    """The machine's image lacks the setup that ``keep`` has left, so the setup must run."""
 
 
 class Command(NamedTuple):
-    """What is started on the machine to run a program of the job."""
+    """The command to start on the machine to run a program of the job."""
 
     words: list[str]
     environment: dict[str, str]
-    """The whole of it."""
+    """The whole environment."""
 
 
 class Runtime:
     """The machine itself; the programs see its files and the agent's environment."""
 
     inherits_files = True
-    """Whether a program has the standard input with which it is started."""
+    """Whether a program inherits the standard input with which its command is started."""
 
     def __init__(self, node: Node, python: str) -> None:
-        """``python`` is the training's interpreter: a path, or a name that is looked up on PATH."""
+        """Create it; ``python`` is the training's interpreter, as a path or a name to look up on PATH."""
         self.node = node
         self.python = python
 
     @property
     def keeper_python(self) -> str:
-        """Return the interpreter, if it is there, for scripts of ours that start the job's programs."""
+        """The interpreter for the agent's scripts that start the job's programs; it may not exist."""
         return sys.executable if self.inherits_files else self.python
 
     @property
     def inherited(self) -> Mapping[str, str]:
-        """Return the variables that programs have before the job adds its own."""
+        """Return the variables that programs have before those of the job are added."""
         return os.environ
 
     def start(self, *, setup_is_done: bool, kept: str | None = None, check: Callable[[], None]) -> None:
-        """Have it ready for programs; ``check`` is asked all the while, and raises what ends the wait.
+        """Start the runtime; ``check`` is called again and again, and raises to end the wait.
 
-        ``kept`` is the key of the setup that this machine's image holds, if that is the job's.
+        ``kept`` is the key of the job's setup if this machine's image has it.
 
         Raises:
-            KeptSetupLost: what is ``kept`` is not there.
-            CloudspotError: it cannot be had, or what the setup has changed in it is lost.
+            KeptSetupLost: the ``kept`` setup is missing.
+            CloudspotError: the runtime cannot start, or the setup's changes in it are lost.
         """
 
     def stop(self) -> None:
-        """End whatever ``start`` has started; safe to repeat."""
+        """End everything that ``start`` has started; may be repeated."""
 
     def keep(self, key: str) -> None:
-        """Leave what the setup has changed on the machine's disk, for ``start`` of another machine, and end.
+        """Leave the setup's changes on the machine's disk for ``start`` of another machine, and end.
 
         Raises:
-            CloudspotError: it cannot be kept.
+            CloudspotError: the changes cannot be kept.
         """
 
     def with_programs(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment in which ``python`` and ``pip`` are those of the training."""
+        """Return the environment with the training's ``python`` and ``pip``."""
         return with_interpreter(environment, self.python, self.node)
 
     def command(
@@ -85,10 +85,10 @@ class Runtime:
         ended: Path | None = None,
         has_input: bool = False,
     ) -> Command:
-        """Return how a program is started that is to have this environment and the working directory.
+        """Return the command that runs a program with this environment in the working directory.
 
-        It writes to the log, with which the caller starts it, too, and reads the standard input with which it
-        is started if it ``has_input``. If the file ``ended`` exists by then, it must not start any more.
+        The program writes to the log, which the caller must also use as the command's output. If it
+        ``has_input``, it reads the command's standard input. It does not start if the file ``ended`` exists.
         """
         return Command([*words], {**environment})
 
@@ -96,15 +96,15 @@ class Runtime:
         """Run a short program; return its exit status.
 
         Raises:
-            OSError: it cannot be run.
-            RuntimeLost: nothing can be run.
+            OSError: the program cannot be run.
+            RuntimeLost: no program can be run.
         """
         return subprocess.run(words, env=dict(environment), cwd=self.node.work, check=False).returncode
 
     def has_program(self, program: str, environment: Mapping[str, str]) -> bool:
-        """Return whether the program, a name on PATH or a path, is there and may be run.
+        """Return whether the program, given as a name on PATH or a path, exists and may be run.
 
         Raises:
-            RuntimeLost: nothing can be run.
+            RuntimeLost: no program can be run.
         """
         return shutil.which(program, path=environment.get("PATH")) is not None

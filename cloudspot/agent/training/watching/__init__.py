@@ -1,1 +1,1 @@
-"""A training is watched while it runs, and told when it has to save."""
+"""Watch a running training, and ask it to save when it must."""

@@ -1,4 +1,4 @@
-"""When the ranks of this node have to save and leave, and how long waiting for that helps."""
+"""Decide when the ranks of this node must save and leave, and how long to wait for them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from cloudspot.train import handoff as files
 _log = logging.getLogger(__name__)
 
 STOP_GUARD_SECONDS = 120.0
-"""How long a requested stop, or a generation that ends for newcomers, waits for the ranks to save."""
+"""How long to wait for the ranks to save after a requested stop or when newcomers are taken in."""
 LONG_NOTICE_SECONDS = 60.0
-"""A longer notice than this is partly trained through."""
+"""During a longer notice than this, the training first goes on."""
 JOIN_AFTER_STARTS = 10.0
 """A generation ends for newcomers only after it has trained this many times as long as its start took."""
 SCRIPT_START_SECONDS = 60.0
-"""What the start of a script without a session is taken to last: it does not say when its loop begins."""
+"""The assumed duration of the start of a script without a session, which does not report its loop."""
 
 
 def guard_of(deadline: float, *, now: float, upload_seconds: float) -> float:
     """Return the monotonic moment after which a new save can no longer be uploaded in time.
 
-    Keeps back one and a half times what the last upload took, plus a second for the commit, the last
-    log lines and the exit record; but never more than 60 % of the time there is.
+    The reserve is one and a half times the last upload's duration plus a second for the commit, the last log
+    lines and the exit record, but at most 60 % of the remaining time.
     """
     return deadline - min(1.5 * upload_seconds + 1.0, 0.6 * max(0.0, deadline - now))
 
@@ -31,9 +31,9 @@ def guard_of(deadline: float, *, now: float, upload_seconds: float) -> float:
 def drain_at(deadline: float, *, now: float, save_seconds: float, step_seconds: float = 0.0) -> float:
     """Return the monotonic moment at which to start the drain.
 
-    A notice of up to a minute drains at once. A longer one is trained through until three times a
-    measured save and upload are left, and at least a minute; with long steps, two of them and the save, since
-    one has just begun when the order comes.
+    With up to a minute left, drain at once. Otherwise, train on until a minute is left or, if that is longer,
+    three times a measured save and upload. With long steps, leave time for two of them and the save, because
+    a step may just have begun when the order comes.
     """
     last_step = 2.0 * step_seconds + 1.5 * save_seconds + 1.0
     return max(now, deadline - max(LONG_NOTICE_SECONDS, 3.0 * save_seconds, last_step))
@@ -42,14 +42,14 @@ def drain_at(deadline: float, *, now: float, save_seconds: float, step_seconds: 
 def join_is_due(now: float, *, began_at: float, training_began_at: float) -> bool:
     """Return whether a generation has trained long enough to end for newcomers; all moments are monotonic.
 
-    ``began_at`` is when it was agreed on; ``training_began_at`` is 0 until the first step.
+    It was agreed on at ``began_at``; ``training_began_at`` is 0 until the first step.
     """
     start_seconds = max(0.0, training_began_at - began_at)
     return training_began_at > 0.0 and now - training_began_at >= JOIN_AFTER_STARTS * start_seconds
 
 
 class DrainSchedule:
-    """The drain that this node's own orders ask for."""
+    """Schedules the drain that this node's own orders require."""
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
@@ -57,7 +57,7 @@ class DrainSchedule:
 
     @property
     def tells_script(self) -> bool:
-        """Whether the notice has to be told to a script without a session."""
+        """Whether a script without a session must be notified."""
         return (
             self._context.job.spec.checkpoint.on_notice is not None and not self._context.status.has_session
         )
@@ -70,12 +70,12 @@ class DrainSchedule:
         is_replaced: bool = False,
         joins: bool = False,
     ) -> files.Drain | None:
-        """Return the drain that is due by now, with its guard, or None.
+        """Return the drain that is due now, with its guard, or None.
 
-        ``peers_deadline`` is when another node goes: a session's ranks agree on that by themselves, but a
-        script without one saves on global rank 0, wherever that is. ``is_replaced``: a node is ready to take
-        this one's place, so nothing is gained by staying until shortly before it goes. ``joins``: newcomers
-        are to be taken in.
+        ``peers_deadline`` is when another node goes: a session's ranks agree on a drain by themselves, but a
+        script without a session saves on global rank 0, on any node. ``is_replaced`` is whether a node is
+        ready to take this node's place, so that there is no reason to wait with the drain. ``joins`` is
+        whether newcomers are to be taken in.
         """
         orders = self._context.orders
         if orders.reclaim is not None:
@@ -95,17 +95,15 @@ class DrainSchedule:
 
     @property
     def _order_seconds(self) -> float:
-        """How long ranks may take to save that have no deadline."""
         return max(STOP_GUARD_SECONDS, 3.0 * self._save_seconds)
 
     @property
     def _save_seconds(self) -> float:
-        """How long a save and its upload take, as far as that was measured."""
+        """The measured duration of a save and its upload, 0 where unknown."""
         status = self._context.status
         return (status.upload_seconds or 0.0) + (status.stall_seconds or 0.0)
 
     def _step_seconds(self, now: float) -> float:
-        """How long a step of a session takes on the average, in this generation."""
         status, began_at = self._context.status, self._context.memory.training_began_at
         steps = status.progress()[0] - status.restored_step
         return (now - began_at) / steps if status.has_session and began_at and steps > 0 else 0.0
@@ -113,7 +111,6 @@ class DrainSchedule:
     def _before(
         self, deadline: float, *, seen: float, now: float, is_replaced: bool = False
     ) -> files.Drain | None:
-        """Return the drain before a machine goes, once it is due."""
         status = self._context.status
         start = drain_at(
             deadline, now=seen, save_seconds=self._save_seconds, step_seconds=self._step_seconds(now)
@@ -121,16 +118,16 @@ class DrainSchedule:
         if is_replaced:
             start = min(start, now)
         if self.tells_script and status.stall_seconds is None:
-            start = seen  # nobody knows how long its save takes
+            start = seen  # the duration of its save is unknown
         if now < start:
             return None
         guard = guard_of(deadline, now=max(start, seen), upload_seconds=status.upload_seconds or 0.0)
         return files.Drain(kind="notice", guard=guard)
 
     def is_over(self, drain: files.Drain, now: float) -> bool:
-        """Return whether waiting for the trainer helps no more."""
+        """Return whether there is no reason to wait for the trainer any longer."""
         if now >= drain.guard:
             _log.warning("the trainer did not leave in time: ending it")
             return True
-        # A script without a session that is not told knows no drain; its own newest checkpoint is kept.
+        # A script without a session or a notice cannot drain; its own newest checkpoint is kept.
         return drain.kind == "stop" and not self._context.status.has_session and not self.tells_script

@@ -1,4 +1,4 @@
-"""Tells which ranks of this node hand over nothing of what they alone have, and why (P8)."""
+"""Report which ranks of this node do not hand over their own state, and why (P8)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cloudspot.train import handoff as files
 _log = logging.getLogger(__name__)
 
 MAX_PROBLEM = 200
-"""So many characters of what a rank says are told."""
+"""The number of characters of a rank's reason that are reported."""
 
 
 class HandOverWatch:
     """Follows the ranks of one generation."""
 
     def __init__(self, handoff: Path, status: Status) -> None:
-        """Take back what was said of the generation before."""
+        """Create it, and clear the warning about the previous generation."""
         self._handoff = handoff
         self._status = status
         self._told: dict[int, str] = {}
@@ -32,9 +32,9 @@ class HandOverWatch:
             if rank in self._told or not path.exists():
                 continue
             report = read_report(path, RankOwnState)
-            problem = "it does not say why" if report is None else report.problem[:MAX_PROBLEM]
+            problem = "it reports no reason" if report is None else report.problem[:MAX_PROBLEM]
             self._told[rank] = problem
-            _log.warning("rank %d does not hand over what it alone has: %s", rank, problem)
+            _log.warning("rank %d does not hand over its own state: %s", rank, problem)
             reasons = dict.fromkeys(self._told.values())
             told = (
                 f"rank {', '.join(str(one) for one, why in self._told.items() if why == reason)}: {reason}"
@@ -42,5 +42,6 @@ class HandOverWatch:
             )
             self._status.warn(
                 "hand-over",
-                f"what a rank alone has, as its random generators, would be lost with it; {'; '.join(told)}",
+                "a rank's own state, such as its random generators, would be lost with it; "
+                f"{'; '.join(told)}",
             )

@@ -1,7 +1,7 @@
-"""Finds out whether the training uses what is paid for, and ends a job that does not if it says so.
+"""Detect that the training leaves its machine idle, and stop the job if its job file asks for that.
 
-Measured are the GPUs by ``nvidia-smi``, or the CPU time of the training's processes where that is missing or
-fails. A GPU on which a collective spins, or a process that does, is in use: nothing tells that from work.
+GPUs are measured with ``nvidia-smi``; if that is missing or fails, the CPU time of the training's processes
+is measured instead. A GPU or a process that spins in a collective counts as busy, because it looks like work.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ _log = logging.getLogger(__name__)
 MEASURE_SECONDS = 30.0
 """How often use is measured."""
 LEAST_MEASURES = 5
-"""How often at least within ``limits.idle_after``."""
+"""The least number of measurements within ``limits.idle_after``."""
 GPU_PERCENT = 5
-"""A GPU that is busy for less of its time is not used: a desktop or a monitor takes one or two percent."""
+"""A GPU that is busy for less of its time counts as idle; a desktop or a monitor takes one or two percent."""
 CORES_PER_PROCESS = 0.05
-"""A training process that takes less of a core waits. A session's own threads take 0.01, and a process that
-computes, or launches kernels, a whole one."""
+"""A training process that takes less of a core counts as idle. A session's own threads take 0.01, and a
+process that computes or launches kernels takes a whole core."""
 ANSWER_SECONDS = 10.0
-"""How long nvidia-smi may take: seconds where it has to load the driver for many GPUs first."""
+"""How long nvidia-smi may take; it takes seconds if it must first load the driver for many GPUs."""
 _NVIDIA_SMI = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 
 
 class IdleClock:
-    """Counts for how long nothing was used; pure."""
+    """Counts how long the machine has been idle; pure."""
 
     def __init__(self, interval_seconds: float) -> None:
-        """Expect a look each ``interval_seconds``; a longer gap counts as two, as nobody has watched it."""
+        """Expect a look every ``interval_seconds``; a longer gap, which was unobserved, counts as two."""
         self._most = 2 * interval_seconds
         self._last: float | None = None
         self._seconds = 0.0
 
     def note(self, now: float, *, is_used: bool) -> float:
-        """Note a look at ``now`` (monotonic); return for how long nothing was used, in seconds."""
+        """Note a look at ``now`` (monotonic); return the idle time so far in seconds."""
         passed = 0.0 if self._last is None else min(now - self._last, self._most)
         self._last = now
         self._seconds = 0.0 if is_used else self._seconds + passed
@@ -55,7 +55,7 @@ class IdleClock:
 
 
 class Meter:
-    """Measures what the training uses on this machine."""
+    """Measures the training's use of this machine."""
 
     def __init__(
         self,
@@ -64,22 +64,22 @@ class Meter:
         fork_server: Path | None = None,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """Expect so many training processes; nvidia-smi has ``answer_seconds``."""
+        """Expect a number of training processes; nvidia-smi may take ``answer_seconds``."""
         self._fork_server = fork_server
         self._cores = CORES_PER_PROCESS * num_processes
         self._answer_seconds = answer_seconds
         self._nvidia_smi: subprocess.Popen[bytes] | None = None
-        """The newest; one that hangs in the kernel cannot be ended, and is not waited for."""
+        """The newest process; if it hangs in the kernel, it cannot be ended and is not waited for."""
         self._asks_gpus = True
         self._before: tuple[Path, float, float] | None = None
-        """The generation, the moment and the CPU time of the last look."""
+        """The hand-off directory, the moment and the CPU time of the last look."""
 
     def why_idle(self, handoff: Path, now: float, *, is_in_loop: bool) -> str | None:
-        """Return what shows that the training uses nothing; None: it uses something, or that is unknown.
+        """Return the evidence that the training is idle, or None if it is busy or that is unknown.
 
-        ``handoff`` marks the processes of its generation. Unless ``is_in_loop``, where each step is seen, the
-        work of the CPUs is use too: a script may prepare its data, and a look now and then may find a GPU at
-        rest that works in between.
+        ``handoff`` identifies the processes of its generation. Unless ``is_in_loop``, where each step is
+        seen, work on the CPUs counts too: a script may prepare its data, and an occasional look may miss the
+        work of a GPU.
         """
         cores = self._cores_used(handoff, now)
         percent = self._gpu_percent()
@@ -93,8 +93,8 @@ class Meter:
         return f"CPUs at {100 * cores:.0f} % of a core" if percent is None else f"GPUs at {percent} %"
 
     def _cores_used(self, handoff: Path, now: float) -> float | None:
-        """Return how many cores the processes took since the last look; None: this is the first one."""
-        # What the fork server imports is work for the training, which may wait for it.
+        """Return how many cores the processes used since the last look, or None at the first look."""
+        # The imports of the fork server are work for the training, which may wait for them.
         server = () if self._fork_server is None else KeptProcesses(self._fork_server).pids()
         seconds = cpu_seconds({*processes_of(handoff).pids(), *server})
         before, self._before = self._before, None if seconds is None else (handoff, now, seconds)
@@ -103,25 +103,25 @@ class Meter:
         return max(0.0, seconds - before[2]) / (now - before[1])
 
     def _gpu_percent(self) -> int | None:
-        """Return how busy the busiest GPU is, in percent; None: unknown, for good, which is said once."""
+        """Return the use of the busiest GPU in percent; None, with a log line, if it cannot be measured."""
         if not self._asks_gpus:
             return None
         try:
             return max(int(line) for line in self._ask_nvidia_smi().splitlines())
         except FileNotFoundError:
-            level, problem = logging.INFO, "is not there"  # as on every machine without a GPU
+            level, problem = logging.INFO, "is not there"  # the normal case on a machine without a GPU
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             level, problem = logging.WARNING, f"gave no answer ({error})"
         self._asks_gpus = False
-        _log.log(level, "nvidia-smi %s: limits.idle_after goes by the CPU time of the training", problem)
+        _log.log(level, "nvidia-smi %s: limits.idle_after uses the CPU time of the training instead", problem)
         return None
 
     def _ask_nvidia_smi(self) -> bytes:
-        """Return its answer.
+        """Return the output of nvidia-smi.
 
         Raises:
             OSError: it cannot be started.
-            subprocess.SubprocessError: it fails, or has not answered in time.
+            subprocess.SubprocessError: it failed or did not answer in time.
         """
         self._nvidia_smi = process = subprocess.Popen(
             _NVIDIA_SMI, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -165,8 +165,8 @@ class IdleWatch(Worker):
                 self._look(time.monotonic())
             except CloudspotError as error:
                 _log.warning("the job was not asked to stop: %s", error)
-            except Exception:  # noqa: BLE001 - a limit that cannot be held must not end the agent
-                _log.exception("idle_after: this look has failed")
+            except Exception:  # noqa: BLE001 - a failed measurement must not end the agent
+                _log.exception("limits.idle_after: a measurement has failed")
 
     def _look(self, now: float) -> None:
         cause, status, limits = self._why_idle(now), self._context.status, self._context.job.spec.limits
@@ -182,22 +182,22 @@ class IdleWatch(Worker):
             self._ask_to_stop(idle)
 
     def _why_idle(self, now: float) -> str | None:
-        """Return what shows that the training uses nothing; None: it does, or is not to be measured now."""
+        """Return the evidence that the training is idle; None if it is busy or cannot be measured now."""
         status = self._context.status
         progress = status.generation, status.has_session, *status.progress(), status.committed
         has_moved, self._progress = progress != self._progress, progress
         if status.state != "running" or status.handoff is None:
-            return None  # it starts, waits for others, or delivers
+            return None  # the node is starting, waiting for others, or delivering
         is_in_loop = self._context.memory.training_began_at > 0.0
         cause = self._meter.why_idle(status.handoff, now, is_in_loop=is_in_loop)
         return None if has_moved or status.transfer is not None else cause
 
     def _ask_to_stop(self, idle: Idle) -> None:
-        """Ask the whole job to stop if the other members are idle too; whoever is first has asked for all."""
+        """Ask the whole job to stop if the other members are idle too; the first request counts for all."""
         context, membership = self._context, self._membership
         if not membership.others_are_idle():
             return
-        context.read_journal()  # this machine may have slept, and the others gone on
+        context.read_journal()  # this machine may have been suspended while the others went on
         if context.orders.pending or membership.why_regroup() is not None:
             return
         is_one = context.job.spec.nodes.max == 1

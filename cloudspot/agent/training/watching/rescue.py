@@ -1,4 +1,4 @@
-"""Has the ranks of this node save their state when others are lost, before their training ends (P8)."""
+"""Make the ranks of this node save their state before their training ends when others are lost (P8)."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from cloudspot.train.rounds.save_order import RESCUE, SaveOrder
 _log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 20.0
-"""How long a rank may take to say what it holds."""
+"""How long a rank may take to report its state."""
 TORCHRUN_SECONDS = 15.0
-"""Once a rank of this node has ended, the others save at the latest after this time: torchrun kills them 30 s
-after it has ended."""
+"""The other ranks of this node save at the latest this long after one has ended: torchrun kills them after 30
+s."""
 MIN_SECONDS = 5.0
-"""So long a save may take even if less was trained since the newest checkpoint."""
+"""The least time for a save, even if less was trained since the newest checkpoint."""
 ROUND = 900_000
-"""The attempts have numbers from here on where other saves have those of their rounds."""
+"""The number of the first attempt; other saves have smaller numbers, of their rounds."""
 POLL_SECONDS = 0.05
 
 
 class _Allowance:
-    """The time that a save may take: no more than it would take to make its steps again."""
+    """The time that a save may take: at most the time to repeat its steps."""
 
     def __init__(self, seconds: float) -> None:
         self._left = seconds
         self._last = time.monotonic()
 
     def spend(self, *, is_free: bool = False) -> None:
-        """Count the time since the last call, unless it would have passed without a rescue, too."""
+        """Count the time since the last call, unless it would also have passed without a rescue."""
         now = time.monotonic()
         if not is_free:
             self._left -= now - self._last
@@ -54,7 +54,7 @@ class _Allowance:
 
 
 class Rescue:
-    """The rescue of one generation on this node; there is one at the most."""
+    """The rescue of one generation on this node; each generation has at most one."""
 
     def __init__(self, context: NodeContext, membership: Membership, trainer: Trainer) -> None:
         self._context = context
@@ -65,14 +65,14 @@ class Rescue:
         self._ranks = context.status.ranks
         self._has_run = not context.job.spec.checkpoint.rescue
         self._spoiled: set[HeldState] = set()
-        """The reports of ranks here that could not save the state in them."""
+        """The reports of ranks here that could not save the reported state."""
         self._given_up = 0
-        """The newest attempt in which a rank here could not."""
+        """The newest attempt in which a rank here could not save."""
         self._lost_at: float | None = None
         """When the first rank of this node was found ended (monotonic)."""
 
     def is_due(self) -> bool:
-        """Return whether the training is about to end here because of a loss or an error; asks no store."""
+        """Return whether the training here is about to end because of a loss or an error; make no request."""
         if self._has_run or self._votes.is_over:
             return False
         trainer, ranks = self._trainer, self._ranks
@@ -85,13 +85,13 @@ class Rescue:
         )
 
     def run(self) -> None:
-        """Save what the ranks of all members hold; return when that is committed, or will not be."""
+        """Save the state of all members' ranks; return when it is committed or cannot be."""
         if self._has_run:
             return
         self._has_run = True
         status, trainer, ranks = self._context.status, self._trainer, self._ranks
         if not status.has_session or trainer.has_drained(ranks) or trainer.has_ended_loop(ranks):
-            self._say_all()
+            self._report_final()
             return
         allowance = _Allowance(max(MIN_SECONDS, self._seconds_since_save()))
         state, status.state = status.state, "draining"
@@ -105,11 +105,10 @@ class Rescue:
                     break
         finally:
             self._tell(files.RescueWord(files.RELEASE, 0))
-            self._say_all()
+            self._report_final()
             status.state = state
 
-    def _say_all(self) -> None:
-        """Let nobody wait for more of what the ranks here hold."""
+    def _report_final(self) -> None:
         number = self._votes.generation.number
         self._context.status.survivors = Survivors(
             generation=number, attempt=LAST_ATTEMPT, held=(), given_up=self._given_up
@@ -119,7 +118,7 @@ class Rescue:
         files.write_rescue(self._handoff, word)
 
     def _agree(self, attempt: int, allowance: _Allowance) -> RescueOrder | None:
-        """Say what the ranks here hold; return what all are to do, once all have said it."""
+        """Report the state of the ranks here; return the order for all, once all have reported."""
         self._tell(files.RescueWord(files.HOLD, attempt))
         self._is_killed_soon()  # torchrun counts from now, or a little earlier
         votes = self._votes
@@ -135,7 +134,7 @@ class Rescue:
             if order is not None:
                 return order
             alive, silent = votes.unsaid(attempt)
-            # Those that are silent are waited for in any case before the training goes on.
+            # The wait for silent members is free, because the training must wait for them anyway.
             allowance.spend(is_free=bool(silent))
             if not (alive or silent) or (allowance.is_spent and not silent) or self._is_killed_soon():
                 return votes.decide(attempt)
@@ -147,7 +146,7 @@ class Rescue:
         return told | self._trainer.vanished(self._ranks)
 
     def _held(self, attempt: int, allowance: _Allowance) -> tuple[HeldState, ...]:
-        """Return what the ranks here hold, when each of them has said so or has ended."""
+        """Return the reports of the ranks here, once each of them has reported or ended."""
         until = time.monotonic() + min(ANSWER_SECONDS, allowance.seconds_left)
         while True:
             ended = self._ended()
@@ -177,12 +176,12 @@ class Rescue:
         return self._lost_at is not None and time.monotonic() > self._lost_at + TORCHRUN_SECONDS
 
     def _carry_out(self, order: RescueOrder, allowance: _Allowance) -> bool:
-        """Have the ranks here save their parts; return whether the save was committed."""
+        """Make the ranks here save their parts; return whether the save was committed."""
         own = [rank for rank in self._ranks if rank in order.ranks]
         if own:
             self._tell(files.RescueWord(files.SAVE, order.attempt, self._save_order(order).to_json()))
         while not (allowance.is_spent or self._votes.is_over):
-            ended = self._ended()  # first: a rank answers before it ends
+            ended = self._ended()  # before reading the answers, because a rank answers before it ends
             answers = {
                 rank: read_report(files.rescued_path(self._handoff, rank), RankRescued) for rank in own
             }
@@ -199,7 +198,7 @@ class Rescue:
                 return False
             state = self._votes.state_of(order)
             if state == "committed":
-                _log.info("what the ranks held at step %d is saved", order.step)
+                _log.info("the ranks' state at step %d is saved", order.step)
             if state != "open":
                 return state == "committed"
             allowance.spend()
@@ -225,7 +224,7 @@ class Rescue:
         )
 
     def _seconds_since_save(self) -> float:
-        """Return how long it took to make the steps that only the ranks hold."""
+        """Return how long it took to make the steps that are not saved yet."""
         context = self._context
         for record in reversed(context.journal.known):
             if isinstance(record, Commit) and record.generation == self._votes.generation.number:

@@ -1,8 +1,8 @@
-"""Tells a script without a session that it has to save, by a signal or a file.
+"""Ask a script without a session to save, with a signal or a file.
 
-A signal goes to the processes that handle it, below whatever has launched them. Any other process would only
-die of it: `swift` or `accelerate launch` and leave the training behind, a script that has not come to its
-handler yet, or the worker of a data loader.
+A signal goes only to the processes that handle it, apart from launchers. It would kill any other process: the
+launchers `swift` and `accelerate launch`, whose training would go on, a script before it has installed its
+handler, or a worker of a data loader.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cloudspot.train import handoff as files
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
-"""How often processes are looked for that handle the signal only now."""
+"""How often to look for processes that have newly installed a handler."""
 _LAUNCHERS = {
     "torchrun",
     "torch.distributed.run",
@@ -35,11 +35,11 @@ _LAUNCHERS = {
     "deepspeed.launcher.launch",
     CLIENT,
 }
-"""Programs and modules that start ranks. Some pass a signal on, and then give the ranks half a minute."""
+"""Programs and modules that start ranks; some pass a signal on, and kill the ranks after half a minute."""
 _LAUNCHER_WORDS = 4
-"""A launcher's name is among its first words: ``python -u -m torch.distributed.run``."""
+"""A launcher's name is among this many first words, as in ``python -u -m torch.distributed.run``."""
 _WORKER = "--multiprocessing-fork"
-"""How ``multiprocessing`` marks a process that it has spawned."""
+"""The mark of a process spawned by ``multiprocessing``."""
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,20 @@ class ScriptNotice:
         self._on_notice = on_notice
         self._handoff = handoff
         self._node = node
-        self._told_path = handoff / "told.json"  # an agent that is restarted must not tell it twice
+        self._told_path = handoff / "told.json"  # a restarted agent must not notify a process again
         self._told: set[int] = set((files.read_json(self._told_path) or {"processes": ()})["processes"])
         self._looked_at = float("-inf")
 
     @property
     def was_heard(self) -> bool:
-        """Return whether the script can have heard of it."""
+        """Whether the script can have noticed it."""
         return self._on_notice not in SIGNALS or bool(self._told)
 
     def tell(self, now: float, *, before: Callable[[], None] = lambda: None) -> None:
-        """Tell the script that it has to save and leave; repeat this until it has left.
+        """Ask the script to save and leave; call this repeatedly until it has left.
 
-        Every process is told once, also one that installs its handler only later. ``before`` is called right
-        before any is.
+        Every process is notified once, even if it installs its handler later. ``before`` is called right
+        before processes are notified.
         """
         if now < self._looked_at + LOOK_SECONDS:
             return
@@ -84,7 +84,7 @@ class ScriptNotice:
                 before()
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, b"save and leave\n")
-                _log.info("told the script to save, by the file %s", self._on_notice)
+                _log.info("asked the script to save, by the file %s", self._on_notice)
             return
         number = signal.Signals[self._on_notice]
         found = receivers(described(processes_of(self._handoff).pids()), number)
@@ -95,7 +95,7 @@ class ScriptNotice:
             files.write_json(self._told_path, {"processes": sorted(self._told)})
             for pid in new:
                 signal_process(pid, number)
-            _log.info("told the script to save, by %s to %d process(es)", self._on_notice, len(new))
+            _log.info("asked the script to save, by %s to %d process(es)", self._on_notice, len(new))
 
 
 def withdraw(on_notice: str | None, node: Node) -> None:
@@ -105,7 +105,7 @@ def withdraw(on_notice: str | None, node: Node) -> None:
 
 
 def receivers(processes: Mapping[int, Process], number: int) -> tuple[int, ...]:
-    """Return the uppermost processes that handle the signal, launchers and data loaders' workers apart."""
+    """Return the topmost processes that handle the signal, except launchers and data loaders' workers."""
 
     def below(parent: int) -> Iterator[int]:
         above = processes.get(parent)
@@ -113,7 +113,7 @@ def receivers(processes: Mapping[int, Process], number: int) -> tuple[int, ...]:
             if process.parent != parent:
                 continue
             if _WORKER in process.words or (above is not None and above.words == process.words):
-                continue  # spawned or forked by the script itself
+                continue  # the script itself has spawned or forked it
             if number in process.handles and not _is_launcher(process):
                 yield pid
             else:
@@ -124,7 +124,7 @@ def receivers(processes: Mapping[int, Process], number: int) -> tuple[int, ...]:
 
 
 def described(pids: Collection[int]) -> dict[int, Process]:
-    """Return what the kernel says of processes; nothing where it does not describe them as Linux does."""
+    """Return the kernel's data on processes; empty on systems other than Linux."""
     found = {}
     for pid in pids:
         directory = Path("/proc", str(pid))

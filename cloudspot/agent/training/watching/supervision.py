@@ -1,4 +1,4 @@
-"""Follows a trainer until it ends, or until this agent has to end it."""
+"""Follow a trainer until it ends or this agent must end it."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ _log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
 CONNECT_SECONDS = 60.0
-"""A torchrun that has not found its peers for this long may never find them: are they within reach?"""
+"""If torchrun has not found its peers after this long, the agent checks whether they can be reached."""
 DUMP_SECONDS = 3.0
-"""From the order to dump stacks to the end of a stuck trainer."""
+"""The time from the order to dump stacks to the end of a stuck trainer."""
 LEAVE_SECONDS = 10.0
-"""How long a script that was told to save may take to leave once its checkpoint is committed."""
+"""How long a script that was asked to save may take to leave once its checkpoint is committed."""
 KILLED = 137
 
 
 @dataclass(frozen=True)
 class TrainerEnd:
-    """How a trainer ended on this node."""
+    """The end of a trainer on this node."""
 
     code: int | None
-    """The exit status of the training script, here or where it failed; None: this node has to end it."""
+    """The exit status of the training script, here or where it failed; None if this node must end it."""
     drain: files.Drain | None
-    """What it had been asked for."""
+    """The drain it was asked for."""
     why: FailureKind = FAILED
     fingerprint: str | None = None
-    """Of a failure: see ``Failure.fingerprint``."""
+    """The fingerprint of a failure: see ``Failure.fingerprint``."""
     must_regroup: bool = False
-    """Others are lost, or have agreed to go on otherwise."""
+    """Whether others are lost, or have agreed on another generation."""
     was_told: bool = False
-    """A script without a session was told to save and leave."""
+    """Whether a script without a session was asked to save and leave."""
     is_cut_short: bool = False
-    """The script exited 0 in the middle of its loop."""
+    """Whether the script exited 0 in the middle of its loop."""
 
 
 class Supervisor:
@@ -83,20 +83,20 @@ class Supervisor:
         self._drains = drains
         self._trainer = trainer
         self._ranks = context.status.ranks
-        self._drain = files.read_drain(trainer.handoff)  # of the agent before this one
+        self._drain = files.read_drain(trainer.handoff)  # of an earlier agent
         self._moved_at = time.monotonic()
         self._seen: tuple[bool, int, int | None] | None = None
-        """Whether there is a session, the step, and the total."""
+        """Whether there is a session, the step, and the total number of steps."""
         self._is_in_loop = False
         self._has_loaded = False
-        """Whether all ranks here have read what was restored."""
+        """Whether all ranks here have read the restored checkpoint."""
         self._reach_at = time.monotonic() + CONNECT_SECONDS
         self._likeness: tuple[RankLikeness, ...] = ()
         self._rescue = Rescue(context, membership, trainer)
         self._hand_over = HandOverWatch(trainer.handoff, context.status)
 
     def follow(self) -> TrainerEnd:
-        """Return when the trainer has ended, or has to be ended."""
+        """Return once the trainer has ended or must be ended."""
         while True:
             now = time.monotonic()
             self._note_progress(now)
@@ -137,7 +137,7 @@ class Supervisor:
             self._tell_script(now)
             is_over = self._drains.is_over(self._drain, now) or self._has_answered(now)
             return TrainerEnd(None, self._drain) if is_over else None
-        # What a drain saves is worth waiting for, even if another node has asked for it.
+        # Wait for the save of a drain, even if another node has asked for it.
         if trainer.has_drained(ranks):
             return None
         if self._fetch.error is not None:
@@ -154,12 +154,11 @@ class Supervisor:
         return None
 
     def _must_let_join(self, now: float) -> bool:
-        """Return whether the generation has to end for newcomers."""
         memory, status = self._context.memory, self._context.status
         if self._drains.tells_script and self._membership.someone_drains():
-            return True  # the ranks of a script agree on nothing by themselves
+            return True  # the ranks of a script cannot agree by themselves
         if not status.has_session and not self._drains.tells_script:
-            return False  # it cannot be told, and what it made since its last checkpoint would be lost
+            return False  # the script cannot be asked to save, so its steps since its last save would be lost
         began_at = memory.training_began_at
         if not status.has_session:
             began_at = memory.trainer_started_at + SCRIPT_START_SECONDS
@@ -167,36 +166,36 @@ class Supervisor:
         return is_due and self._membership.newcomers_wait()
 
     def _tell_script(self, now: float) -> None:
-        """Tell a script without a session that it has to save."""
+        """Ask a script without a session to save."""
         if self._script_notice is not None and self._drains.tells_script:
-            # What it writes if nobody could tell it is its own, and complete when it ends well.
+            # Only if a process was notified: otherwise, its saves are ordinary and complete at status 0.
             self._script_notice.tell(now, before=self._courier.ask_script)
 
     def _was_told(self, code: int | None) -> bool:
-        """Return whether a script without a session was told, so that its end is not its own.
+        """Return whether a script without a session was asked to leave, so that its end is not a failure.
 
-        ``code`` is its exit status. With 0 it may have left with another node's ranks, which was told sooner.
+        ``code`` is its exit status. With 0, it may have left with the ranks of a node that was asked earlier.
         """
         if self._script_notice is None or self._drain is None or not self._drains.tells_script:
             return False
         if not self._script_notice.was_heard and code != 0:
             name = self._context.job.spec.checkpoint.on_notice
-            _log.warning("the script was not told to save: no process of it was seen to handle %s", name)
+            _log.warning("the script was not asked to save: none of its processes was seen handling %s", name)
         return self._script_notice.was_heard
 
     def _has_answered(self, now: float) -> bool:
-        """Return whether what the script was told to save is committed, and it had time to leave."""
+        """Return whether the script's save on request is committed and the script has had time to leave."""
         answered_at = self._courier.answered_at
         return answered_at is not None and now >= answered_at + LEAVE_SECONDS
 
     def _failure(self, code: int) -> TrainerEnd:
-        """Return the end of a trainer that failed here; ``code`` is torchrun's where no rank has one."""
+        """Return the end of a trainer that failed here; torchrun's ``code`` counts if no rank has one."""
         trainer, ranks = self._trainer, self._ranks
         why: FailureKind = NOT_CONNECTED if self._is_not_connected() else FAILED
         status, errors = trainer.failed_status(ranks), trainer.errors(ranks)
         has_torchrun = self._context.job.spec.run.launcher_or_default != "none"
         fingerprint = None
-        # Ranks leave no status when they are killed with their shells, or when the disk is full.
+        # Ranks leave no status if they are killed with their shells or the disk is full.
         if status is not None or not has_torchrun or not trainer.has_started(ranks):
             fingerprint = fingerprint_of(status or code, errors[0] if errors else None)
         return TrainerEnd(status or code, self._drain, why=why, fingerprint=fingerprint)
@@ -210,11 +209,11 @@ class Supervisor:
         return is_early and bool(errors) and not any(map(has_connected, errors))
 
     def _end_by_others(self) -> TrainerEnd | None:
-        if self._drain is not None:  # it ends by its own guard
+        if self._drain is not None:  # a drain ends by its guard
             return None
         regroup = self._membership.why_regroup()
         if regroup is not None:
-            _log.warning("%s: ending the trainer, to go on with the nodes that are there", regroup)
+            _log.warning("%s: ending the trainer to go on with the remaining nodes", regroup)
             return TrainerEnd(None, None, must_regroup=True)
         failed = self._membership.votes.failed_elsewhere()
         if failed is None or self._trainer.has_drained(self._ranks):
@@ -225,7 +224,7 @@ class Supervisor:
         return TrainerEnd(failed.exit_code, None, why=failed.why, fingerprint=failed.fingerprint)
 
     def _end_if_cut_off(self, now: float) -> TrainerEnd | None:
-        # torchrun tries for ten minutes; once the ranks have started, they have found each other.
+        # torchrun tries for ten minutes; once ranks have started, the nodes have found each other.
         if now < self._reach_at or self._drain is not None or self._trainer.has_started(self._ranks):
             return None
         self._reach_at = now + CONNECT_SECONDS
@@ -237,15 +236,15 @@ class Supervisor:
     def _end_if_stuck(self, now: float) -> TrainerEnd | None:
         context, status = self._context, self._context.status
         limit = context.job.spec.limits.stuck_after
-        # After the loop no step comes; the last save or an evaluation may take its time.
-        # In a drain the guard ends the waiting.
+        # There are no steps after the loop, and the last save or an evaluation may take long. During a drain,
+        # its guard ends the wait.
         step, total = status.progress()
         if limit is None or now - self._moved_at <= limit or not status.has_session:
             return None
         if self._drain is not None or step == total or self._trainer.has_ended_loop(self._ranks):
             return None
         _log.error("no step for %.0f s: ending the trainer, its stacks follow", now - self._moved_at)
-        # Before its end, which the others may see first: they would take it for a plain failure.
+        # Report it before ending the trainer: the others would take its end for an ordinary failure.
         status.failed = Failed(generation=status.generation, why=STUCK, exit_code=KILLED)
         self._dump_stacks()
         self._rescue.run()
@@ -260,9 +259,9 @@ class Supervisor:
         self._hand_over.look()
         if (likeness := status.likeness) != self._likeness:
             self._likeness = likeness
-            status.state_changed.set()  # the others have to know it when this node is lost
+            status.state_changed.set()  # the others must know this if the node is lost
         step, total = status.progress()
-        # What comes before the session, imports and data, is no step, and takes what it takes.
+        # Imports and data before the session are no steps, and may take any time.
         seen = (status.has_session, step, total)
         if seen != self._seen:
             self._seen, self._moved_at = seen, now
@@ -274,12 +273,12 @@ class Supervisor:
             status.note_phase("training")
             self._advise()
             memory = self._context.memory
-            if not memory.training_began_at:  # else an earlier agent has noted it
+            if not memory.training_began_at:  # otherwise, an earlier agent has noted it
                 memory.training_began_at = now
                 memory.save(self._context.node)
 
     def _advise(self) -> None:
-        """Say what the start would save by ``run.preload``, as the first rank here has measured it."""
+        """Suggest ``run.preload`` if it would save time, by the measurement of the first rank here."""
         rank = self._ranks[0]
         report = read_report(files.imports_path(self._trainer.handoff, rank), RankImports)
         if report is not None:

@@ -241,7 +241,7 @@ def test_a_node_that_stages_something_else_than_another_says_so(bench, data):
         ("out", r"data\.images: memory://data/images/: it has failed for 0 s: out"),
         ("full", r"data\.images: memory://data/images/: the disk refuses: No space left.*resources\.disk"),
         ("nested", r"data\.images: memory://data/images/: .* a disk cannot hold both"),
-        ("taken", r"data\.images: memory://data/images/: .*work/data/images is there already"),
+        ("taken", r"data\.images: memory://data/images/: .*work/data/images already exists"),
         ("plugin", r"data\.images: nowhere://x/: no installed plugin opens nowhere:// URLs"),
     ],
 )

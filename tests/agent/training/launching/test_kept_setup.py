@@ -153,7 +153,10 @@ def test_what_both_the_setup_and_the_new_code_change_is_made_by_the_setup_again(
         lines = start(bench, SCRIPT + "print(repr(Path('old.py').read_text()))", **run)
         assert "runs 1" in lines
         assert repr(("# new\n" if what == "changed by the setup" else "") + "patched\n") in lines
-    assert any(one.startswith("the setup is run: it changes or makes ") for one in caplog.messages)
+    assert any(
+        one.startswith("the setup is run again because both it and the new code change ")
+        for one in caplog.messages
+    )
 
 
 @pytest.mark.full
@@ -195,7 +198,7 @@ def test_a_machine_of_which_nobody_makes_an_image_ends_for_good(bench, monkeypat
     bench.life(SCRIPT, bakes=True, run={"setup": "true"}).run()
     record = bench.exit_record()
     assert (record.outcome, record.permanent) == ("failed", True)
-    assert record.detail.startswith("nobody has made an image of this machine for")
+    assert record.detail.startswith("no image of this machine was made within")
 
 
 def test_a_setup_that_fails_leaves_nothing_for_an_image(bench):

@@ -204,7 +204,7 @@ def test_what_the_setup_has_made_in_a_container_is_kept_for_another_machine(run,
 
 @pytest.mark.full
 def test_a_kept_setup_that_no_engine_has_is_told_apart(node, image):
-    with pytest.raises(KeptSetupLost, match="no engine has the container in which the setup was done"):
+    with pytest.raises(KeptSetupLost, match="no engine has the container in which the setup was run"):
         Container(node, "python3", image).start(setup_is_done=True, kept="1" * 40, check=lambda: None)
 
 
@@ -216,7 +216,7 @@ def test_what_an_image_declares_as_volumes_is_not_kept_and_goes_with_the_contain
         container.start(setup_is_done=False, check=lambda: None)
         try:
             with pytest.raises(
-                CloudspotError, match=r'declares volumes \({"/data":{}}\), which no image of a machine keeps'
+                CloudspotError, match=r'declares volumes \({"/data":{}}\), which are not kept in a machine'
             ):
                 container.keep("0" * 40)
         finally:
@@ -240,7 +240,7 @@ def test_an_image_without_a_registry_is_docker_hubs_and_an_engine_may_say_much(n
 
 @pytest.mark.full
 def test_a_container_that_is_gone_after_the_setup_is_not_made_anew(node, image):
-    with pytest.raises(CloudspotError, match="has ended, and with it what its setup had changed"):
+    with pytest.raises(CloudspotError, match="has ended, so the changes of its setup are lost"):
         Container(node, "python3", image).start(setup_is_done=True, check=lambda: None)
 
 
@@ -421,7 +421,7 @@ def test_a_machine_without_an_engine_says_what_is_missing(node, tmp_path, monkey
     with pytest.raises(CloudspotError, match=r"neither works; docker: is the daemon running\?$"):
         boxed.start(setup_is_done=False, check=lambda: None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(CloudspotError, match=r"needs docker or podman on the machine, and neither works$"):
+    with pytest.raises(CloudspotError, match=r"needs docker or podman on the machine, but neither works$"):
         boxed.start(setup_is_done=False, check=lambda: None)
 
 
@@ -663,6 +663,6 @@ def test_a_cache_of_inputs_stays_private(run, node):
 
 def test_pods_are_no_place_for_a_container():
     with pytest.raises(
-        SpecError, match=r'run\.image: machines of the provider "kubernetes" run no containers'
+        SpecError, match=r'run\.image: machines of the provider "kubernetes" cannot run containers'
     ):
         open_provider("kubernetes", spec_from_json(JOB))

@@ -15,14 +15,14 @@ def test_a_rank_that_hands_over_nothing_is_told_once_and_until_the_next_generati
     watch.look()
     watch.look()
     assert status.warnings == (
-        "what a rank alone has, as its random generators, would be lost with it; rank 3: it would take 2 %",
+        "a rank's own state, such as its random generators, would be lost with it; rank 3: it would take 2 %",
     )
     assert [each.getMessage() for each in caplog.records] == [
-        "rank 3 does not hand over what it alone has: it would take 2 %"
+        "rank 3 does not hand over its own state: it would take 2 %"
     ]
     files.own_state_path(tmp_path, 2).write_text("[]")
     watch.look()
     (told,) = status.warnings
-    assert told.endswith("would be lost with it; rank 3: it would take 2 %; rank 2: it does not say why")
+    assert told.endswith("would be lost with it; rank 3: it would take 2 %; rank 2: it reports no reason")
     HandOverWatch(tmp_path / "next", status)
     assert status.warnings == ()

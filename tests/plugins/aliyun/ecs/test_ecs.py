@@ -617,7 +617,7 @@ def test_a_profile_that_is_switched_to_another_account_in_mid_run_proves_nothing
     monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_ID", "LTAI5tTheNextKey")
     monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_SECRET", "TheNextSecret")
     for call in (kit.listed, lambda: plaincalls.create(kit.provisioner, request, token="t-2")):
-        with pytest.raises(AuthError, match="these credentials are of 9999999999999999; use others"):
+        with pytest.raises(AuthError, match="the credentials are of account 9999999999999999; use"):
             call()
     assert kit.cloud.faults.count("RunInstances") == 1
 
@@ -632,7 +632,7 @@ def test_a_profile_that_is_switched_while_the_machines_are_listed_proves_nothing
         monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_SECRET", "TheNextSecret")
 
     cloud.faults.on_call = switch
-    with pytest.raises(AuthError, match="these credentials are of 9999999999999999"):
+    with pytest.raises(AuthError, match="the credentials are of account 9999999999999999"):
         kit.listed()
 
 

@@ -84,7 +84,7 @@ def test_a_bucket_that_is_missing_and_one_of_another_account_are_said_so(oss, bu
         quick("no-such-one").get("k")
     oss.app.foreign_buckets.add(bucket)
     try:
-        with pytest.raises(AuthError, match="it takes oss:PutObject, and the bucket policy's consent"):
+        with pytest.raises(AuthError, match="this needs oss:PutObject, and the bucket policy's consent"):
             quick(bucket).put("k", b"")
     finally:
         oss.app.foreign_buckets.clear()

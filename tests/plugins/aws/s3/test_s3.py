@@ -380,7 +380,7 @@ def test_many_objects_go_with_one_request_and_one_that_is_left_is_an_error(make_
     # S3 answers with 200 all the same.
     left = {"Errors": [{"Key": "some/prefix/a", "Code": "AccessDenied", "Message": "not you"}]}
     monkeypatch.setattr(store.bucket._client, "delete_objects", lambda **_: left)
-    with pytest.raises(AuthError, match=r"cannot delete 1 objects: .*not you.*; it takes s3:DeleteObject"):
+    with pytest.raises(AuthError, match=r"cannot delete 1 objects: .*not you.*; this needs s3:DeleteObject"):
         store.delete_many(["a"])
     # A proxy's page is read as an answer without anything in it.
     monkeypatch.setattr(store.bucket._client, "delete_objects", lambda **_: {})

@@ -224,7 +224,7 @@ class TestComputeImages(EmulatedImageTests):
         provider = self.provider(account, key=KEY)
         request = provider.provisioner().render(self._group(account, provider, launch=2))
         account.cloud.faults.inject(BULK_INSERT, code, message=message, status=400)
-        with pytest.raises(CapacityError, match="the image that held the job's setup was removed"):
+        with pytest.raises(CapacityError, match="the image with the job's setup was removed"):
             plaincalls.create(provider.provisioner(), request, token="kit-2")
 
     @pytest.mark.full
@@ -234,7 +234,7 @@ class TestComputeImages(EmulatedImageTests):
         request = provider.provisioner().render(self._group(account, provider, launch=2))
         message = "The resource 'projects/x/global/images/y' was not found"
         account.cloud.faults.inject(f"operation {BULK_INSERT}", "RESOURCE_NOT_FOUND", message=message)
-        with pytest.raises(CapacityError, match="the image that held the job's setup was removed"):
+        with pytest.raises(CapacityError, match="the image with the job's setup was removed"):
             plaincalls.create(provider.provisioner(), request, token="kit-2")
 
     @pytest.mark.full
