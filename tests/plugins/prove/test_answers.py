@@ -69,6 +69,11 @@ def listed(*names):
     return {"Reservations": [{"Instances": [{"InstanceId": one} for one in names]}]}
 
 
+NEVER_SHOWN = (
+    call("RunInstances", made("~9"), at=1.0),
+    call("DescribeInstances", listed(), at=900.0),
+)
+"""It was ended at once."""
 LAG = (
     call("RunInstances", made("~1"), at=1.0),
     call("DescribeInstances", listed(), at=5.0),
@@ -172,6 +177,7 @@ CASES = {
     "aws-listing": [
         ("as expected", seen("aws", exchanges=[LAG[0], LAG[3]])),
         ("otherwise", seen("aws", exchanges=LAG)),
+        ("as expected", seen("aws", exchanges=[*NEVER_SHOWN, LAG[0], LAG[3]])),
     ],
     "aws-quota": [
         ("as expected", seen("aws", passed("two-nodes"))),

@@ -248,16 +248,17 @@ def listing_lag(seen: Seen, create: str, listing: str, *, where: Callable[[Excha
     worst, num_lacking, num_created = 0.0, 0, 0
     for made in seen.calls(create):
         names = set(names_in(where(made))) if not made.code else set()
-        if not names:
-            continue
-        num_created += 1
-        for look in seen.calls(listing, made.step):
+        lacking = []
+        for look in seen.calls(listing, made.step) if names else ():
             if look.at <= made.at or look.code:
                 continue
             if names & set(names_in(look.answer)):
+                # One that no listing ever shows was ended at once.
+                num_created += 1
+                num_lacking += len(lacking)
+                worst = max([worst, *lacking])
                 break
-            num_lacking += 1
-            worst = max(worst, look.at - made.at)
+            lacking.append(look.at - made.at)
     if not num_created:
         return None
     if not num_lacking:

@@ -38,10 +38,12 @@ def _host_names(seen: Seen) -> Answer | None:
 def _self_release(seen: Seen) -> Answer | None:
     states = {
         str(name)
-        for one in seen.calls("DescribeInstances", "launch", "alone")
+        for one in seen.calls("DescribeInstances", "launch", "repeat", "alone")
         for name in values_at(one.answer, "Instances", "Instance", "Status")
     }
-    left = [state for step in ("launch", "alone") for state in seen.fact(step, "left_in_state") or ()]
+    left = [
+        state for step in ("launch", "repeat", "alone") for state in seen.fact(step, "left_in_state") or ()
+    ]
     line = f"states in the listing: {', '.join(sorted(states)) or 'none'}"
     if "Stopped" in states or left:
         return otherwise("a machine shut itself down, and stayed, stopped", line)

@@ -88,7 +88,9 @@ def _shutdown(seen: Seen) -> Answer | None:
     line = f"states in the listing: {', '.join(sorted(states))}"
     if states & {"stopped", "stopping"}:
         return otherwise("a machine that shut itself down was stopped, and not terminated", line)
-    left = [state for step in ("launch", "alone") for state in seen.fact(step, "left_in_state") or ()]
+    left = [
+        state for step in ("launch", "repeat", "alone") for state in seen.fact(step, "left_in_state") or ()
+    ]
     if left:
         return otherwise("a machine that shut itself down ran on", *left)
     if "terminated" not in states and seen.fact("alone", "end_seconds") is None:

@@ -87,10 +87,12 @@ def _shutdown_script(seen: Seen) -> Answer | None:
 def _self_delete(seen: Seen) -> Answer | None:
     states = {
         str(name)
-        for one in seen.calls(INSTANCES, "launch", "alone")
+        for one in seen.calls(INSTANCES, "launch", "repeat", "alone")
         for name in values_at(one.answer, "items", "*", "instances", "status")
     }
-    left = [state for step in ("launch", "alone") for state in seen.fact(step, "left_in_state") or ()]
+    left = [
+        state for step in ("launch", "repeat", "alone") for state in seen.fact(step, "left_in_state") or ()
+    ]
     line = f"states in the listing: {', '.join(sorted(states)) or 'none'}"
     if "TERMINATED" in states or left:
         return otherwise("a machine shut itself down, and stayed, stopped", line)
