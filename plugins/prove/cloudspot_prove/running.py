@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
 from cloudspot.calls import InstancesRequest, TerminateRequest
 from cloudspot.cli.screen import output
-from cloudspot.errors import CloudspotError
+from cloudspot.errors import CloudspotError, TransientError
 from cloudspot.hookspecs import SANDBOX_VARIABLE
 from cloudspot.model import InstanceState
 from cloudspot.registry import open_store
@@ -161,6 +162,8 @@ def _settle(bench: Bench, job_id: str) -> bool:
         running += now
         provisioner.terminate(TerminateRequest(instance_ids=tuple(now)))
         time.sleep(LOOK_SECONDS)
+    with suppress(TransientError):  # What is still in use then is found at the end.
+        provisioner.release(job_id, store_url=bench.told.store_url)
     return bool(running)
 
 
