@@ -39,6 +39,7 @@ from cloudspot.agent.delivery import outputs
 from cloudspot.agent.ending import final_delivery
 from cloudspot.agent.membership import peers
 from cloudspot.agent.notices import notice_pipe
+from cloudspot.agent.training.launching.variables import PROMISED
 from cloudspot.agent.training.watching import drain_schedule
 from cloudspot.boot import script
 from cloudspot.calls.guard import CALLS
@@ -514,7 +515,16 @@ def job_file_regions() -> dict[str, str]:
             regions[field.encode_name] = _field_table(inner, f"{field.encode_name}.", _fields(inner))
     regions["providers"] = _field_table(JobSpec, "", [field for field in top if field.name == "providers"])
     regions.update(_provider_regions("providers.local", LocalOptions))
+    regions["variables"] = _variables()
     return regions
+
+
+def _variables() -> str:
+    lines = ["| variable | set | what it holds |", "|---|---|---|"]
+    for names, (when, what) in PROMISED.items():
+        listed = " ".join(f"`{name}`" for name in names.split(", "))
+        lines.append(f"| {listed} | {when} | {what} |")
+    return "\n".join(lines) + "\n"
 
 
 def _provider_regions(path: str, type_: type[msgspec.Struct]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The training process's side of cloudspot: the standard library and torch, nothing else.
+"""The training process's side of cloudspot, which needs only the standard library and torch.
 
 Importing this package does not import torch; ``session()`` and ``init_process_group()`` do::
 
@@ -58,25 +58,25 @@ def session(
 
     The random generators of Python, NumPy, torch and the CUDA devices in use are part of the state.
     Resuming is bit-equal for the same number of ranks on the same type of machine. With another number
-    of ranks the state loads too, but the generators are seeded anew from the seed, the step and the
+    of ranks, the state loads too, but the generators are seeded anew from the seed, the step and the
     rank, so the result is not bit-equal.
 
     Args:
-        model: An ``nn.Module``; wrappers (DistributedDataParallel, torch.compile) are seen through. It may be
-            sharded (``fully_shard``, tensor parallelism), over device meshes that are slices of one of all
-            ranks: each rank saves what it holds, and any number of ranks can resume.
+        model: An ``nn.Module``, which may be wrapped (DistributedDataParallel, torch.compile). It may be
+            sharded (``fully_shard``, tensor parallelism) over device meshes that are slices of one mesh of
+            all ranks: each rank saves the shards that it holds, and any number of ranks can resume.
         optimizer: A ``torch.optim.Optimizer``.
         scheduler: A learning-rate scheduler.
         dataloader: A loader that knows its own position (torchdata's StatefulDataLoader); iterate
             ``run.dataloader``. ``run.batches(loader)`` does not need it and accepts any loader.
         scaler: A ``torch.amp.GradScaler``.
         exact: With three or more ranks, require a DistributedDataParallel whose buckets do not change
-            after the first step, so that resuming is bit-equal there too.
-        others: Further objects with ``state_dict`` and ``load_state_dict`` that are equal on all ranks, or
-            sharded over them, under names of your choice.
+            after the first step, so that resuming is bit-equal with that many ranks, too.
+        others: Further objects with ``state_dict`` and ``load_state_dict``, under names of your choice. Their
+            state is equal on all ranks, or sharded over them.
 
     Raises:
-        SessionError: an object cannot be saved (as ``FullyShardedDataParallel``, the first FSDP), or the
+        SessionError: an object cannot be saved (such as ``FullyShardedDataParallel``, the first FSDP), or the
             process has a session already.
         CheckpointError: the restored checkpoint is malformed or does not fit the objects.
     """

@@ -1,4 +1,4 @@
-"""A session over what an Accelerator has prepared."""
+"""A session over the objects that an Accelerator has prepared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cloudspot.train.sessions.training import Session
 
 
 def session(accelerator: Any, **others: Any) -> Session:
-    """Open the process's session: track all that the accelerator has prepared, and resume it.
+    """Open the process's session: track all objects that the accelerator has prepared, and resume them.
 
     Call it once, after ``accelerator.prepare``, and loop over ``run.batches(loader)`` where the script looped
     over the prepared loader::
@@ -22,19 +22,19 @@ def session(accelerator: Any, **others: Any) -> Session:
                 with accelerator.accumulate(model):
                     ...
 
-    Tracked are the models, optimizers, schedulers, the GradScaler, and what was registered with
-    ``accelerator.register_for_checkpointing``. The session's ``model`` is the first one that was prepared.
+    The session tracks the models, optimizers, schedulers, the GradScaler, and the objects registered with
+    ``accelerator.register_for_checkpointing``. Its ``model`` is the first model that was prepared.
 
     Args:
         accelerator: An ``accelerate.Accelerator``.
         others: Further objects, as for ``cloudspot.train.session``.
 
     Raises:
-        SessionError: nothing was prepared, the accelerator does not know of all processes, an object cannot
-            be saved (DeepSpeed, FSDP), or the process has a session already.
+        SessionError: nothing was prepared, the accelerator counts fewer processes than were started, an
+            object cannot be saved (DeepSpeed, FSDP), or the process has a session already.
         CheckpointError: the restored checkpoint is malformed or does not fit the objects.
     """
-    # Accelerate's own save_state goes through these lists, too.
+    # Accelerate's own save_state saves the objects in these lists, too.
     prepared = {
         **_numbered("model", accelerator._models),  # noqa: SLF001
         **_numbered("optimizer", accelerator._optimizers),  # noqa: SLF001
@@ -53,14 +53,14 @@ def session(accelerator: Any, **others: Any) -> Session:
     num_processes = current_world().world_size
     if accelerator.num_processes != num_processes:
         raise SessionError(
-            f"{num_processes} processes were started, and the accelerator takes itself for"
-            f" {accelerator.num_processes}: on CPUs, it has to be Accelerator(cpu=True)"
+            f"{num_processes} processes were started, but the accelerator counts"
+            f" {accelerator.num_processes}: on CPUs, create it with Accelerator(cpu=True)"
         )
     return spot.session(**prepared, scaler=accelerator.scaler, accelerator=_Counter(accelerator), **others)
 
 
 class _Counter:
-    """How far the accelerator has counted to its next optimizer step."""
+    """The accelerator's count of batches towards its next optimizer step."""
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator

@@ -1,4 +1,4 @@
-"""Who this process is among the ranks, and the process group of a training on CPUs or GPUs."""
+"""This process's rank, and the process group of a training on CPUs or GPUs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from cloudspot.train.uncaught_errors import tell_of_errors
 _PREFIX = "cloudspot"
 _NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _GLOO = "gloo"
-"""On all devices. With ``cpu:gloo``, torch 2.13 sets no default once ``torch.distributed.fsdp``, which the
-session imports, has registered a backend of its own, and each rank warns of that when it ends."""
+"""The backend for all devices. With ``cpu:gloo``, torch 2.13 sets no default backend once
+``torch.distributed.fsdp``, which the session imports, has registered its own; each rank then warns when it
+ends."""
 _log = logging.getLogger("cloudspot")
 _shared_gpus: list[str] = []
 """This rank's GPU, if ranks share one."""
@@ -26,7 +27,7 @@ _shared_gpus: list[str] = []
 
 @dataclass(frozen=True)
 class World:
-    """This rank and how many there are, as torchrun set them."""
+    """This rank and the number of ranks, as torchrun set them."""
 
     rank: int
     world_size: int
@@ -35,31 +36,31 @@ class World:
 
 
 class Store(Protocol):
-    """The key-value store through which ranks agree: what rounds need of torch's Store."""
+    """The key-value store through which ranks agree: the methods of torch's Store that rounds need."""
 
     def set(self, key: str, value: str | bytes, /) -> None:
         """Write the key; other connections may see it a moment later."""
 
     def get(self, key: str, /) -> bytes:
-        """Return the value of a key that is there."""
+        """Return the value of a key that is present."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Return at once whether all keys are there."""
+        """Return at once whether all keys are present."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Write the key if its value is ``expected`` (empty: absent); return the value it then has."""
+        """Write the key if its value is ``expected`` (if empty: if it is absent); return its value then."""
 
 
 def start_process_group() -> Any:
-    """Join the process group under torchrun (elsewhere there is none) and return this rank's device.
+    """Join the process group if torchrun started this process, and return this rank's device.
 
     Raises:
         SessionError: there are more ranks than GPUs on this machine.
     """
     tell_of_errors()
     if os.environ.get(handoff.RESCUE) == "1" and os.environ.get(_NCCL_ERRORS, "1") == "1":
-        # With 1, which torchrun sets, its watchdog ends the process when a peer is lost, and with it the
-        # state to save. So the collective hangs, as the agent expects, which ends the training then.
+        # With 1, which torchrun sets, NCCL's watchdog ends the process when a peer is lost, and the state
+        # that could be saved is lost with it. With 0, the collective hangs until the agent ends the training.
         # Source: PyTorch, "ProcessGroupNCCL Environment Variables" (checked 2026-11).
         os.environ[_NCCL_ERRORS] = "0"
     if "RANK" not in os.environ or not dist.is_available():
@@ -76,7 +77,7 @@ def start_process_group() -> Any:
         )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
-    # As init_process_group does by itself; but the backend depends on what the ranks say.
+    # init_process_group would do this by itself, but the backend depends on whether ranks share a GPU.
     store, rank, world_size = next(dist.rendezvous("env://"))
     gpu = str(torch.cuda.get_device_properties(device).uuid)
     is_shared = is_any_shared(dist.PrefixStore(f"{_PREFIX}-gpus", store), rank, world_size, gpu)
@@ -84,8 +85,8 @@ def start_process_group() -> Any:
         _shared_gpus.append(gpu)
     if is_shared and rank == 0:
         _log.warning(
-            "several training processes share a GPU, as those of several machines on one computer do: gloo"
-            " connects them instead of NCCL, which needs a GPU for each process, and this is slow"
+            "several training processes share a GPU, as several local machines on one computer do: gloo"
+            " connects them, which is slow, because NCCL needs a GPU for each process"
         )
     dist.init_process_group(
         _GLOO if is_shared else "cpu:gloo,cuda:nccl",
@@ -102,13 +103,13 @@ def shares_gpu() -> bool:
 
 
 def is_any_shared(store: Any, rank: int, world_size: int, gpu: str) -> bool:
-    """Return whether two ranks have the same GPU. Each rank asks, and waits until all have."""
+    """Return whether two ranks have the same GPU. Every rank must call this, and waits for the others."""
     store.set(str(rank), gpu)
     return len(set(store.multi_get([str(one) for one in range(world_size)]))) < world_size
 
 
 def current_world() -> World:
-    """Return who this process is.
+    """Return this process's rank and the number of ranks.
 
     Raises:
         SessionError: torchrun started several ranks that share no process group.
@@ -129,14 +130,14 @@ def current_world() -> World:
 
 
 def open_store(world: World) -> tuple[Store, Any]:
-    """Return a separate connection to the process group's store, and the store, which must be kept alive."""
+    """Return a separate connection to the process group's store, and the store itself, to be kept alive."""
     if world.world_size == 1:
         store = dist.HashStore()
         return store, store
     from torch.distributed.distributed_c10d import _get_default_store  # torch has no public name for it
 
     default = _get_default_store()
-    # Rank 0's object is the server too: as long as it lives, so do the rounds.
+    # Rank 0's object is also the server, which the rounds need.
     return dist.PrefixStore(_PREFIX, _connect_again(default)), default
 
 
@@ -148,7 +149,7 @@ def _connect_again(store: Any) -> Any:
         store = store.underlying_store
     if not hasattr(store, "port"):
         raise SessionError(
-            f"the process group uses a {type(store).__name__}, which ranks cannot share with the session:"
+            f"the process group uses a {type(store).__name__}, to which the session cannot connect:"
             " start the script with torchrun"
         )
     return dist.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)

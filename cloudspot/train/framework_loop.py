@@ -1,4 +1,4 @@
-"""A session's loop that the callbacks of another framework drive, and what they need beside it."""
+"""A session's loop for the callbacks of other frameworks, and functions that these callbacks share."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cloudspot.train.state.tree import rebuild
 
 
 class FrameworkLoop:
-    """The steps of a session, begun one by one by a framework whose own loop it is."""
+    """The steps of a session, begun one by one from within another framework's loop."""
 
     def __init__(self, run: Session, total: int | None) -> None:
-        """Begin the first step; ``total`` is how many there are, None if only the end tells."""
+        """Begin the first step; ``total`` is the number of steps, or None if it is not known in advance."""
         self.run = run
         self._total = total
         self._steps: Any = run.steps(total)  # a generator
-        run.check()  # from now on boundaries are marked, for those in evaluations
-        run._random_at_open = None  # noqa: SLF001 - the callbacks put back what frameworks draw before the loop
+        run.check()  # from now on boundaries are marked, so that an evaluation can return to one
+        run._random_at_open = None  # noqa: SLF001 - the callbacks undo what frameworks draw before the loop
         self.is_over = False
         """Whether no step is left."""
         self._advance()
@@ -40,40 +40,40 @@ class FrameworkLoop:
 
         Raises:
             SystemExit: the machine has to go, and the state is saved.
-            SessionError: there were to be no more steps.
+            SessionError: the last step was made already.
         """
         if self.is_over:
-            raise SessionError(f"the training goes on after its last step, of {self._total}")
+            raise SessionError(f"the framework began another step after the last of {self._total} steps")
         self._advance()
 
     def check(self) -> None:
-        """Leave in an evaluation, if the machine has to go.
+        """Leave during an evaluation if the machine has to go.
 
         Raises:
-            SystemExit: it has, and the state before the evaluation is saved.
+            SystemExit: the machine has to go, and the state before the evaluation is saved.
         """
         self.run.check()
 
     def end(self, *, in_step: bool) -> None:
-        """End the loop where the framework has ended it; the state then is the last one.
+        """End the loop because the framework has ended its own; the current state is the last one.
 
-        ``in_step`` says whether the framework has made the step that ``begin_step`` has begun last.
+        ``in_step`` says whether the framework has made the step that ``begin_step`` began last.
         """
         if not self.is_over:
             self._advance(leaves=not (in_step and self.is_last_step))
 
     def _advance(self, *, leaves: bool = False) -> None:
-        # All of it in one function: LoopExit takes this for the script's loop.
+        # Only this function may advance the generator: LoopExit takes its frame for the script's loop.
         if leaves:
             self._steps.close()
         self.is_over = leaves or next(self._steps, None) is None
 
 
 def check_world(run: Session, *, is_resumed: bool) -> None:
-    """Check that this rank ``is_resumed``, if the session is.
+    """Check that this rank ``is_resumed`` if the session is.
 
     Raises:
-        SessionError: another number of ranks saved.
+        SessionError: another number of ranks saved the checkpoint.
     """
     if run.resumed and not is_resumed:
         raise SessionError(
@@ -83,14 +83,14 @@ def check_world(run: Session, *, is_resumed: bool) -> None:
 
 
 def has_agent() -> bool:
-    """Return whether this process runs under cloudspot; without it the callbacks do nothing."""
+    """Return whether this process runs under cloudspot; otherwise, the callbacks do nothing."""
     return handoff.HANDOFF in os.environ
 
 
 def restored_state(name: str, *keys: str) -> Any:
-    """Return parts of the restored state of an object, before there is a session; None on a fresh start.
+    """Return parts of an object's restored state, before there is a session; None on a fresh start.
 
-    They hold no tensors.
+    The parts must hold no tensors.
     """
     directory = os.environ.get(handoff.RESTORE)
     if not directory:
@@ -100,12 +100,12 @@ def restored_state(name: str, *keys: str) -> Any:
 
 
 def capture_randomness() -> dict[str, Any]:
-    """Return the state of all generators, the current CUDA device's too."""
+    """Return the state of all random generators, including the current CUDA device's."""
     return randomness.capture(_devices())
 
 
 def restore_randomness(state: dict[str, Any]) -> None:
-    """Restore all generators to a captured state."""
+    """Restore all random generators to a captured state."""
     randomness.restore(state, _devices())
 
 

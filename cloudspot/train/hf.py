@@ -1,4 +1,4 @@
-"""transformers' Trainer on machines that may go: with two more lines, a notice costs no step."""
+"""Transformers' Trainer on machines that may go: with two more lines, a notice costs no step."""
 
 from __future__ import annotations
 
@@ -28,29 +28,30 @@ from cloudspot.train.framework_loop import (
 from cloudspot.train.state.checkpoint import unwrap
 
 _METHODS = ("get_batch_samples", "_load_from_checkpoint", "_maybe_log_save_evaluate", "_run_epoch")
-"""What is used of the Trainer, and what those from version 5 on have."""
+"""The methods of the Trainer that are called or replaced; it has all of them from version 5 on."""
 _SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
-"""What each rank's Trainer adds up between two logs and over the training."""
+"""Attributes in which each rank's Trainer keeps sums, between two logs and over the training."""
 _SWITCHES = ("should_evaluate", "should_save", "should_training_stop")
 _OF_THIS_PROCESS = {"is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "log_history"}
 
 
 class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read transformers
-    """Saves a Trainer's training when its machine has to go, and resumes it at the very batch.
+    """Saves a Trainer's training when its machine has to go, and resumes it at the same batch.
 
     Add it before ``trainer.train()``, and call that without ``resume_from_checkpoint``::
 
         trainer.add_callback(SpotCallback(trainer))
 
-    The training is a session: between two optimizer steps all ranks agree where to save and leave. What the
-    Trainer logs is logged. Without cloudspot the callback does nothing.
+    The training is a session: all ranks agree to save and leave between two optimizer steps. Metrics that the
+    Trainer logs are logged with the session, too. Without cloudspot, the callback does nothing.
     """
 
     def __init__(self, trainer: Any) -> None:
         """Bind the callback to its trainer.
 
         Raises:
-            SessionError: the state of such a training cannot be saved, or transformers is too old.
+            SessionError: the trainer uses DeepSpeed or FSDP, whose state cannot be saved, or transformers is
+                too old.
         """
         self.run: Any = None
         """The session, once the training has begun."""
@@ -86,12 +87,12 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
     ) -> Any:
         if trial is not None:
             raise SessionError(
-                "hyperparameter_search trains many times, and a job is one training, which cloudspot resumes:"
+                "hyperparameter_search trains many times, but a job is one training, which cloudspot resumes:"
                 " submit each trial as a job of its own, or search without SpotCallback"
             )
         if self.run is not None:
             raise SessionError(
-                "trainer.train() was called a second time, and a job is one training, which cloudspot"
+                "trainer.train() was called a second time, but a job is one training, which cloudspot"
                 " resumes: submit the second one as a job of its own, or leave SpotCallback out of it"
             )
         self._ignored_in_evaluations = ignore_keys_for_eval
@@ -103,11 +104,11 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
                     " resume_from_checkpoint"
                 )
             return self._train(None, trial, ignore_keys_for_eval, **others)
-        # The Trainer finds its place in a checkpoint directory, of which it needs this one file: the session
-        # restores the rest.
+        # The Trainer reads its position from one file of a checkpoint directory; the session restores the
+        # rest.
         self._trainer._load_from_checkpoint = lambda *_args, **_kwargs: None  # noqa: SLF001 - nothing public does it
-        self._trainer.args.ignore_data_skip = False  # it skips without loading anything
-        self._trainer.args.eval_on_start = False  # it has evaluated at its start
+        self._trainer.args.ignore_data_skip = False  # here, skipping batches loads nothing
+        self._trainer.args.eval_on_start = False  # the training has evaluated at its start
         with tempfile.TemporaryDirectory(prefix="cloudspot-") as directory:
             Path(directory, "trainer_state.json").write_text(
                 _TrainerStates.to_file(restored), encoding="utf-8"
@@ -118,7 +119,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
         """Open the session, which restores the training; or begin again with smaller batches.
 
         Raises:
-            SessionError: another number of ranks saved it, or smaller batches would undo steps.
+            SessionError: another number of ranks saved the training, or smaller batches would undo steps.
         """
         if not has_agent():
             return
@@ -129,7 +130,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
             self._begin_again()
         else:
             self.run = spot.session(
-                model=unwrap(trainer.model_wrapped),  # what it is wrapped in may be replaced
+                model=unwrap(trainer.model_wrapped),  # the Trainer may replace the wrapper
                 optimizer=trainer.optimizer,
                 scheduler=_Scheduler(trainer),
                 scaler=trainer.accelerator.scaler,
@@ -144,20 +145,20 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
             self._is_over |= control.should_training_stop
 
     def _begin_again(self) -> None:
-        """Begin the loop again, where ``auto_find_batch_size`` does so with smaller batches."""
+        """Begin the loop again: ``auto_find_batch_size`` restarts the training with smaller batches."""
         if not self.run.begin_again():
-            size = self._trainer._train_batch_size  # noqa: SLF001 - nothing public has it
+            size = self._trainer._train_batch_size  # noqa: SLF001 - it has no public name
             raise SessionError(
-                f"a batch has not fitted into memory at step {self.run.step}, and auto_find_batch_size would"
-                f" begin the training anew, with batches of {size}: set per_device_train_batch_size to that"
-                " or less, and submit it as a new job"
+                f"a batch did not fit into memory at step {self.run.step}, and auto_find_batch_size would"
+                f" begin the training anew with batches of {size}: set per_device_train_batch_size to {size}"
+                " or less, and submit the training as a new job"
             )
         self._states.begin_again()
         self._place.begin_again()
         self._has_passed, self._awaits_log = True, False
 
     def _evaluate_again(self, control: Any, switches: dict[str, bool]) -> None:
-        """Evaluate where the training was saved before an evaluation, and do what the Trainer does then."""
+        """Run the evaluation before which the training was saved, and the Trainer's actions after it."""
         trainer, place = self._trainer, self._place
         place.restore_randomness()
         for name, value in switches.items():
@@ -169,7 +170,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
             self._log_evaluate_and_save()
 
     def _log_evaluate_and_save(self) -> None:
-        """Do what the Trainer does after a step or an epoch, as far as it is to."""
+        """Let the Trainer log, evaluate and save, as its control asks after a step or an epoch."""
         trainer = self._trainer
         method = trainer._maybe_log_save_evaluate  # noqa: SLF001 - nothing public does all of it
         values = {
@@ -205,7 +206,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
             self._pass_boundary_before_evaluation(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Do as after a step; end a training that was over when it was resumed."""
+        """Do the same as after a step; end a training that was over when it was resumed."""
         if self._loop is None:
             return
         if self._is_over and self._place.is_resuming:
@@ -216,7 +217,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
         self._pass_boundary_before_evaluation(control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Log the Trainer's numbers."""
+        """Log the Trainer's metrics."""
         if self.run is None:
             return
         self.run.log(
@@ -227,7 +228,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
             self._pass_boundary()
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Hear a notice in an evaluation."""
+        """Check for a notice during an evaluation."""
         if self._loop is not None:
             self._loop.check()
 
@@ -243,7 +244,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
         if not control.should_evaluate:
             return
         self._place.await_evaluation(control)
-        # What is logged with the step stays out of what a resumed training does again.
+        # The step's log comes first, so that a resumed training does not log it again.
         last_logged = getattr(trainer, "_globalstep_last_logged", -1)
         self._awaits_log = control.should_log and trainer.state.global_step > last_logged
         if not self._awaits_log:
@@ -251,7 +252,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
 
     def _pass_boundary(self) -> None:
         assert self._loop is not None
-        # The best model is loaded after the last evaluation, and is to be the last state.
+        # The Trainer loads the best model after the last evaluation: that is the state to save.
         is_last = self._loop.is_last_step and self._trainer.args.load_best_model_at_end
         if not self._has_passed and not self._is_over and not is_last:
             self._has_passed = True
@@ -259,7 +260,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
 
 
 class _TrainerStates:
-    """The Trainer's state and that of its callbacks, the same on all ranks."""
+    """The Trainer's state and its callbacks' states, which are the same on all ranks."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -267,7 +268,7 @@ class _TrainerStates:
 
     @staticmethod
     def to_file(restored: dict[str, Any]) -> str:
-        """Return what the Trainer finds in ``trainer_state.json``."""
+        """Return the text of ``trainer_state.json`` for the Trainer to read."""
         state = {**restored["state"], "log_history": json.loads(restored["log"])}
         return json.dumps(state, default=float)
 
@@ -315,7 +316,7 @@ class _Scheduler:
 
 
 class _Place:
-    """Where this rank's training stands: its data, random state and sums. To the session it is a loader."""
+    """This rank's position in its data, its random state and sums. The session takes it for a loader."""
 
     is_framework = True
 
@@ -323,22 +324,22 @@ class _Place:
         self._trainer = trainer
         self.loader: Any = None
         self.own_order: str | None = None
-        """Why other ranks cannot tell which batches come next for this one."""
+        """Why other ranks cannot compute which batches come next on this one."""
         self.switches: dict[str, bool] | None = None
-        """The Trainer's, if an evaluation comes before the next step."""
+        """The Trainer's control switches if an evaluation comes before the next step, else None."""
         self.is_epoch_over = False
         """Whether all batches of the epoch are used."""
         self.is_epoch_end = False
-        """Whether callbacks were told so."""
+        """Whether the callbacks' ``on_epoch_end`` was called."""
         self.is_resuming = False
-        """Whether no step was begun since the training was restored."""
+        """Whether the training was restored, and has begun no step since."""
         self._random: dict[str, Any] = {}
         self._epoch = -1
         self._epoch_iterator: Any = None
         self._batches: Iterator[Any] = iter(())
         self._num_used = 0
 
-    # --- what a save holds of it ----------------------------------------------------------------
+    # --- saving and loading ---------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -358,10 +359,10 @@ class _Place:
         self.switches, self._random = state["switches"], state["random"]
         self.is_epoch_over, self.is_epoch_end = state["is_epoch_over"], state["is_epoch_end"]
         self._epoch = state["epoch"]
-        if state["loader"] is not None:  # as an earlier version has it
+        if state["loader"] is not None:  # an earlier version saved None
             self.loader.load_state_dict(state["loader"])
         if not self.is_epoch_over:
-            self._epoch -= 1  # the Trainer begins it again
+            self._epoch -= 1  # the Trainer begins the epoch again
         for name, value in state["sums"].items():
             if value is not None:
                 setattr(
@@ -379,7 +380,7 @@ class _Place:
         self._epoch = -1
 
     def batches(self, epoch_iterator: Any) -> Iterator[Any]:
-        """Return what yields the next step's batches; the Trainer's own iterator tells the epochs apart."""
+        """Return the iterator of the next step's batches; a new ``epoch_iterator`` begins an epoch."""
         if epoch_iterator is not self._epoch_iterator:
             self._epoch_iterator = epoch_iterator
             self._epoch += 1
@@ -390,14 +391,14 @@ class _Place:
         return self._batches
 
     def begin_step(self) -> None:
-        """Note that a step begins; the first one after a resume begins with the random state of the save."""
+        """Note that a step begins; the first one after a resume begins with the saved random state."""
         if self.is_resuming and self.switches is None:
             self.restore_randomness()
         self.is_resuming = False
         self.switches = None
 
     def end_step(self, *, is_epoch_end: bool) -> None:
-        """Note that a step has ended, and with it perhaps the epoch."""
+        """Note that a step has ended, and whether the epoch has ended with it."""
         self._num_used = self.loader.num_fetched
         self.is_epoch_over = is_epoch_end or float(self._trainer.state.epoch).is_integer()
         self.is_epoch_end = is_epoch_end

@@ -1,4 +1,4 @@
-"""lightning's Trainer on machines that may go: with two more lines, a notice costs no step."""
+"""Lightning's Trainer on machines that may go: with two more lines, a notice costs no step."""
 
 from __future__ import annotations
 
@@ -38,24 +38,26 @@ from cloudspot.train.state.tree import flatten, rebuild
 _log = logging.getLogger("cloudspot")
 
 _FETCHED_AHEAD = 3
-"""The batch of a step, and what Lightning may fetch before it is used."""
+"""The batch of a step, and the batches that Lightning may fetch before that batch is used."""
 _REFUSED = (BaseFinetuning, *filter(None, [getattr(callbacks, "WeightAveraging", None)]))
-"""They add groups of parameters on the way, or keep weights that only Lightning's own checkpoints have."""
+"""Callbacks that add groups of parameters during the training, or keep weights that only Lightning's own
+checkpoints hold."""
 
 
 class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightning
-    """Saves a Trainer's training when its machine has to go, and resumes it at the very batch.
+    """Saves a Trainer's training when its machine has to go, and resumes it at the same batch.
 
     Give it to the Trainer, and call ``fit`` without ``ckpt_path``::
 
         trainer = lightning.Trainer(callbacks=[SpotCallback()])
 
-    The training is a session, whose steps are batches: between two of them, where no gradient waits, all
-    ranks agree where to save and leave. What is logged is logged. Without cloudspot it does nothing.
+    The training is a session whose steps are batches. All ranks agree to save and leave between two batches,
+    where no gradient is pending. Metrics that Lightning logs are logged with the session, too. Without
+    cloudspot, the callback does nothing.
     """
 
     def __init__(self) -> None:
-        """Wait for ``fit``."""
+        """Do nothing before ``fit``."""
         self.run: Any = None
         """The session, once ``fit`` has begun."""
         self._loop: FrameworkLoop | None = None
@@ -65,16 +67,16 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
     # --- resuming -------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Have the loaders of the training tracked.
+        """Track the training's loaders.
 
         Raises:
-            SessionError: it is the second training, or a callback has state that cannot be saved.
+            SessionError: this is the second training, or a callback has state that cannot be saved.
         """
         if stage != "fit" or not has_agent() or _is_tuning(trainer):
             return
         if self.run is not None:
             raise SessionError(
-                "trainer.fit() was called a second time, and a job is one training, which cloudspot resumes:"
+                "trainer.fit() was called a second time, but a job is one training, which cloudspot resumes:"
                 " submit the second one as a job of its own, or leave SpotCallback out of it"
             )
         for finder in _finders(trainer):
@@ -107,12 +109,12 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         """Open the session, which restores the training.
 
         Raises:
-            SessionError: another number of ranks saved it, or it is to be resumed from a checkpoint of
-                Lightning's own.
+            SessionError: another number of ranks saved the training, or ``fit`` was called with the path of a
+                checkpoint of Lightning's own.
         """
         if not has_agent():
             return
-        if trainer.ckpt_path is not None:  # in setup, it is that of a fit before this one
+        if trainer.ckpt_path is not None:  # in setup, this is still the path of an earlier fit
             raise SessionError(
                 "with SpotCallback, cloudspot resumes the training: call trainer.fit() without ckpt_path"
             )
@@ -131,11 +133,11 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         """Begin the session's loop.
 
         Raises:
-            SessionError: there are several loaders of different lengths.
+            SessionError: there are several loaders, of different lengths.
         """
         if self.run is None:
             return
-        combined = trainer.fit_loop._combined_loader  # noqa: SLF001 - nothing public has it
+        combined = trainer.fit_loop._combined_loader  # noqa: SLF001 - it has no public name
         if combined._mode != "min_size" and len({each.length for each in self._place.loaders}) > 1:  # noqa: SLF001
             raise SessionError(
                 "with SpotCallback, the loaders of the training must all have the same length, or be a"
@@ -146,7 +148,7 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         if self._loop.is_over and not self._place.is_before_validation:
             trainer.should_stop = True
             trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps = 0, None
-        # The strategy's comes after those of all callbacks and the module.
+        # The strategy's on_train_start runs after those of all callbacks and of the module.
         start = trainer.strategy.on_train_start
 
         def start_and_go_on() -> None:
@@ -157,9 +159,9 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         trainer.strategy.on_train_start = start_and_go_on
 
     def _go_on(self, trainer: Any) -> None:
-        """Begin the epoch again that was under way."""
+        """Begin the interrupted epoch again."""
         if self._place.num_resumed > 0:
-            # Lightning leaves these out there, but what they set is this process's.
+            # Lightning skips these hooks in a resumed epoch, but this process needs the values that they set.
             with _schedules_kept(trainer), _warning_of_weights(trainer.lightning_module):
                 call._call_callback_hooks(trainer, "on_train_epoch_start")  # noqa: SLF001 - as Lightning does
                 call._call_lightning_module_hook(trainer, "on_train_epoch_start")  # noqa: SLF001
@@ -183,19 +185,19 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
             self._place.end_batch()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Pass the next boundary before the validation, unless the last state is yet to come."""
+        """Pass the next boundary before the validation, unless hooks may still change the last state."""
         if self._loop is not None:
             self._place.begin_validation()
             if not (self._changes_at_end and self._loop.is_last_step):
                 self._pass_boundary()
 
     def on_validation_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        """Hear a notice in a validation."""
+        """Check for a notice during a validation."""
         if self._loop is not None:
             self._loop.check()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Say if the epoch's means are not those of all its batches."""
+        """Warn if the epoch's means leave out some of its batches."""
         if self._loop is None:
             return
         num_resumed, self._place.num_resumed = self._place.num_resumed, 0
@@ -209,7 +211,7 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Save the last state, which other callbacks may have changed at the end of the training."""
         if self._loop is not None:
-            # Some ranks may have had more to do at the end than others wait for.
+            # Some ranks may take longer at the end than the others would wait in the save.
             trainer.strategy.barrier()
             self._place.is_before_validation = False
             self._loop.end(in_step=not self._has_passed)
@@ -223,13 +225,13 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
 
 
 def _finders(trainer: Any) -> list[Any]:
-    """Return the callbacks that train before the training, and then put back what they have changed."""
+    """Return the callbacks that make trial steps before the training, and then restore its state."""
     return [each for each in trainer.callbacks if isinstance(each, (BatchSizeFinder, LearningRateFinder))]
 
 
 def _is_tuning(trainer: Any) -> bool:
-    """Return whether this ``fit`` is a Tuner's, whose callback ends it in ``on_fit_start``, before ours."""
-    return any(each._early_exit for each in _finders(trainer))  # noqa: SLF001 - nothing public tells
+    """Return whether a Tuner called ``fit``: its callback ends the ``fit`` before our ``on_fit_start``."""
+    return any(each._early_exit for each in _finders(trainer))  # noqa: SLF001 - nothing public shows it
 
 
 def _may_change_at_end(owner: Any) -> bool:
@@ -240,7 +242,7 @@ def _may_change_at_end(owner: Any) -> bool:
 
 
 class _TrainerStates:
-    """Where the Trainer's loops stand, and the state of its callbacks: the same on all ranks."""
+    """The progress of the Trainer's loops and the state of its callbacks, which are the same on all ranks."""
 
     def __init__(self, trainer: Any, place: _Place) -> None:
         self._trainer = trainer
@@ -256,7 +258,7 @@ class _TrainerStates:
             "should_stop": trainer.should_stop,
             "metrics": dict(trainer.callback_metrics),
         }
-        # Tensors too: whether there are any may differ from save to save, and from rank to rank.
+        # Tensors are part of the JSON, because their number may differ between saves and between ranks.
         return {"json": flatten("lightning", states, None)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -274,7 +276,7 @@ class _TrainerStates:
             trainer.precision_plugin.load_state_dict(states["precision"])
 
     def _loops(self) -> dict[str, Any]:
-        """Return the loops' state, so that they resume at this boundary, and not where their counters are."""
+        """Return a state of the loops that resumes at this boundary, whatever their counters are now."""
         loops: dict[str, Any] = self._trainer.fit_loop.state_dict()
         loops["state_dict"].pop("combined_loader", None)
         batches = loops["epoch_loop.batch_progress"]
@@ -286,14 +288,14 @@ class _TrainerStates:
         total, current = validated["total"], validated["current"]
         total["ready"] = total["started"] = total["processed"] = total["completed"]
         if self._place.is_before_validation:
-            # As in the middle of a validation whose batches are all to come: then it is run again.
+            # Lightning takes this for a validation that was interrupted before its first batch, and runs it.
             total["ready"] = total["started"] = total["completed"] + 1
             current["ready"] = current["started"] = current["processed"] = current["completed"] = 0
         return loops
 
 
 class _Place:
-    """Where this rank's training stands: its data and random state. The session takes it for a loader."""
+    """This rank's position in its data, and its random state. The session takes it for a loader."""
 
     is_framework = True
 
@@ -303,31 +305,31 @@ class _Place:
         """Whether a validation comes before the next batch."""
         self._random: dict[str, Any] = {}
         self.is_resuming = False
-        """Whether no batch or validation was begun since the training was restored."""
+        """Whether the training was restored, and has begun no batch or validation since."""
         self.num_resumed = 0
-        """How many batches of the epoch were used before it was resumed."""
+        """The number of batches of the epoch that were used before it was resumed."""
         self._resumed_loaders: list[dict[str, Any]] = []
         self._schedules: list[tuple[Any, dict[str, Any]]] = []
         self._num_stepped = 0
 
     def track(self, loader: Any) -> _TrackedLoader:
-        """Return the next of the Trainer's loaders, at the place to resume at."""
+        """Return the Trainer's next loader, at the position to resume at."""
         tracked = _TrackedLoader(loader)
         if self._resumed_loaders:
             tracked.replayed.load_state_dict(self._resumed_loaders.pop(0))
         return tracked
 
-    # --- what a save holds of it ----------------------------------------------------------------
+    # --- saving and loading ---------------------------------------------------------------------
 
     @property
     def loaders(self) -> list[_TrackedLoader]:
         """The Trainer's loaders."""
-        combined = self._trainer.fit_loop._combined_loader  # noqa: SLF001 - nothing public has them
+        combined = self._trainer.fit_loop._combined_loader  # noqa: SLF001 - they have no public name
         return [] if combined is None else list(combined.flattened)
 
     @property
     def own_order(self) -> str | None:
-        """Why other ranks cannot tell which batches come next for this one."""
+        """Why other ranks cannot compute which batches come next on this one."""
         return next(filter(None, (own_order(each.replayed) for each in self.loaders)), None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -346,7 +348,7 @@ class _Place:
         self.num_resumed = state["num_used"]
 
     def remember_schedules(self) -> None:
-        """Remember what Lightning changes between its restart and the first batch."""
+        """Remember the state that Lightning changes between its restart and the first batch."""
         configs = self._trainer.lr_scheduler_configs if self.is_resuming else ()
         self._schedules = [(each.scheduler, dict(each.scheduler.state_dict())) for each in configs]
         self._num_stepped = self._trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001
@@ -358,7 +360,7 @@ class _Place:
     # --- as the Trainer goes on -----------------------------------------------------------------
 
     def begin_batch(self) -> None:
-        """Note that a batch begins; the first one after a resume begins with the state of the save."""
+        """Note that a batch begins; the first one after a resume begins with the saved state."""
         if self.is_resuming:
             self._settle()
             if not self.is_before_validation:
@@ -379,13 +381,13 @@ class _Place:
         self.is_before_validation = True
 
     def _settle(self) -> None:
-        """End Lightning's restart, which would last until the epoch ends and leave out its schedulers."""
+        """End Lightning's restart, which would skip the schedulers until the epoch ends."""
         self.is_resuming = False
         self._trainer.fit_loop.restarting = False
 
 
 class _TrackedLoader:
-    """What Lightning takes for the loader of the training."""
+    """The loader that Lightning iterates in place of the training's own."""
 
     def __init__(self, loader: Any) -> None:
         self.replayed = ReplayedLoader(loader, ahead=_FETCHED_AHEAD)
@@ -404,7 +406,7 @@ class _TrackedLoader:
 
     @property
     def length(self) -> int | None:
-        """How many batches it has, or None when it does not know."""
+        """The number of batches, or None if the loader does not know it."""
         try:
             return len(self._loader)
         except (TypeError, NotImplementedError):
@@ -418,7 +420,7 @@ class _TrackedLoader:
     def worker_init_fn(self, function: Any) -> None:  # Lightning's seeding of workers
         self._loader.worker_init_fn = function
 
-    # It keeps its place, of which Lightning's own checkpoints need not know.
+    # The session saves the loader's position, so Lightning's own checkpoints need not.
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -428,7 +430,7 @@ class _TrackedLoader:
 
 
 class _SessionLogger(Logger):  # type: ignore[misc]  # as above
-    """Hands what Lightning logs to the session."""
+    """Hands the metrics that Lightning logs to the session."""
 
     def __init__(self, run: Any) -> None:
         super().__init__()
@@ -451,7 +453,7 @@ class _SessionLogger(Logger):  # type: ignore[misc]  # as above
 
 @contextmanager
 def _schedules_kept(trainer: Any) -> Iterator[None]:
-    """Put learning rates and their schedules back to what the checkpoint has."""
+    """Restore learning rates and their schedules, as the checkpoint holds them, after the block."""
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
     settings = [
         copy.deepcopy({name: value for name, value in group.items() if name != "params"}) for group in groups
@@ -467,22 +469,22 @@ def _schedules_kept(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def _warning_of_weights(module: Any) -> Iterator[None]:
-    """Warn of weights and buffers that are changed, which the checkpoint has as they became."""
-    tensors = module.state_dict(keep_vars=True)  # kept, so that no other tensor gets the id of one
+    """Warn if the block changes weights or buffers, which the checkpoint holds as changed once already."""
+    tensors = module.state_dict(keep_vars=True)  # kept, so that no new tensor can reuse the id of an old one
     before = _versions(tensors)
     yield
     after = _versions(module.state_dict(keep_vars=True))
     changed = [name for name in after if before.get(name) != after[name]]
     if changed and module.trainer.is_global_zero:
         _log.warning(
-            "on_train_epoch_start has run again in the resumed epoch, and has changed %s once more: the"
-            " training does not go on as it would have; change it in on_train_epoch_end",
+            "on_train_epoch_start has run again in the resumed epoch and changed %s a second time, so the"
+            " result differs from that of an uninterrupted training; change it in on_train_epoch_end",
             changed[0],
         )
 
 
 def _versions(state: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return which tensor each is, and how often it was changed in place; inference tensors do not tell."""
+    """Return each tensor's id and how many times it was changed in place (0 for inference tensors)."""
     return {
         name: (id(each), 0 if each.is_inference() else each._version)  # noqa: SLF001
         for name, each in state.items()
@@ -495,7 +497,7 @@ def _numbered(name: str, objects: list[Any]) -> dict[str, Any]:
 
 
 def _num_batches(trainer: Any) -> int | None:
-    """Return how many batches the training takes if nothing ends it early; None: only its end tells."""
+    """Return how many batches the training takes if nothing ends it early; None if that is not known."""
     if any(isinstance(each, GradientAccumulationScheduler) for each in trainer.callbacks):
         return None
     per_epoch, accumulated = trainer.num_training_batches, trainer.accumulate_grad_batches

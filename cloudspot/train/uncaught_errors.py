@@ -1,4 +1,4 @@
-"""Tells the agent about the error that ends this process, before the process has ended."""
+"""Reports the error that ends this process to the agent, before the process has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NoReturn
 from cloudspot.train import handoff
 
 _told: set[int] = set()
-"""The processes that do so already; a fork is another process, and not a rank."""
+"""The processes whose errors are reported already; a fork is another process, and not a rank."""
 
 _expectations: list[Callable[[], bool]] = []
 _holds: list[Callable[[], None]] = []
@@ -21,7 +21,7 @@ _holds: list[Callable[[], None]] = []
 
 @contextmanager
 def expecting_errors(is_expected: Callable[[], bool]) -> Iterator[None]:
-    """Let an uncaught error end this process with status 0 and in silence if ``is_expected()``."""
+    """Let an uncaught error end this process silently, with status 0, if ``is_expected()``."""
     _expectations.append(is_expected)
     try:
         yield
@@ -31,7 +31,7 @@ def expecting_errors(is_expected: Callable[[], bool]) -> Iterator[None]:
 
 @contextmanager
 def holding_at_errors(hold: Callable[[], None]) -> Iterator[None]:
-    """Call ``hold`` before an uncaught error ends this process, after the agent was told of it."""
+    """Call ``hold`` after an uncaught error is reported to the agent and before it ends this process."""
     _holds.append(hold)
     try:
         yield
@@ -40,10 +40,10 @@ def holding_at_errors(hold: Callable[[], None]) -> Iterator[None]:
 
 
 def tell_of_errors() -> None:
-    """From now on, tell the agent about uncaught errors of the main thread; without an agent do nothing.
+    """From now on, report uncaught errors of the main thread to the agent; do nothing if there is no agent.
 
-    The end of the process often takes the better part of a second, in which the other nodes can prepare to
-    go on. The traceback is printed first, by the previous excepthook.
+    A process often takes most of a second to end, and the other nodes can prepare to go on meanwhile. The
+    previous excepthook prints the traceback first.
     """
     directory = os.environ.get(handoff.HANDOFF)
     if directory is None or os.getpid() in _told:
@@ -69,7 +69,7 @@ def tell_of_errors() -> None:
 
 
 def _causes(error: BaseException) -> list[str]:
-    """Return the messages of the errors that led to this one, the nearest first."""
+    """Return the messages of the errors that led to this error, the nearest first."""
     chain = [error]
     while True:
         last = chain[-1]
@@ -80,7 +80,7 @@ def _causes(error: BaseException) -> list[str]:
 
 
 def leave_at_once() -> NoReturn:
-    """End this process with status 0, whatever its threads wait for."""
+    """End this process with status 0, even if its threads are waiting."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()

@@ -73,7 +73,7 @@ def test_what_is_wrong_in_one_field_is_refused_by_file_and_schema(fields, said):
     ("fields", "said"),
     [
         ({"url": "s3://bucket"}, 'data.images.url: "s3://bucket" names no object; for all that lies below it: '),
-        ({"url": "s3://bucket/x/", "sha256": "0" * 64}, "data.images.sha256: is of one file"),
+        ({"url": "s3://bucket/x/", "sha256": "0" * 64}, "data.images.sha256: is the hash of one file"),
         ({"url": "https://host/directory/"}, "data.images.url: .* names no file"),
         ({"url": "https://host"}, "data.images.url: .* names no file"),
         ({"url": "https://b.s3.amazonaws.com/x?X-Amz-Signature=s3cr3t"},

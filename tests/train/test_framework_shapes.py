@@ -389,7 +389,7 @@ def test_a_stream_that_counts_its_epochs_is_warned_of_by_name(framework_training
     assert not training.run(main, drain_at=22)
     assert "CountingStream" not in caplog.text
     assert training.run(main, restore=courier.carry(courier.drained()["step"]))
-    assert "What CountingStream yields must depend on nothing but set_epoch, a saved state" in caplog.text
+    assert "The samples of CountingStream must depend only on set_epoch, a saved state" in caplog.text
 
 
 def accumulation():
@@ -444,7 +444,7 @@ def test_another_batch_size_than_that_of_the_checkpoint_is_refused(framework_tra
     main, hooks = lightning_main(tunes=lambda *_: DataLoader(Noisy(), next(sizes)))
     training = framework_training(hooks)
     assert not training.run(main, drain_at=3)
-    with pytest.raises(SessionError, match="batches of 8 samples, and now the loader's have 4"):
+    with pytest.raises(SessionError, match="batches of 8 samples, but the loader's batches now have 4"):
         training.run(main, restore=courier.carry(courier.drained()["step"]))
 
 
@@ -794,7 +794,5 @@ def test_an_accelerator_that_knows_of_one_process_of_two_is_refused(monkeypatch)
         spot_accelerate.session(accelerator)
     accelerator.prepare(net())
     monkeypatch.setattr(spot_accelerate, "current_world", lambda: World(0, 2, 0, 2))
-    with pytest.raises(
-        SessionError, match="2 processes were started, and the accelerator takes itself for 1"
-    ):
+    with pytest.raises(SessionError, match="2 processes were started, but the accelerator counts 1"):
         spot_accelerate.session(accelerator)

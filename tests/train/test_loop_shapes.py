@@ -130,7 +130,7 @@ def test_gradients_that_nobody_uses_hold_up_no_save_for_ever(open_session, couri
                 courier.drain()
     assert courier.drained()["step"] % 10 == 0
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("for 10 steps, b had gradients that it did not use; checkpoints leave them out")
+    assert line.startswith("for 10 steps, b had gradients that were not used; checkpoints leave them out")
 
 
 def test_an_optimizer_around_another_one_is_seen_to_step(compare):

@@ -275,7 +275,7 @@ def test_the_statistics_of_a_batch_norm_are_saved_as_they_were_at_the_boundary(
 def test_after_the_step_a_notice_waits_for_its_end_and_that_is_told_once(evaluated, caplog):
     assert evaluated(net(), check_thrice, at_end=True) == (4, 3)
     told, line = caplog.messages
-    assert told.startswith("run.check() is called after the optimizer's step: there, a notice waits")
+    assert told.startswith("run.check() was called after the optimizer's step, where it cannot save")
     assert "an optimizer has stepped" in line
 
 

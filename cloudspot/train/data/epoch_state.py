@@ -1,7 +1,7 @@
-"""What tells a loader's epochs apart beside random generators, and whether an epoch comes again.
+"""The state of datasets and samplers that changes from epoch to epoch, random generators aside.
 
-Datasets and samplers are told the epoch (``set_epoch``), or keep a state (``state_dict`` and
-``load_state_dict``). One that does neither may count its epochs all the same, and nobody can put that back.
+A dataset or sampler either is given the epoch (``set_epoch``) or has a state (``state_dict`` and
+``load_state_dict``). If it has neither, it may still count its epochs, and the count cannot be restored.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from cloudspot.train.state.tree import tensor_bytes
 
 _log = logging.getLogger("cloudspot")
 KNOWN = ("accelerate.", "torch.utils.data", "torchdata.")
-"""Their samplers draw from random generators, or divide what others yield."""
+"""Packages whose samplers only draw from random generators, or divide the samples of other samplers."""
 
 
 def own_states(loader: Any) -> list[Any]:
-    """Return the states of a loader's dataset and samplers, of those that are not told the epoch."""
+    """Return the states of a loader's dataset and samplers, except those that have ``set_epoch``."""
     return [copy.deepcopy(each.state_dict()) for each in _parts(loader) if _keeps_state(each)]
 
 
 def load_own_states(loader: Any, states: list[Any]) -> None:
-    """Put back what ``own_states`` returned, before the loader is iterated."""
+    """Restore the states that ``own_states`` returned, before the loader is iterated."""
     parts = [each for each in _parts(loader) if _keeps_state(each)]
     for part, state in zip(parts, states, strict=False):  # an earlier version saved none
         part.load_state_dict(state)
 
 
 def keeps_states(loader: Any) -> bool:
-    """Return whether ``own_states`` returns any."""
+    """Return whether ``own_states`` returns any state."""
     return any(map(_keeps_state, _parts(loader)))
 
 
 def warn_of_counting(loader: Any, epoch: int) -> None:
-    """Name the parts of the loader that may count epochs, if the first one of this process is not epoch 0."""
+    """Warn of parts of the loader that may count epochs if this process's first epoch is not epoch 0."""
     parts = [each for each in _parts(loader) if not _keeps_state(each) and _may_count(loader, each)]
     if parts and epoch > 0 and _is_first_rank():
         _log.warning(
-            "the first epoch of this process is epoch %d, which %s cannot be told: if its order depends on"
-            " how often it was iterated, that of epoch 0 comes again; give it set_epoch(epoch), or"
+            "the first epoch of this process is epoch %d, but %s has no set_epoch: if its order depends on"
+            " how many times it was iterated, the order of epoch 0 comes again; give it set_epoch(epoch), or"
             " state_dict() and load_state_dict(state)",
             *(epoch, " and ".join(type(each).__name__ for each in parts)),
         )
 
 
 def warn_of_other_batches(loader: Any, then: str | None, now: str | None) -> None:
-    """Say that the first batch of an epoch, by its ``fingerprint``, is not the one before the resume."""
+    """Warn if an epoch's first batch differs from the one before the resume, by their fingerprints."""
     if then is not None and now is not None and then != now and _is_first_rank():
         _log.warning(
-            "the resumed batches are not those that would have come: loaded again, the first batch of the"
-            " epoch is another one. What %s yields must depend on nothing but set_epoch, a saved state, fixed"
-            " seeds and this process's random generators",
+            "the resumed batches differ from those of an uninterrupted run: the first batch of the epoch,"
+            " loaded again, is another one. The samples of %s must depend only on set_epoch, a saved state,"
+            " fixed seeds and this process's random generators",
             type(getattr(loader, "dataset", loader)).__name__,
         )
 
@@ -91,7 +91,7 @@ def _leaves(value: Any) -> Iterator[bytes | memoryview]:
 
 
 def _parts(loader: Any) -> list[Any]:
-    """Return what decides a loader's order: its dataset and samplers, or itself if it is not torch's."""
+    """Return the parts that decide a loader's order: its dataset and samplers, or else the loader itself."""
     if not hasattr(loader, "dataset"):
         return [loader]
     dataset, sampler = loader.dataset, getattr(loader, "sampler", None)
@@ -104,23 +104,23 @@ def _parts(loader: Any) -> list[Any]:
 
 
 def _keeps_state(part: Any) -> bool:
-    """Return whether a part has the usual methods, and is not told the epoch instead."""
+    """Return whether a part has ``state_dict`` and ``load_state_dict``, and no ``set_epoch``."""
     if hasattr(part, "set_epoch") or not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
         return False
     try:
-        inspect.signature(part.state_dict).bind()  # some want to be told how much was used
+        inspect.signature(part.state_dict).bind()  # some need the number of used samples
     except (TypeError, ValueError):
         return False
     return True
 
 
 def _may_count(loader: Any, part: Any) -> bool:
-    """Return whether what a part yields may depend on how often it was iterated."""
+    """Return whether a part's samples may depend on how many times it was iterated."""
     if hasattr(part, "set_epoch") or type(part).__module__.startswith(KNOWN):
         return False
     if part is not getattr(loader, "dataset", loader):
         return not isinstance(part, list | tuple | range)
-    # Workers get a copy of the dataset, with which they start again in each epoch.
+    # Workers start each epoch with a new copy of the dataset.
     is_indexed = hasattr(type(part), "__getitem__") and not isinstance(part, IterableDataset)
     return not is_indexed and getattr(loader, "num_workers", 0) == 0
 

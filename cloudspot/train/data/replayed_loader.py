@@ -1,4 +1,4 @@
-"""A loader that resumes at any batch, also where batches are fetched ahead of their use."""
+"""A loader that resumes at any batch, even if batches are fetched before they are used."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _END = object()
 
 
 class ReplayedLoader:
-    """Iterates a loader, and goes back to a batch by loading what was consumed once more.
+    """Iterates a loader, and goes back to a batch by loading the consumed batches again.
 
-    Accelerate's loaders fetch a batch before the one that they yield is used, and the trainers of some
-    frameworks do the same. So a resumed run fetches such a batch with the random state of then, not of the
-    save. Otherwise, fetching draws what the loader draws. Everything else is the loader's own.
+    Accelerate's loaders, and the trainers of some frameworks, fetch a batch before the previous one is used.
+    A resumed run fetches such a batch with the random state of its first fetch, rather than that of the save.
+    Fetching draws the same random numbers as the loader itself. Other attributes are the loader's own.
     """
 
     def __init__(self, loader: Any, *, ahead: int = 0) -> None:
-        """``ahead`` is how many batches may be out of the loader and unused when a save comes."""
+        """``ahead`` is the maximum number of batches that are fetched but unused when a save comes."""
         self._loader = loader
         inner: Any = getattr(loader, "base_dataloader", None)
         if hasattr(inner, "load_state_dict"):
-            # Accelerate has asked for its state, so that in each process the first epoch would draw no seed.
+            # Accelerate has read the loader's state; without this, the first epoch would draw no seed.
             inner.load_state_dict({})
         self._ahead = ahead
         self._num_fetched = 0
@@ -51,11 +51,11 @@ class ReplayedLoader:
 
     @property
     def num_fetched(self) -> int:
-        """How many batches of this epoch were fetched, or used up before it was resumed."""
+        """The number of batches of this epoch that were fetched, or were used before it was resumed."""
         return self._num_fetched
 
     def state_dict(self, *, num_used: int | None = None) -> dict[str, Any]:
-        """Return the position after ``num_used`` batches of this epoch, by default all that were fetched."""
+        """Return the position after ``num_used`` batches of this epoch, by default all fetched batches."""
         return {
             **self._start,
             "used": self._num_fetched if num_used is None else num_used,
@@ -67,7 +67,7 @@ class ReplayedLoader:
         return {"own": epoch_state.own_states(self._loader), "begun": self._num_begun, "used": None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin the next iteration at a position; it leaves the random generators as they are."""
+        """Begin the next iteration at a position, and leave the random generators unchanged."""
         self._num_begun = state.get("begun", 0)
         if state["used"] is None:
             epoch_state.load_own_states(self._loader, state["own"])
@@ -98,7 +98,7 @@ class ReplayedLoader:
         if resumed.get("batch_size", size) != size:
             raise SessionError(
                 f"the checkpoint was saved in the middle of an epoch with batches of {resumed['batch_size']}"
-                f" samples, and now the loader's have {size}: set the batch size that a search has found"
+                f" samples, but the loader's batches now have {size}: set the batch size of the checkpoint"
             )
         with _randomness_kept():
             if resumed["keeps_workers"]:
@@ -168,17 +168,18 @@ def _randomness_kept() -> Iterator[None]:
 
 
 def _synchronize(loader: Any) -> None:
-    """Do what Accelerate does next: give all ranks rank 0's generators. So ranks note the same ones."""
+    """Give all ranks rank 0's generators before they are noted; Accelerate would do this next."""
     if fetches_ahead(loader) and getattr(loader, "rng_types", None):
         accelerates = sys.modules["accelerate.data_loader"]
         accelerates.synchronize_rng_states(loader.rng_types, loader.synchronized_generator)
 
 
 def owned_generators(loader: Any) -> list[Any]:
-    """Return the generators that a loader and its samplers have of their own.
+    """Return the generators that a loader and its samplers own.
 
-    Those of samplers that are told the epoch, and seed theirs with it, are left out; but such a seed counts
-    as a generator, where the sampler keeps what it was made with, as Accelerate's ``SeedableRandomSampler``.
+    The generator of a sampler with ``set_epoch`` is left out, because the sampler seeds it with the epoch. If
+    such a sampler keeps an initial seed, as Accelerate's ``SeedableRandomSampler`` does, that seed counts as
+    a generator.
     """
     owners = [loader, *sample_order.samplers_of(loader)]
     generators: dict[int, Any] = {}
@@ -193,27 +194,28 @@ def owned_generators(loader: Any) -> list[Any]:
 
 
 def generator_states(loader: Any) -> list[Any]:
-    """Return the states of the generators that a loader and its samplers have of their own."""
+    """Return the states of the generators that a loader and its samplers own."""
     return [generator.get_state() for generator in owned_generators(loader)]
 
 
 def restore_generators(loader: Any, states: list[Any]) -> None:
-    """Set the generators that a loader and its samplers have of their own."""
+    """Set the states of the generators that a loader and its samplers own."""
     generators = owned_generators(loader)
     if len(states) < len(generators):
         # An earlier version did not save seeds, which come last.
         generators = [each for each in generators if not isinstance(each, _InitialSeed)]
         if os.environ.get("RANK", "0") == "0":
             _log.warning(
-                "the checkpoint is of an earlier version, which did not save the seed of the loader's"
-                " sampler: the resumed batches are those that would have come only if the script sets a seed"
+                "the checkpoint is from an earlier version, which did not save the seed of the loader's"
+                " sampler: the resumed batches differ from those of an uninterrupted run unless the script"
+                " sets a seed"
             )
     for generator, state in zip(generators, states, strict=True):
         generator.set_state(state)
 
 
 class _InitialSeed:
-    """What a sampler adds the epoch to, to seed its generator; it may be drawn when the sampler is made."""
+    """The number to which a sampler adds the epoch to seed its generator; it may be drawn at random."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -226,13 +228,13 @@ class _InitialSeed:
 
 
 def batch_size_of(loader: Any) -> int | None:
-    """Return how many samples a loader's batches have, None if it does not know."""
+    """Return the number of samples in a loader's batches, or None if the loader does not know it."""
     found = getattr(loader, "batch_size", None)
     return found if found is not None else getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader, its dataset and its samplers the epoch, those of them that ask for it."""
+    """Call ``set_epoch`` on a loader, its dataset and its samplers if they have that method."""
     for owner in (loader, *(getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler"))):
         tell = getattr(owner, "set_epoch", None)
         if tell is not None:
@@ -240,6 +242,6 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 
 def fetches_ahead(loader: Any) -> bool:
-    """Return whether a loader fetches the next batch before it yields one, as those of Accelerate do."""
-    # It says that it has a state_dict, but that is the inner loader's, which may have none.
+    """Return whether a loader fetches the next batch before it yields one, as Accelerate's loaders do."""
+    # Its state_dict shows nothing: that belongs to the inner loader, which may have none.
     return any(kind.__name__ == "DataLoaderAdapter" for kind in type(loader).__mro__)

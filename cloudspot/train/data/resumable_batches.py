@@ -1,4 +1,4 @@
-"""A loader's batches, epoch after epoch, from a position that a checkpoint holds (P6)."""
+"""The batches of a loader, epoch after epoch, from a position that a checkpoint holds (P6)."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ class ResumableBatches:
         rank: int = 0,
         devices: tuple[int, ...] = (),
     ) -> None:
-        """Begin at the first batch of epoch ``first``; ``epochs`` is the number of the one after the last.
+        """Begin at the first batch of epoch ``first``, and end before epoch ``epochs``.
 
         ``loader`` is a DataLoader, a StatefulDataLoader or any iterable that can be iterated repeatedly. All
-        ranks take batches of the same size from their shares of the data. ``devices`` are CUDA's.
+        ranks take batches of the same size from their shares of the data. ``devices`` are the CUDA devices
+        whose random generators are part of the state.
         """
         self._given = loader
         self._loader = ReplayedLoader(loader) if fetches_ahead(loader) else loader
         self._loaded: Any = None
-        """The state that a loader was given, until a batch is fetched."""
+        """The state that was loaded into the loader, until a batch is fetched."""
         self._ended: dict[str, Any] | None = None
-        """How the epoch before has left a loader that knows its position."""
+        """The state of a loader that knows its position, at the end of the previous epoch."""
         self._epochs = epochs
         self._world_size = world_size
         self._rank = rank
@@ -65,29 +66,30 @@ class ResumableBatches:
         self._kept_workers = False
         self._order: SampleOrder | None = None
         self._own_order: str | None = None
-        # In an epoch that another world began: what it took, and the loader of this rank's share of the rest.
+        # In an epoch that another world began: the samples it took, and a loader of this rank's share of the
+        # rest.
         self._base = 0
         self._share: Any = None
 
     @property
     def length(self) -> int | None:
-        """How many batches an epoch has, or None when the loader does not know."""
+        """The number of batches in an epoch, or None if the loader does not know it."""
         return self._length
 
     @property
     def batches_left(self) -> int | None:
-        """How many batches are left, or None when the loader does not know its length."""
+        """The number of batches that are left, or None if the loader does not know its length."""
         if self._length is None:
             return None
         length = self._length if self._share is None else len(self._share)
         return max(0, length - self._batch + (self._epochs - self.epoch - 1) * self._length)
 
     def has_next(self) -> bool:
-        """Return whether there is another batch, except that the next epoch may turn out to be empty.
+        """Return whether there is another batch. The answer may be True although the next epoch is empty.
 
-        Only the next batch tells whether a loader of unknown length is at its end, so this fetches it then,
-        and remembers what a save needs to get back to the moment before. Call it before a boundary: nothing
-        must be saved under the number of the last step but the state in which the loop ends.
+        If the loader's length is unknown, this fetches the next batch, and remembers the state before the
+        fetch for a save. Call it before a boundary: only the state in which the loop ends may be saved under
+        the number of the last step.
         """
         if self._length is not None:
             return self.batches_left != 0
@@ -100,17 +102,17 @@ class ResumableBatches:
 
     @property
     def random(self) -> dict[str, Any] | None:
-        """The state of the random generators before the next batch was fetched, if it was."""
+        """The state of the random generators before the next batch was fetched; None if it was not."""
         return None if self._peeked is None else self._before_peek["random"]
 
     def extend(self, loader: Any, *, first: int, epochs: int) -> bool:
-        """Iterate further epochs; return False, and do nothing, if they have another loader."""
+        """Iterate further epochs. If they have another loader, do nothing and return False."""
         if loader is self._given:
             self.epoch, self._epochs, self._length = first, epochs, _length(loader)
         return loader is self._given
 
     def end_epoch(self) -> None:
-        """Leave out what is left of the epoch, if it has begun."""
+        """Skip the rest of the epoch, if it has begun."""
         if self._iterator is not None or self._peeked is not None:
             self._peeked = None
             self._step_to_next_epoch()
@@ -131,7 +133,7 @@ class ResumableBatches:
         return None
 
     def close(self) -> None:
-        """Release the iterator, and with it its worker processes, at the end of the loop."""
+        """Release the iterator and its worker processes, at the end of the loop."""
         self._iterator = None
 
     @property
@@ -141,20 +143,20 @@ class ResumableBatches:
 
     @property
     def own_order(self) -> str | None:
-        """Why other ranks cannot tell which batches of the epoch under way come next for this one."""
+        """Why other ranks cannot compute which batches of this epoch come next on this rank, or None."""
         return self._own_order if self._batch > 0 else None
 
     @property
     def is_common(self) -> bool:
-        """Whether what ``take`` returns of this rank alone can be another's, too, but for its randomness."""
+        """Whether another rank could use this rank's own part of ``take``, except for its random state."""
         return self._own_order is None
 
     def take(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the position that all ranks share, and what this rank alone needs to get back there.
+        """Return the position that all ranks share, and this rank's own state at that position.
 
         Both can be stored in a checkpoint. ``samples`` counts the samples of this epoch that all ranks
         together took; ``base`` of them were taken in worlds of other sizes, before ``batch`` was counted.
-        ``order`` is the epoch's order, where it is known.
+        ``order`` is the epoch's order if it is known, else None.
         """
         rank_position: dict[str, Any] = {"generators": generator_states(self._loader)}
         epoch, batch, base = self.epoch, self._batch, self._base
@@ -184,17 +186,17 @@ class ResumableBatches:
         return position, rank_position
 
     def _loader_state(self) -> Any:
-        # Between load_state_dict and the first batch, some loaders must not be asked.
+        # Some loaders must not be asked for a state between load_state_dict and the first batch.
         return self._ask_state() if self._loaded is None else self._loaded
 
     def _ask_state(self) -> Any:
         state = self._loader.state_dict()
-        # A stranger's may be the loader's own, which goes on changing it. Ours is new, and a copy of all
-        # the numbers of its random generators costs ten times a boundary's mark.
+        # Another loader may return its live state and change it later, so copy it. A ReplayedLoader returns a
+        # new one, and a copy of all numbers of its random generators would cost ten times a boundary's mark.
         return state if isinstance(self._loader, ReplayedLoader) else copy.deepcopy(state)
 
     def _peek(self) -> bool:
-        """Fetch the next batch of the epoch; if there is none, step to the next epoch and return False."""
+        """Fetch the epoch's next batch. If there is none, go to the next epoch and return False."""
         if self._peeked is None and self._iterator is not None:
             self._loaded = None
             with data_wait.waiting():
@@ -206,7 +208,7 @@ class ResumableBatches:
         return self._peeked is not None
 
     def _end(self, *, is_over: bool = False) -> dict[str, Any] | None:
-        """Return the loader's state at the end of an epoch, and how it goes on from there."""
+        """Return the loader's state at the end of an epoch, and how to resume from it."""
         known = self._before_peek.get("loader") if is_over else None
         state = self._ask_state() if known is None else known
         return {"loader": state, "iterates": True, "is_over": is_over}
@@ -230,13 +232,13 @@ class ResumableBatches:
     ) -> None:
         """Resume at a position. This draws random numbers: restore the generators afterwards.
 
-        ``world_size`` ranks saved and shared ``position``; ``rank_position`` is this rank's own, or None in a
-        world of another size; ``random`` is the state of its generators then. A warning says what of the
-        batches cannot be as it would have been.
+        ``position`` is shared by the ``world_size`` ranks that saved it; ``rank_position`` is this rank's
+        own, or None in a world of another size; ``random`` is the saved state of its generators. A warning is
+        logged if batches may differ from those of an uninterrupted run.
 
         Raises:
             CheckpointError: the position is malformed.
-            SessionError: it is not a position of this loader.
+            SessionError: the position is not one of this loader.
         """
         self.epoch, self._batch = position["epoch"], position["batch"]
         base = position.get("base", 0)
@@ -260,7 +262,7 @@ class ResumableBatches:
             restore_generators(self._loader, rank_position["generators"])
 
     def _resume_between(self, rank_position: dict[str, Any]) -> None:
-        """Resume before the first batch of an epoch, which an undisturbed loader would begin after others."""
+        """Resume before the first batch of an epoch, in a loader that has not iterated earlier epochs."""
         epoch_state.load_own_states(self._loader, rank_position.get("own", []))
         self._ended = ended = rank_position.get("ended")
         if ended is not None:
@@ -269,15 +271,15 @@ class ResumableBatches:
                 set_epoch(self._loader, self.epoch - 1)
                 rest = iter(self._loader)
                 if ended["is_over"] and next(rest, self) is not self:
-                    # It has begun the next epoch already, as litdata's.
+                    # The loader, such as litdata's, has begun the next epoch already.
                     self._loader.load_state_dict(ended["loader"])
-                elif not is_of_torchdata(self._loader):  # which begins where the script has left the epoch
+                elif not is_of_torchdata(self._loader):  # torchdata's begin where the script left the epoch
                     collections.deque(rest, maxlen=0)
         if not self._stateful or is_of_torchdata(self._loader):
             epoch_state.warn_of_counting(self._loader, self.epoch)
 
     def _resume_in_share(self, position: dict[str, Any], world_size: int, base: int) -> None:
-        """Resume in an epoch whose rest is divided anew now, or was by the world that saved."""
+        """Resume in an epoch whose rest is divided anew now, or was divided anew before the save."""
         samples, order = position["samples"], None
         reason = sample_order.obstacle(self._loader, world_size=self._world_size)
         if reason is None and (position.get("order") is None or samples is None):
@@ -290,7 +292,7 @@ class ResumableBatches:
             self._batch = self._round(position, world_size)
             if self._rank == 0:
                 _log.warning(
-                    "a checkpoint of %d ranks is resumed by %d in the middle of epoch %d, and %s: some of"
+                    "a checkpoint of %d ranks is resumed by %d in the middle of epoch %d, but %s: some of"
                     " the epoch's samples may come twice",
                     *(world_size, self._world_size, self.epoch, reason),
                 )
@@ -298,7 +300,9 @@ class ResumableBatches:
         if world_size != self._world_size:
             base, self._batch = samples, 0
         if base > order.length:
-            raise CheckpointError(f"the checkpoint took {base} samples of an epoch of {order.length}")
+            raise CheckpointError(
+                f"the checkpoint's position is after {base} samples, but its epoch has {order.length}"
+            )
         sampler = self._loader.sampler
         indices = sample_order.share(
             order,
@@ -332,7 +336,7 @@ class ResumableBatches:
         self._iterator = self._open()
 
     def _replay(self, rank_position: dict[str, Any] | None) -> set[str]:
-        """Load what was consumed; return of which random generators that may have chosen the samples."""
+        """Load the consumed batches; return the generators drawn from that may have chosen the samples."""
         if rank_position is not None and "start" in rank_position:
             start = rank_position["start"]
             randomness.restore(start, self._devices)
@@ -345,7 +349,7 @@ class ResumableBatches:
         self._iterator = self._open()
         begun: dict[str, Any] | None = None
         for index in range(self._batch):
-            # Load what was consumed, for datasets that have state of their own.
+            # Load the consumed batches, because datasets may have a state.
             batch = next(self._iterator, self)
             if index == 0 and batch is not self:
                 self._start["first"] = epoch_state.fingerprint(batch)
@@ -364,8 +368,8 @@ class ResumableBatches:
     def _warn_of_draws(self, names: set[str]) -> None:
         if names and self._rank == 0:
             _log.warning(
-                "the resumed batches may not be those that would have come: both the loading of the data and"
-                " the training draw from %s generator; give the data a generator of its own",
+                "the resumed batches may differ from those of an uninterrupted run: loading the data and the"
+                " training both draw from %s generator; give the data a generator of its own",
                 " and ".join(sorted(names)),
             )
 
@@ -376,7 +380,7 @@ class ResumableBatches:
 
     def _open(self) -> Iterator[Any]:
         set_epoch(self._loader, self.epoch)
-        self._length = _length(self._loader)  # batches of equal numbers of tokens are not as many in each
+        self._length = _length(self._loader)  # it may differ between epochs
         self._kept_workers = self._share is None and sample_order.keeps_workers(self._loader)
         if self._share is not None:
             return iter(self._share)
@@ -386,7 +390,7 @@ class ResumableBatches:
 
 
 class _Place:
-    """Where a tracked loader stands; asked for at the latest when that changes."""
+    """A tracked loader's position, whose state is read only when it is needed or about to change."""
 
     def __init__(self, loader: ResumedLoader) -> None:
         self._loader = loader
@@ -394,14 +398,14 @@ class _Place:
         self._noted: Noted | None = None
 
     def note(self) -> None:
-        """Note it now, as the loader is about to be used."""
+        """Note the position now, because the loader is about to be used."""
         self._noted = Noted(self._loader.state_dict())
 
     def __call__(self) -> Any:
         """Return the loader's state.
 
         Raises:
-            SessionError: it was used, and is none whose state may be asked for at each step.
+            SessionError: the loader was used since, and its state may not be read at each step.
         """
         state = self._loader.state_dict() if self._noted is None else None
         if self._noted is not None:
@@ -423,7 +427,7 @@ class ResumedLoader:
         devices: tuple[int, ...],
         on_iter: Callable[[], None],
     ) -> None:
-        """Call ``on_iter`` after each ``iter``; ``restored_generators``: see ``generator_states``."""
+        """Call ``on_iter`` after each ``iter``. ``generator_states`` returned ``restored_generators``."""
         self._loader = loader
         self._resumed = resumed
         self._restored_generators = restored_generators
@@ -432,10 +436,10 @@ class ResumedLoader:
         self.has_fetched = False
         """Whether a batch was fetched."""
         self.num_uses = 0
-        """How often it was iterated, and a batch fetched."""
+        """The number of times that it was iterated or a batch was fetched."""
         self.num_batches = 0
         self.own_order = own_order(loader)
-        """Why other ranks cannot tell which batches of an epoch come next for this one."""
+        """Why other ranks cannot compute which batches of an epoch come next on this rank, or None."""
         self._per_step = 0.0
         self._place: _Place | None = None
 
@@ -444,19 +448,22 @@ class ResumedLoader:
         return self._loader.state_dict()
 
     def place(self, num_steps: int) -> Callable[[], Any]:
-        """Return what returns the loader's state now, after so many steps, also later."""
+        """Return a callable for the loader's state at this moment, after ``num_steps`` steps.
+
+        It can be called later, too.
+        """
         if num_steps > 0:
             self._per_step = self._per_step or self.num_batches / num_steps
             if self.num_batches != self._per_step * num_steps:
-                self.own_order = "its steps did not fetch equally many batches each"
+                self.own_order = "its steps did not fetch the same number of batches each"
         if self._place is None:
             self._place = _Place(self)
         return self._place
 
     def use(self) -> None:
-        """Note that it is about to be iterated, or a batch fetched."""
+        """Note that the loader is about to be iterated, or a batch to be fetched."""
         place, self._place = self._place, None
-        # Only now, since asking draws random numbers where it was never iterated.
+        # Not earlier: reading the state of a loader that was never iterated draws random numbers.
         if place is not None and self.has_fetched and is_of_torchdata(self._loader):
             place.note()
         self.num_uses += 1
@@ -471,7 +478,7 @@ class ResumedLoader:
     def _iterate(self) -> Iterator[Any]:
         if not self._resumed:
             return iter(self._loader)
-        # The run that saved was past this call: its draw is in the restored generators already.
+        # The run that saved had made this call: the restored generators include its draw already.
         self._resumed = False
         state = randomness.capture(self._devices)
         try:
@@ -502,14 +509,14 @@ class _Fetches:
 
 
 def is_of_torchdata(loader: Any) -> bool:
-    """Return whether a loader asks its dataset and samplers for their states, or skips what was used."""
+    """Return whether a loader is torchdata's, which saves the states of its dataset and samplers."""
     return any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__)
 
 
 def own_order(loader: Any, *, seeds: Collection[int] = ()) -> str | None:
-    """As ``sample_order.own_order``; a loader that keeps its place in its own way may keep anything there."""
+    """Return the same as ``sample_order.own_order``, or a reason if only the loader knows its position."""
     if is_stateful(loader) and not (isinstance(loader, ReplayedLoader) or is_of_torchdata(loader)):
-        return f"only the {type(loader).__name__} itself knows its place"
+        return f"only the {type(loader).__name__} itself knows its position"
     return sample_order.own_order(loader, seeds=seeds)
 
 
@@ -521,7 +528,7 @@ def is_stateful(loader: Any) -> bool:
 def _length(loader: Any) -> int | None:
     dataset = getattr(loader, "dataset", loader)
     if isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__"):
-        return None  # such a length is a guess
+        return None  # the length of an iterable dataset is a guess
     try:
         return len(loader)
     except TypeError:

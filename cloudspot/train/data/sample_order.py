@@ -25,11 +25,11 @@ STATEFUL_WORKERS = "a StatefulDataLoader does not keep their random state"
 class SampleOrder:
     """The order in which all ranks together take an epoch's samples; any world can compute it.
 
-    Without a seed and a state it is the dataset's own order.
+    Without a seed or a state, it is the dataset's own order.
     """
 
     length: int
-    """How many samples an epoch has, before any are repeated or dropped to divide them evenly."""
+    """The number of samples in an epoch, before any are repeated or dropped to divide them evenly."""
     seed: int | None = None
     """Seed of the generator that shuffles."""
     state: Any = None
@@ -54,7 +54,7 @@ class SampleOrder:
         return torch.randperm(self.length, generator=generator, device="cpu")
 
     def to_json(self) -> Json:
-        """Return the order as a checkpoint holds it."""
+        """Return the order in the form that a checkpoint holds."""
         return flatten("order", {"length": self.length, "seed": self.seed, "state": self.state}, None)
 
     @classmethod
@@ -66,7 +66,9 @@ class SampleOrder:
         """
         order = rebuild("order of samples", value)
         if not isinstance(order, dict) or set(order) != {"length", "seed", "state"}:
-            raise CheckpointError("the checkpoint's order of samples is malformed")
+            raise CheckpointError(
+                "the checkpoint's order of samples is malformed: expected length, seed and state"
+            )
         length, seed, state = order["length"], order["seed"], order["state"]
         is_length = type(length) is int and 0 <= length < 2**62
         if not is_length or not (seed is None or type(seed) is int):
@@ -77,7 +79,7 @@ class SampleOrder:
 
 
 def obstacle(loader: Any, *, world_size: int) -> str | None:
-    """Return why the order of a loader's epochs cannot be known, as a clause; None when it can."""
+    """Return why the order of a loader's epochs cannot be known, as a clause; None if it can."""
     kind = type(loader)
     if getattr(kind, "__iter__", None) is not DataLoader.__iter__ or hasattr(loader, "state_dict"):
         return f"the loader is a {kind.__name__}"
@@ -105,31 +107,31 @@ def obstacle(loader: Any, *, world_size: int) -> str | None:
 
 
 def length_of(loader: Any) -> int:
-    """Return how many samples an epoch has, for a loader without an ``obstacle``."""
+    """Return the number of samples in an epoch, for a loader without an ``obstacle``."""
     sampler = loader.sampler
     return len(sampler.dataset if isinstance(sampler, DistributedSampler) else sampler.data_source)
 
 
 def keeps_workers(loader: Any) -> bool:
-    """Return whether ``iter`` reuses the workers of the last epoch, and so draws no seed for them."""
+    """Return whether ``iter`` reuses the last epoch's workers, and therefore draws no seed for them."""
     persistent = bool(getattr(loader, "persistent_workers", False))
     return persistent and getattr(loader, "_iterator", None) is not None
 
 
 def warn_of_workers(why: str, *, rank: int) -> None:
-    """Say that a loader's workers are not in the random state in which they were, and why."""
+    """Warn that a loader's workers have lost their random state, and why."""
     if rank == 0:
         _log.warning(
-            "the resumed batches are not those that would have come if the loader's workers draw random"
-            " numbers: %s, so theirs are others now",
+            "the resumed batches differ from those of an uninterrupted run if the loader's workers draw"
+            " random numbers: %s, so they draw other numbers now",
             why,
         )
 
 
 def may_draw(loader: Any) -> bool:
-    """Return whether the loader may choose samples by drawing from this process's generators as it goes.
+    """Return whether the loader may choose samples by drawing from this process's generators in an epoch.
 
-    torch's own samplers draw at the beginning of an epoch, if at all. What workers draw is their own.
+    torch's own samplers draw at the beginning of an epoch, if at all. Workers draw from their own generators.
     """
     if not isinstance(loader, DataLoader):
         return True
@@ -140,10 +142,10 @@ def may_draw(loader: Any) -> bool:
 
 
 def samplers_of(loader: Any) -> list[Any]:
-    """Return a loader's samplers, and those within them, whose batches they divide among ranks."""
+    """Return a loader's samplers, and the samplers that these wrap."""
     found: dict[int, Any] = {}
     owners = [loader]
-    for owner in owners:  # which grows
+    for owner in owners:  # the list grows meanwhile
         for each in (getattr(owner, "sampler", None), getattr(owner, "batch_sampler", None)):
             if each is not None and id(each) not in found:
                 found[id(each)] = each
@@ -152,14 +154,14 @@ def samplers_of(loader: Any) -> list[Any]:
 
 
 def own_order(loader: Any, *, seeds: Collection[int] = ()) -> str | None:
-    """Return why other ranks cannot tell which samples of an epoch come next for this one, as a clause.
+    """Return why other ranks cannot compute which samples of an epoch come next on this rank, as a clause.
 
-    None: that follows from its rank, the epoch, how many batches each rank took, and what all ranks share, as
-    these ``seeds``.
+    It is None if they can, from this rank's number, the epoch, the number of batches that each rank took, and
+    values that all ranks share, such as these ``seeds``.
     """
     if isinstance(getattr(loader, "dataset", None), IterableDataset):
         return "the dataset is iterable"
-    # Accelerate's: in each epoch, all have that of rank 0.
+    # Accelerate gives all ranks rank 0's generator in each epoch.
     is_synchronized = "generator" in (getattr(loader, "rng_types", None) or ())
     synchronized = loader.synchronized_generator if is_synchronized else None
     samplers = samplers_of(loader)
@@ -181,7 +183,7 @@ def own_order(loader: Any, *, seeds: Collection[int] = ()) -> str | None:
 def find_order(loader: Any, *, world_size: int) -> SampleOrder | None:
     """Return the order of the epoch that ``iter(loader)`` would begin now; None if it cannot be known.
 
-    Draws nothing from the generators that ``iter`` is about to use.
+    This draws nothing from the generators that ``iter`` is about to use.
     """
     if obstacle(loader, world_size=world_size) is not None:
         return None
@@ -201,10 +203,10 @@ def find_order(loader: Any, *, world_size: int) -> SampleOrder | None:
 
 
 def share(order: SampleOrder, taken: int, *, num_ranks: int, rank: int, drop_last: bool) -> list[int]:
-    """Return one rank's indices of the rest of an epoch, of which ``taken`` samples are consumed.
+    """Return one rank's indices in the rest of an epoch of which ``taken`` samples are consumed.
 
-    All ranks get equally many. As in DistributedSampler, samples that cannot be divided evenly are dropped
-    with ``drop_last``; otherwise the epoch's first samples fill them up.
+    All ranks get the same number. As in DistributedSampler, samples that cannot be divided evenly are dropped
+    with ``drop_last``; otherwise, the epoch's first samples fill them up.
     """
     indices = order.indices()
     rest = indices[taken:]
@@ -220,7 +222,7 @@ def share(order: SampleOrder, taken: int, *, num_ranks: int, rank: int, drop_las
 def loader_over(loader: Any, indices: Sequence[int]) -> Any:
     """Return a loader like the given one for one epoch of these samples."""
     loader_copy = copy.copy(loader)
-    # A copy keeps every argument that this torch's DataLoader and the script's subclass have. vars(), because
+    # A copy keeps all arguments of this torch's DataLoader and of the script's subclass. Use vars(), because
     # DataLoader's __setattr__ refuses to change these.
     vars(loader_copy).update(
         sampler=indices,

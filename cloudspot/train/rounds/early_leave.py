@@ -1,4 +1,4 @@
-"""How the ranks learn after which step each has left its loop early: each says so in ``left/<rank>``."""
+"""Tells ranks that leave their loops early after which step the others leave; each writes ``left/<rank>``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from cloudspot.train.distributed import Store
 
 
 class EarlyLeave:
-    """One rank's part in it; ``begin`` is the main thread's, ``look`` the background thread's."""
+    """One rank's part; the main thread calls ``begin``, and the background thread calls ``look``."""
 
     def __init__(self, store: Store, *, rank: int, world_size: int) -> None:
-        """Nobody has left yet."""
+        """Begin with no rank known to have left."""
         self.steps: dict[int, int] = {}
-        """After how many steps, by rank, as far as that is known here."""
+        """The number of steps after which each rank has left, by rank; it holds only ranks known to have."""
         self.is_open = False
         """Whether this rank has left and waits for the others."""
         self._store = store
@@ -21,16 +21,16 @@ class EarlyLeave:
 
     @property
     def is_complete(self) -> bool:
-        """Whether that is known of all."""
+        """Whether all ranks are known to have left."""
         return len(self.steps) == self._world_size
 
     def begin(self, step: int) -> None:
-        """Note that this rank has left after so many steps."""
+        """Note that this rank has left after ``step`` steps."""
         self.steps[self._rank] = step
         self.is_open = True
 
     def look(self) -> bool:
-        """Tell the others, and look who of them has left; return whether all have."""
+        """Tell the other ranks, and look which of them have left; return whether all have."""
         if not self._has_told:
             self._store.set(f"left/{self._rank}", str(self.steps[self._rank]))
             self._has_told = True

@@ -1,7 +1,8 @@
-"""What a rank whose machine is about to go hands to one that stays, through the ranks' store (P4).
+"""Hands state of a rank whose machine is about to go to a rank that stays, through the ranks' store (P4).
 
-The relieved rank writes it to the store in pieces, and then how many they are; the taker reads it when that
-is there. The store refuses a message of 8 MiB or more, and serves all ranks meanwhile, so pieces are small.
+The relieved rank writes its state to the store in pieces, and then the number of pieces; the taker reads them
+once that number is present. Pieces are small, because the store refuses messages of 8 MiB or more and serves
+all ranks meanwhile.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ _HEADER_BYTES = 8
 
 
 def pack(state: Mapping[str, Any], tensors: Iterable[bytes]) -> bytes:
-    """Return JSON state and the bytes of tensors as one string of bytes."""
+    """Return a JSON state and the bytes of tensors as one byte string."""
     header = json.dumps(state).encode()
     return b"".join((len(header).to_bytes(_HEADER_BYTES, "big"), header, *tensors))
 
 
 def unpack(given: bytes, sizes: Iterable[int]) -> tuple[dict[str, Any], list[memoryview]]:
-    """Return the state, and the tensors' bytes, of which each has so many.
+    """Return the state and the bytes of the tensors, whose ``sizes`` are in bytes.
 
     Raises:
-        SessionError: they have not; the ranks' plans differ.
+        SessionError: the sizes do not add up to what was given, because the ranks' plans differ.
     """
     view = memoryview(given)
     start = _HEADER_BYTES + int.from_bytes(view[:_HEADER_BYTES], "big")
@@ -38,12 +39,12 @@ def unpack(given: bytes, sizes: Iterable[int]) -> tuple[dict[str, Any], list[mem
         found.append(view[start : start + size])
         start += size
     if start != len(view):
-        raise SessionError(f"a rank has handed over {len(view)} bytes, where {start} were expected")
+        raise SessionError(f"a rank has handed over {len(view)} bytes, but {start} were expected")
     return state, found
 
 
 class HandOver:
-    """One rank's part: it gives what it has, takes what others give, or does neither."""
+    """One rank's part in a hand-over: it gives its state, takes that of others, or does neither."""
 
     def __init__(
         self,
@@ -56,14 +57,14 @@ class HandOver:
     ) -> None:
         """Hand over for the save of ``order``.
 
-        The rank gives ``gives``, and is relieved when the ranks ``awaits``, the takers, have parted with it
-        sealed; or it takes what the ranks ``takes`` give.
+        The rank either gives ``gives``, or takes the states that the ranks ``takes`` give. A giving rank is
+        relieved when the takers, the ranks ``awaits``, have sealed the state and left.
         """
         self.gives = gives
         self.taken: dict[int, bytes] = {}
-        """What was given, by rank."""
+        """The states that were taken, by the rank that gave them."""
         self.is_done = gives is None and not takes
-        # A rewind that was called off had the number of the drain that comes after it, and another boundary.
+        # A rewind that was called off has the same number as the drain after it, but another boundary.
         self._prefix = f"given/{order.number}/{order.step}"
         self._rank = rank
         self._awaits = awaits
@@ -71,7 +72,7 @@ class HandOver:
         self._has_given = False
 
     def advance(self, store: Store) -> bool:
-        """Do what can be done without waiting; return whether there is nothing left to do."""
+        """Do all that is possible without waiting; return whether nothing is left to do."""
         if self.gives is not None and not self._has_given:
             self._give(store, self.gives)
             self._has_given = True

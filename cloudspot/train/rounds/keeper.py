@@ -1,8 +1,9 @@
-"""What another rank alone has, kept in case that is lost: the keeper of a hand-over, and its messages (P8).
+"""The keeper of another rank's own state, in case that rank is lost, and the messages to it (P8).
 
-A connection begins with 32 random bytes from the keeper. The giver answers with an HMAC of these and of its
-rank, by the secret of the generation. A message is the length of its header in 8 bytes, the header, which is
-JSON of {"boundary", "step", "pieces": [[name, its bytes, or null as before], ...]}, and these bytes.
+A connection begins with 32 random bytes from the keeper. The giver answers with an HMAC of these bytes and of
+its rank, keyed with the secret of the generation. A message consists of the length of its header in 8 bytes,
+the header, and the bytes of all changed pieces. The header is JSON:
+{"boundary", "step", "pieces": [[name, number of bytes, or null if unchanged], ...]}.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
 MAX_BYTES = 16 << 20
-"""The pieces of one state are no larger, nor is a header."""
+"""The maximum size of a header, and of the changed pieces in one message."""
 WAIT_SECONDS = 5.0
-"""How long a peer is waited for that does not read, or does not say at first who it is."""
+"""How long to wait for a peer to read, or to prove its rank at first."""
 _RETRY_SECONDS = 0.1
 PROOF_BYTES = 32
 
 Name = tuple[str, ...]
-"""Of a piece."""
+"""The name of a piece."""
 
 
 def keeper_of(rank: int, *, world_size: int, local_world_size: int) -> int:
-    """Return the rank that keeps what another alone has: on the next machine, if there is more than one."""
+    """Return the rank that keeps the own state of ``rank``: on the next machine, if there is another one."""
     return (rank + (local_world_size if local_world_size < world_size else 1)) % world_size
 
 
 class Given(NamedTuple):
-    """What a rank has given at a boundary."""
+    """The state that a rank gave at a boundary."""
 
     boundary: int
     step: int
@@ -43,19 +44,19 @@ class Given(NamedTuple):
 
 
 class Keeper:
-    """Listens for one other rank, and keeps what that gives."""
+    """Listens for one other rank, and keeps the states that it gives."""
 
     def __init__(self, address: str, *, secret: str, giver: int) -> None:
         """Listen at an address of this machine.
 
         Raises:
-            OSError: that is impossible.
+            OSError: the address is not usable.
         """
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._socket = socket.create_server((address, 0), family=family)
         self.endpoint = f"{address}:{self._socket.getsockname()[1]}"
         self.seconds = 0.0
-        """How long the thread has worked."""
+        """The processor time that the thread has used."""
         self._secret = secret
         self._giver = giver
         self._given: deque[Given] = deque(maxlen=2)
@@ -65,7 +66,7 @@ class Keeper:
         self._thread.start()
 
     def given_at(self, boundary: int, step: int) -> Given | None:
-        """Return what was given at a boundary, or None."""
+        """Return the state that was given at a boundary, or None."""
         there = (each for each in tuple(self._given) if (each.boundary, each.step) == (boundary, step))
         return next(there, None)
 
@@ -77,7 +78,7 @@ class Keeper:
         self._thread.join(WAIT_SECONDS)
 
     def _run(self) -> None:
-        # Whoever connects, and whatever comes, ends that connection and nothing else.
+        # Bad peers and bad data end their own connection, and nothing else.
         bad = (OSError, EOFError, ValueError, TypeError, LookupError, RecursionError)
         while not self._is_closed:
             try:
@@ -93,7 +94,7 @@ class Keeper:
         challenge = secrets.token_bytes(PROOF_BYTES)
         connection.sendall(challenge)
         with connection.makefile("rb") as source:
-            # At once: whoever sends a byte now and then would keep the giver from it.
+            # Read only once: a stranger that sends a byte now and then must not block the giver.
             answer = connection.recv(PROOF_BYTES)
             if not hmac.compare_digest(answer, proof_of(self._secret, challenge, self._giver)):
                 return
@@ -109,44 +110,44 @@ class Keeper:
 
 
 def message(boundary: int, step: int, pieces: Collection[Name], changed: Mapping[Name, bytes]) -> bytes:
-    """Return a message on all ``pieces``, with those that have ``changed`` since the one before.
+    """Return a message that names all ``pieces`` and holds those that ``changed`` since the previous one.
 
     Raises:
-        ValueError: they are too large.
+        ValueError: the changed pieces are too large.
     """
-    if sum(map(len, changed.values())) > MAX_BYTES:
-        raise ValueError(f"it is more than {MAX_BYTES >> 20} MiB")
+    if (size := sum(map(len, changed.values()))) > MAX_BYTES:
+        raise ValueError(f"its own state has {size} changed bytes, more than {MAX_BYTES >> 20} MiB")
     sizes = [[name, len(changed[name]) if name in changed else None] for name in pieces]
     header = json.dumps({"boundary": boundary, "step": step, "pieces": sizes}).encode()
     return b"".join((len(header).to_bytes(8, "big"), header, *changed.values()))
 
 
 def _receive(source: BinaryIO, num_bytes: int, before: Mapping[Name, bytes]) -> Given:
-    """Read a message with a header of so many bytes.
+    """Read a message whose header has ``num_bytes`` bytes.
 
     Raises:
-        ValueError, TypeError, LookupError, RecursionError: it is malformed.
+        ValueError, TypeError, LookupError, RecursionError: the message is malformed.
         OSError, EOFError: the connection is lost.
     """
     if num_bytes > MAX_BYTES:
-        raise ValueError("the header is too large")
+        raise ValueError(f"the header has {num_bytes} bytes, more than {MAX_BYTES}")
     header = json.loads(read_exactly(source, num_bytes))
     pieces: dict[Name, bytes] = {}
-    room = 2 * MAX_BYTES  # what has not changed counts, too
+    room = 2 * MAX_BYTES  # unchanged pieces count, too
     for each, size in header["pieces"]:
         name = tuple(map(str, each))
         if size is not None and not (isinstance(size, int) and 0 <= size <= room):
-            raise ValueError("it is too large")
+            raise ValueError(f"a piece has size {size!r}, but {room} bytes are left")
         pieces[name] = before[name] if size is None else read_exactly(source, size)
         room -= len(pieces[name])
     return Given(header["boundary"], header["step"], pieces)
 
 
 def read_exactly(source: BinaryIO, num_bytes: int) -> bytes:
-    """Return so many bytes.
+    """Return the next ``num_bytes`` bytes.
 
     Raises:
-        EOFError: the connection has ended before.
+        EOFError: the connection ended before.
     """
     data = source.read(num_bytes)
     if len(data) < num_bytes:
@@ -155,13 +156,13 @@ def read_exactly(source: BinaryIO, num_bytes: int) -> bytes:
 
 
 def proof_of(secret: str, challenge: bytes, rank: int) -> bytes:
-    """Return what a giver answers to a challenge."""
+    """Return a giver's answer to a challenge."""
     return hmac.digest(secret.encode(), b"%d " % rank + challenge, "sha256")
 
 
 def close_socket(connection: socket.socket | None) -> None:
-    """Close a socket that another thread may use, which then gets an error."""
+    """Close a socket; another thread that is using it gets an error."""
     if connection is not None:
-        with suppress(OSError):  # it is not connected any more
+        with suppress(OSError):  # it may not be connected any more
             connection.shutdown(socket.SHUT_RDWR)
         connection.close()

@@ -1,4 +1,4 @@
-"""Rank 0's part in the rounds: it opens them, and decides each once."""
+"""Rank 0's part in the rounds: it opens each round, and decides it once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cloudspot.train.rounds.save_order import DRAIN, INTERVAL, make_order
 from cloudspot.train.rounds.step_seconds import StepSeconds
 
 INTERVAL_GUARD_SECONDS = 20.0
-"""An interval round is called off when a rank has not answered by then."""
+"""An interval round is called off if a rank has not answered after this time."""
 
 
 class Presiding:
-    """What rank 0's background thread does for all."""
+    """The work of rank 0's background thread for all ranks."""
 
     def __init__(
         self, store: Store, world_size: int, clock: Callable[[], float], step_seconds: StepSeconds
@@ -31,7 +31,7 @@ class Presiding:
         self._promises: dict[int, dict[str, Any]] = {}
 
     def has_opened(self, number: int) -> bool:
-        """Return whether a round was opened."""
+        """Return whether round ``number`` was opened."""
         return self._opened >= number
 
     def open(self, number: int, *, drain_guard: float | None) -> None:
@@ -46,7 +46,7 @@ class Presiding:
         opening = {
             "kind": kind,
             "remaining": guard - self._clock(),
-            # A drain has no time to waste: the ranks stand still while they agree.
+            # A drain is urgent: the ranks stop while they agree.
             "lookahead": 0 if kind == DRAIN else self._step_seconds.lookahead(),
         }
         self._promises = {}
@@ -54,7 +54,7 @@ class Presiding:
         self._store.set(f"round/{number}", json.dumps(opening))
 
     def decide(self, number: int, *, guard: float, wanted: Callable[[], float | None]) -> None:
-        """Decide a round when all have promised or ``guard`` has passed.
+        """Decide a round when all ranks have promised or ``guard`` has passed.
 
         An interval save does not wait for promises when a drain is ``wanted()``.
         """

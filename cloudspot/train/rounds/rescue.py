@@ -1,9 +1,10 @@
-"""One rank's part in a rescue: the state that survives the loss of other ranks is saved (P8).
+"""One rank's part in a rescue, which saves the state that survives the loss of other ranks (P8).
 
-The process group's store may be gone with the ranks, so the agents decide, and this rank talks to its own by
-files. It says at which boundary its state still stands (``survives-R.json``), saves it there when the agent
-orders that (``rescue.json``), and says so (``rescued-R.json``). The main thread may hang in a collective
-meanwhile. Where the process is about to end, the main thread waits here until the agent needs it no more.
+The process group's store may be lost with the ranks, so the agents decide, and this rank exchanges files with
+its own agent. It reports the boundary at which its state still stands (``survives-R.json``), saves that state
+when the agent orders it (``rescue.json``), and reports the save (``rescued-R.json``). Meanwhile, the main
+thread may hang in a collective. If the process is about to end, the main thread waits here until the agent
+releases it.
 """
 
 from __future__ import annotations
@@ -24,52 +25,52 @@ _log = logging.getLogger("cloudspot")
 
 POLL_SECONDS = 0.1
 SETTLED_SECONDS = 0.5
-"""A state that stands for this long, with a main thread that comes to no boundary, is taken to stay so."""
+"""A state is assumed to last if it stands for this long while the main thread reaches no boundary."""
 UNSETTLED_SECONDS = 15.0
-"""A main thread that changes the state for this long without coming to a boundary holds nothing of use."""
+"""A state that the main thread changes for this long without reaching a boundary cannot be saved."""
 ANSWER_SECONDS = 20.0
-"""How long a process that is about to end waits for a word of its agent, which may be starting again."""
+"""How long a process that is about to end waits for its agent to answer; the agent may be restarting."""
 HELD_SECONDS = 600.0
-"""How long it waits at most once the agent has spoken."""
+"""The maximum time that the process waits once the agent has answered."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """The newest boundary at which this rank's state still stands."""
+    """The latest boundary at which this rank's state still stands."""
 
     boundary: int
     before: int
-    """The boundary held before the newest step of an optimizer."""
+    """The boundary that was held before the optimizer's latest step."""
     step: int
     digest: str
-    """Of samples of the weights."""
+    """A digest of samples of the weights."""
     draws: bool
     """Whether the steps draw random numbers, so that ranks have generators of their own."""
     differs: bool
     """Whether ranks may differ in buffers of the model."""
     holders: tuple[tuple[int, ...], ...]
-    """Of each part of a sharded state, the ranks that hold it."""
+    """The ranks that hold each part of a sharded state."""
     needs_all: bool
-    """Whether each rank alone knows its place in the data."""
+    """Whether each rank's position in the data is known to that rank only."""
     keeps: tuple[int, ...]
-    """The other ranks of which this one has what they alone had there."""
+    """The other ranks whose own states at the boundary this rank keeps."""
 
 
 class Rescuable(Protocol):
-    """What a rank can do about the newest boundary behind it; the rescue's thread calls it."""
+    """A rank's actions on the latest boundary that it has passed; the rescue's thread calls them."""
 
     def tell_likeness(self) -> None:
-        """Tell the agent how far this rank is like the others, if that has changed."""
+        """Report to the agent how this rank may differ from the others, if that has changed."""
 
     def held(self) -> Held | str:
-        """Return at which boundary the state still stands, or why at none."""
+        """Return the boundary at which the state still stands, or the reason why there is none."""
 
     def save(self, order: SaveOrder) -> int | None:
-        """Save this rank's part of the state there; return the step, or None if it stands no more."""
+        """Save this rank's part of that state; return its step, or None if it does not stand any more."""
 
 
 class Rescue:
-    """Answers the agent in a thread, and holds the main thread where the process would end."""
+    """Answers the agent in a thread, and holds the main thread when the process is about to end."""
 
     def __init__(
         self,
@@ -79,10 +80,10 @@ class Rescue:
         rescuable: Rescuable,
         stop_rounds: Callable[[], bool],
     ) -> None:
-        """Take part in the rescue of one generation, whose hand-off ``directory`` this is.
+        """Take part in the rescue of the generation with this hand-off ``directory``.
 
-        ``stop_rounds`` lets the main thread pass no further boundary, and returns whether the ranks have not
-        left otherwise.
+        ``stop_rounds`` keeps the main thread from passing another boundary. It returns False if the ranks
+        have left after a rewind.
         """
         self._directory = directory
         self._rank = rank
@@ -91,10 +92,10 @@ class Rescue:
         self._orders = handoff.rescue_path(directory)
         self._seen: tuple[int, int] | None = None
         self._attempt = 0
-        """Of the agent's newest word."""
+        """The attempt number in the agent's latest order."""
         self._told: handoff.Survives | None = None
         self._is_resting = False
-        """Whether the main thread waits here, so that it changes nothing more."""
+        """Whether the main thread waits here, and therefore changes nothing any more."""
         self._is_ending = False
         self._has_answer = False
         self._may_end = threading.Event()
@@ -107,20 +108,20 @@ class Rescue:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; for the end of the process."""
+        """End the thread; called at the end of the process."""
         self._stopped = True
         self._woken.set()
         self._thread.join(HELD_SECONDS)
 
     def begin(self) -> None:
-        """Begin unasked, as the process has been told to end: its main thread comes to rest by itself.
+        """Begin without an order of the agent, because the process has received a signal to end.
 
-        For a handler of signals: it takes no lock, which the thread that it interrupts may hold.
+        A signal handler may call this: it takes no lock, because the interrupted thread may hold it.
         """
         self._is_ending = True
 
     def hold(self) -> None:
-        """In the main thread: wait, as the process is about to end, until nobody needs its state any more."""
+        """Keep the main thread of a process that is about to end waiting until its state is not needed."""
         if not self._thread.is_alive() or self._stopped:
             return
         self._is_resting = self._is_ending = True
@@ -136,8 +137,8 @@ class Rescue:
     def _run(self) -> None:
         try:
             self._answer()
-        except Exception:  # the training ends without this, as it would have before
-            _log.exception("what this rank holds cannot be saved")
+        except Exception:  # without the rescue, the training ends as it would have anyway
+            _log.exception("the state of rank %d cannot be saved in a rescue", self._rank)
         finally:
             self._may_end.set()
 
@@ -188,7 +189,7 @@ class Rescue:
             self._told = value
 
     def _look(self) -> handoff.RescueWord | None:
-        """Return what the agent has said since the last look, or None."""
+        """Return the agent's order if there is a new one since the last call, else None."""
         try:
             status = self._orders.stat()
             seen = (status.st_ino, status.st_mtime_ns)
@@ -196,7 +197,7 @@ class Rescue:
                 return None
             word = handoff.read_rescue(self._directory)
         except (OSError, json.JSONDecodeError):
-            return None  # missing or unreadable: look again next time
+            return None  # missing or incomplete: look again next time
         if word is None:
             return None
         self._seen, self._has_answer, self._attempt = seen, True, word.attempt

@@ -1,17 +1,17 @@
-"""How all ranks save at a boundary that lies behind them, while some are long on the way to the next (P4).
+"""How all ranks save at a boundary that they have passed, when some take long to reach the next one (P4).
 
-In a round r whose boundary is still ahead, a rank that hears of the drain writes the boundary behind it to
-``rewind/r/asked``. Then:
+In a round r whose boundary is still ahead, a rank that learns of the drain writes the last boundary that it
+has passed to ``rewind/r/asked``. Then:
 
-1. Each rank's background thread lets its main thread come to that boundary but not to the next one, and says
-   in ``rewind/r/stands/<rank>`` at which boundaries behind it the state still stands, and whether its machine
-   is about to go.
-2. Rank 0 writes to ``rewind/r/to`` how all save at the newest that all have named; each rank copies its
-   part, or hands over what it has, and says in ``rewind/r/copied/<rank>`` whether the state still stands.
-3. Rank 0 writes ``place/r``, by compare_set: that boundary. If a rank cannot, it writes ``rewind/r/off``
-   instead, and the round is served ahead.
+1. Each rank's background thread lets its main thread reach that boundary but not the next one. It writes to
+   ``rewind/r/stands/<rank>`` at which passed boundaries the state still stands, and whether its machine is
+   about to go.
+2. Rank 0 writes to ``rewind/r/to`` how all ranks save at the latest boundary that all have named. Each rank
+   copies its part or hands it over, and writes to ``rewind/r/copied/<rank>`` whether the state still stands.
+3. Rank 0 writes that boundary to ``place/r``, by compare_set. If a rank cannot rewind, rank 0 writes
+   ``rewind/r/off`` instead, and the round is served at the boundary ahead.
 
-The save has the number r + 1: it takes the place of the next round. In round r, some may have saved already.
+The save has the number r + 1, and so replaces the next round. Some ranks may have saved already in round r.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ _AHEAD = "ahead"
 
 
 class Rewindable(Protocol):
-    """What a rank can do about the boundaries behind it; the background thread calls it."""
+    """A rank's actions on the boundaries that it has passed; the background thread calls them."""
 
     def has_marked(self, number: int) -> bool:
-        """Return whether the main thread has passed that boundary."""
+        """Return whether the main thread has passed boundary ``number``."""
 
     def standing(self, number: int) -> list[int]:
-        """Return the numbers of the boundaries at which the state still stands; that one is asked for."""
+        """Return the boundaries at which the state still stands, when a rank has asked for ``number``."""
 
     def copy(self, order: SaveOrder) -> HandOver | None:
-        """Copy this rank's part of the state at one of them; return None if it does not stand afterwards."""
+        """Copy this rank's part of the state at the boundary; return None if it does not stand afterwards."""
 
     def publish(self) -> None:
-        """Seal what was copied last, with what others have given, and say that this rank has drained."""
+        """Seal the last copy with the states that others gave, and report that this rank has drained."""
 
 
 class Rewind:
-    """One rank's part in the attempt to rewind a round; there is one attempt in each round."""
+    """One rank's part in the only attempt to rewind a round."""
 
     def __init__(
         self, store: Store, number: int, *, rank: int, world_size: int, rewindable: Rewindable | None
     ) -> None:
-        """Take part in round ``number``; without ``rewindable`` this rank can go to no boundary behind it."""
+        """Take part in round ``number``; without ``rewindable``, this rank cannot rewind."""
         self._store = store
         self._number = number
         self._rank = rank
@@ -61,12 +61,12 @@ class Rewind:
         self._order: SaveOrder | None = None
         self._handover: HandOver | None = None
         self.asked: int | None = None
-        """The boundary behind the rank that has asked."""
+        """The boundary that the asking rank has passed last; None if no rank has asked."""
         self.is_off = False
         """Whether the attempt has failed."""
 
     def ask(self, boundary: int) -> None:
-        """Begin the attempt, unless another rank has."""
+        """Begin the attempt, unless another rank has begun it."""
         self._store.compare_set(self._key("asked"), "", str(boundary))
 
     def look(self) -> bool:
@@ -82,11 +82,11 @@ class Rewind:
         seconds: float,
         own: Mapping[str, Any],
     ) -> SaveOrder | None:
-        """Do what can be done without waiting for others.
+        """Do all that is possible without waiting for others.
 
-        Returns how they have saved when all have copied and this rank has sealed. ``can_stand`` says whether
-        this rank is still in its loop and has not begun to leave it, ``seconds`` how much time is left for a
-        rewind, and ``own`` what ``make_order`` has to know of this rank.
+        Returns the order of the save when all ranks have copied and this rank has sealed, else None.
+        ``can_stand`` says whether this rank is still in its loop and has not begun to leave it, ``seconds``
+        is the time left for a rewind, and ``own`` is this rank's report for ``make_order``.
         """
         assert self.asked is not None
         rewindable = self._rewindable
@@ -100,7 +100,7 @@ class Rewind:
             self._order = read_order(json.loads(self._store.get(self._key("to"))))
             self._handover = rewindable.copy(self._order)
             if self._handover is not None:
-                self._handover.advance(self._store)  # it gives
+                self._handover.advance(self._store)  # a relieved rank gives
             self._say("copied", self._handover is not None)
         if self._rank == 0:
             self._preside(seconds)
@@ -109,14 +109,14 @@ class Rewind:
             assert rewindable is not None
             assert self._order is not None
             assert self._handover is not None
-            self._handover.advance(self._store)  # all have given
+            self._handover.advance(self._store)  # a taker takes: all ranks have given
             rewindable.publish()
             return replace(self._order, kind=REWOUND)
         self.is_off = place is not None or self._store.check([self._key("off")])
         return None
 
     def arrive(self) -> bool:
-        """Say that this rank's main thread is at the boundary ahead; return whether all serve it there."""
+        """Report that this rank has reached the boundary ahead; return whether the round is served there."""
         keys = [f"arrived/{self._number}/{rank}" for rank in range(self._world_size)]
         if not self._has_arrived:
             self._store.set(keys[self._rank], "1")
@@ -130,11 +130,11 @@ class Rewind:
         return f"place/{self._number}"
 
     def _place(self) -> str | None:
-        """Return where the round is served, once that is decided."""
+        """Return where the round is served, or None if that is not decided yet."""
         return self._store.get(self._place_key).decode() if self._store.check([self._place_key]) else None
 
     def _has_gone(self, rank: int) -> bool:
-        """Return whether a rank takes no part in rounds any more."""
+        """Return whether a rank has stopped taking part in rounds."""
         return any(self._store.check([f"{how}/{rank}"]) for how in ("finished", "left", "parted"))
 
     def _say(self, what: str, value: object) -> None:

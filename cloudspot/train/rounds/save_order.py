@@ -1,4 +1,4 @@
-"""What ranks agree to do at a boundary."""
+"""The save order: the action that ranks agree on for a boundary."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ DRAIN = "drain"
 REWOUND = "rewound"
 RESCUE = "rescue"
 MAX_BYTES = 256 << 20
-"""Tensors of more bytes than this stay with the ranks that hold them: rank 0's memory holds it all."""
+"""The maximum size of the tensors that are handed over, because rank 0's memory holds them all."""
 BYTES_PER_SECOND = 50 << 20
-"""What a store is taken to carry: a tenth of what it does on one machine."""
+"""The assumed speed of a store: a tenth of its speed on one machine."""
 TIME_SHARE = 0.5
-"""The share of the time before the guard that may go into it."""
+"""The share of the time before the guard that a hand-over may take."""
 
 
 @dataclass(frozen=True)
 class SaveOrder:
-    """What a main thread must do at a boundary: save there and go on, or save and leave.
+    """The action of a main thread at a boundary: save there and go on, or save and leave.
 
-    Who writes what follows from it and the table of items, so all ranks have the same.
+    Together with the table of items it determines which rank writes which part, so all ranks have the same.
     """
 
     kind: str
-    """``REWOUND``: the state at a boundary behind is sealed, so leave. ``RESCUE``: see ``rescue``."""
+    """With ``REWOUND``, the state at an earlier boundary is sealed: leave. For ``RESCUE``, see ``rescue``."""
     step: int | None
-    """The boundary; None: leave now, without a save."""
+    """The boundary; None means to leave now, without a save."""
     number: int = 0
-    """Of the round, which the save is named by; 0: there was none."""
+    """The number of the round, which is part of the save's name; 0 if there was no round."""
     avoid: frozenset[int] = frozenset()
-    """Ranks whose machines are about to go; in a rescue, those that are lost."""
+    """The ranks whose machines are about to go; in a rescue, the lost ranks."""
     rooms: tuple[int, ...] = ()
-    """Bytes that each rank's slots hold, by rank."""
+    """The bytes that each rank's slots hold, by rank."""
     handover_bytes: int = 0
-    """So many bytes of tensors may be handed over."""
+    """The maximum number of bytes of tensors that may be handed over."""
     rescue: Mapping[str, Any] | None = None
-    """Of a ``RESCUE``: what its seals say of it."""
+    """In a ``RESCUE``, the description of it that its seals hold."""
     keepers: Mapping[int, int] = field(default_factory=dict)
-    """In a rescue, by lost ranks, the ranks that save what those had handed over."""
+    """In a rescue, maps each lost rank to the rank that saves the state it had handed over."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the order as JSON."""
         return {**asdict(self), "avoid": sorted(self.avoid), "keepers": sorted(self.keepers.items())}
 
 
 def read_order(value: Mapping[str, Any]) -> SaveOrder:
-    """Return what ``SaveOrder.to_json`` returned for."""
+    """Return the order for which ``SaveOrder.to_json`` returned ``value``."""
     avoid, rooms = frozenset(value["avoid"]), tuple(value["rooms"])
     return SaveOrder(**{**value, "avoid": avoid, "rooms": rooms, "keepers": dict(value["keepers"])})
 
@@ -61,10 +61,10 @@ def limit_bytes(seconds: float) -> int:
 def make_order(
     kind: str, step: int, number: int, ranks: Sequence[Mapping[str, Any]], *, seconds: float
 ) -> SaveOrder:
-    """Decide how all ranks save, from what each has said of itself, ``seconds`` before the guard.
+    """Decide how all ranks save, from the reports of ``ranks``, ``seconds`` before the guard.
 
-    That is whether its machine has a "notice", which "node" that is, and the "room" of its slots. Ranks of
-    one machine may hear of its notice one after the other.
+    A report says whether the rank's machine has a "notice", which "node" it is, and the "room" of the rank's
+    slots. Ranks of one machine may learn of its notice at different moments.
     """
     nodes = {each["node"] for each in ranks if each["notice"]} if kind == DRAIN else set()
     avoid = frozenset(rank for rank, each in enumerate(ranks) if each["node"] in nodes)

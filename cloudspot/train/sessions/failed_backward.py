@@ -1,7 +1,7 @@
-"""Notes that a backward pass or an all-reduce has failed, although the script may catch the error and go on.
+"""Notes that a backward pass or an all-reduce has failed, even if the script catches the error and goes on.
 
-The sums of the gradients are incomplete then, and an optimizer that steps all the same spoils the weights.
-torch tells nobody: DDP's next backward pass fails, too, but comes after that.
+The sums of the gradients are incomplete then, and an optimizer that steps nevertheless spoils the weights.
+torch does not report this in time: DDP's next backward pass fails, too, but only after that step.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 
 @contextmanager
 def noted(note: Callable[[str, BaseException], None], *, succeeded: Callable[[], None]) -> Iterator[None]:
-    """Call ``note`` with the reason and the error when one fails; ``succeeded`` after each backward pass."""
-    inner, reduce = torch.autograd.backward, torch.distributed.all_reduce  # Tensor.backward looks it up, too
+    """Call ``note`` with the reason and error of a failure, and ``succeeded`` after each backward pass."""
+    inner, reduce = torch.autograd.backward, torch.distributed.all_reduce  # Tensor.backward uses the former
 
     @functools.wraps(inner)
     def backward(*args: Any, **options: Any) -> Any:

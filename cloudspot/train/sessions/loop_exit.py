@@ -1,4 +1,4 @@
-"""Tells a loop that a script has left by its own will from one that an exception ends."""
+"""Distinguishes a loop that the script itself has left from one that an exception has ended."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _RAISES = {dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"]}
 class LoopExit:
     """A context in a generator that calls back if the generator is closed without an exception.
 
-    Such is ``break`` or ``return`` in the loop over it. With an exception on its way through the loop, which
-    the script may catch or not, nothing is called, nor where the generator outlives the loop.
+    ``break`` or ``return`` in the loop over the generator closes it that way. There is no call if the
+    generator outlives the loop, or if an exception is passing through the loop, whether it is caught or not.
     """
 
     def __init__(self, left: Callable[[], None]) -> None:
@@ -24,7 +24,7 @@ class LoopExit:
         self._code: CodeType | None = None
 
     def __enter__(self) -> None:
-        """Begin: the caller is the generator, and who has called that is the loop."""
+        """Remember the loop: it is the caller of the generator, which calls this."""
         self._code = _loop_frames(sys._getframe(1))[-1].f_code  # noqa: SLF001 - the only way to the frame
 
     def __exit__(
@@ -39,7 +39,7 @@ class LoopExit:
 
 
 def _loop_frames(generator: FrameType) -> list[FrameType]:
-    """Return the frames that a generator is called through, up to the first that is no generator's."""
+    """Return the frames that called a generator, up to the first one that is not a generator's."""
     frames: list[FrameType] = []
     frame = generator.f_back
     while frame is not None:
@@ -51,10 +51,10 @@ def _loop_frames(generator: FrameType) -> list[FrameType]:
 
 
 def is_raising(frame: FrameType) -> bool:
-    """Return whether an exception is on its way through a frame, at the instruction that it now executes.
+    """Return whether an exception is passing through a frame, at the instruction that it executes now.
 
-    Python hides an exception from what runs while it unwinds a frame, but has noted the instruction in a
-    traceback by then; not where it raises an exception again.
+    Python hides an exception from code that runs while a frame is unwound. A traceback names the
+    instruction by then, unless the instruction raises the exception again.
     """
     if frame.f_code.co_code[frame.f_lasti] in _RAISES:
         return True

@@ -42,7 +42,7 @@ def open_session(objects: Mapping[str, Any], *, dataloader: Any, exact: bool) ->
             if directory in _open_handoffs:
                 raise SessionError(
                     "this process has a session already: open it once, when the batch size is known, and pass"
-                    " it on; another training, as a trial of a search, is a job of its own"
+                    " it on; submit another training, such as a trial of a search, as a job of its own"
                 )
             _open_handoffs.add(directory)
     restore = os.environ.get(handoff.RESTORE)
@@ -57,7 +57,7 @@ def open_session(objects: Mapping[str, Any], *, dataloader: Any, exact: bool) ->
 
 
 def _check_unsharded(tracked: Mapping[str, Any]) -> None:
-    # What gloo makes of FSDP's averages on a GPU has differed from one torch to another.
+    # With gloo on a GPU, FSDP's averages differ between versions of torch.
     for name, each in tracked.items():
         if isinstance(each, torch.nn.Module) and any(map(sharding.is_dtensor, each.parameters())):
             raise SessionError(
@@ -71,20 +71,20 @@ def _warn_of_own_statistics(tracked: Mapping[str, Any]) -> None:
         found = sharding.own_statistics(each) if isinstance(each, torch.nn.Module) else []
         if found:
             _log.warning(
-                "session(%s=...) is sharded, and its %s has other statistics on each rank: checkpoints hold"
-                " rank 0's, so resuming is not exact; use SyncBatchNorm",
+                "session(%s=...) is sharded, and the statistics of its %s differ between ranks: checkpoints"
+                " hold rank 0's, so resuming is not exact; use SyncBatchNorm",
                 *(name, found[0]),
             )
 
 
 def check_exact(model: Any, world: World, *, exact: bool) -> None:
-    """Check that resuming is bit-equal with this model if it has to be ``exact``.
+    """If resuming has to be ``exact``, check that it is bit-equal with this model.
 
     Raises:
         SessionError: with three or more ranks, DistributedDataParallel rearranges its buckets.
     """
     # The order of three summands matters, and DDP rearranges its buckets after the first backward pass, which
-    # a resumed run does at another step. With find_unused_parameters it never rearranges them.
+    # comes at another step in a resumed run. With find_unused_parameters, DDP never rearranges them.
     if not exact or world.world_size < 3 or not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         return
     if not model.find_unused_parameters:

@@ -1,7 +1,7 @@
-"""How ranks hand over what each of them alone has, at each boundary, in case one is lost (P8).
+"""How ranks hand over their own states at each boundary, in case a rank is lost (P8).
 
-Each rank gives it to its keeper, over a connection of its own, from a thread: the main thread waits for
-nothing. It sends what has changed since the boundary before.
+A rank's own state is the part of the state that no other rank has. A thread sends the changes since the
+previous boundary to the rank's keeper, over a connection of its own; the main thread waits for nothing.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ from cloudspot.train.state.own_pieces import OwnState
 SHARE = 0.005
 """The share of the time that handing over may take."""
 NUM_COUNTED = 32
-"""It is looked at after so many boundaries; the first ones, with the connection and all pieces, are free."""
+"""The number of boundaries between two checks of that share. The first check is left out, because it includes
+the connection and all pieces."""
 BYTES_PER_SECOND = 1e9
-"""What a network carries that ranks train over."""
+"""The assumed speed of a network that ranks train over."""
 CONNECT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 _REACHED_SECONDS = 0.002
 
 
 class OwnStates:
-    """Gives what this rank alone has to one other, and keeps what another gives."""
+    """Gives this rank's own state to one other rank, and keeps the own state of another."""
 
     def __init__(
         self, told: str, store: Store, marks: BoundaryMarks, *, world: World, report: Callable[[str], None]
     ) -> None:
-        """Listen, and tell the other ranks through ``store``, before another thread uses it.
+        """Listen, and publish the address in ``store``, before another thread uses the store.
 
-        The agent has ``told`` the secret of the generation and the address of this machine. If nothing is
-        given any more, ``report`` gets the reason.
+        ``told``, from the agent, is the secret of the generation and the address of this machine, joined by
+        an ``@``. When giving ends early, ``report`` is called with the reason.
         """
         secret, _, address = told.partition("@")
         ranks = range(world.world_size)
@@ -61,7 +62,7 @@ class OwnStates:
         self._newest: Mark | None = None
 
     def offer(self, mark: Mark | None, *, draws: bool) -> None:
-        """Give what this rank has at a mark: if it ``draws`` random numbers, or on rank 0 has buffers."""
+        """Give the own state at a mark if the steps draw random numbers (``draws``) or rank 0 has buffers."""
         if mark is None or mark is self._newest or self._giver.has_ended:
             return
         if draws or (self._rank == 0 and any(each.buffers for each in mark.models.values())):
@@ -69,7 +70,7 @@ class OwnStates:
             self._giver.offer(mark)
 
     def at(self, mark: Mark) -> dict[int, OwnState]:
-        """Return what other ranks had at the boundary of a mark, by rank, as far as it is here."""
+        """Return the own states of other ranks at the boundary of a mark, by rank, if they are kept here."""
         given = self._keeper.given_at(mark.number, mark.step)
         own = None if given is None else own_pieces.rebuild(given.pieces, mark, rank=self._giver_rank)
         return {} if own is None else {self._giver_rank: own}
@@ -81,7 +82,7 @@ class OwnStates:
 
 
 class Giver:
-    """Gives what this rank alone has to its keeper."""
+    """Gives this rank's own state to its keeper."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Giver:
         keeper: Keeper,
         report: Callable[[str], None],
     ) -> None:
-        """Do nothing before the first ``offer``; what this rank's own ``keeper`` costs counts, too."""
+        """Do nothing before the first ``offer``. The time of this rank's own ``keeper`` counts, too."""
         self._secret = secret
         self._marks = marks
         self._world = world
@@ -107,7 +108,7 @@ class Giver:
         self._thread: threading.Thread | None = None
 
     def offer(self, mark: Mark) -> None:
-        """Give what this rank has at a mark, unless a newer one is offered before that is possible."""
+        """Give the own state at a mark, unless a newer mark is offered before that is possible."""
         self._offered = mark
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="cloudspot-giver", daemon=True)
@@ -147,12 +148,12 @@ class Giver:
         until = time.monotonic() + CONNECT_SECONDS
         while not store.check([key]):
             if self._stopped or time.monotonic() > until:
-                raise TimeoutError("it has not said where it listens")
+                raise TimeoutError("the keeper has not published its address")
             time.sleep(_POLL_SECONDS)
         address, _, port = store.get(key).decode().rpartition(":")
         connection = socket.create_connection((address, int(port)), timeout=CONNECT_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with connection.makefile("rb") as source:  # which may listen to another one first
+        with connection.makefile("rb") as source:  # the keeper may listen to another connection first
             connection.sendall(proof_of(self._secret, read_exactly(source, PROOF_BYTES), self._world.rank))
         connection.settimeout(WAIT_SECONDS)
         return connection
@@ -167,17 +168,17 @@ class Giver:
                 yield mark
 
     def _give(self, connection: socket.socket) -> None:
-        """Give what is offered, as long as that is cheap.
+        """Give the offered states as long as that takes no more than ``SHARE`` of the time.
 
         Raises:
-            ValueError: it is not, or impossible.
+            ValueError: giving takes more, or is impossible.
             OSError: the connection is lost.
         """
         before: Mapping[Name, Any] = {}
         spent, num_bytes, spent_before, checked_at = 0.0, 0, 0.0, 0.0
         for count, mark in enumerate(self._next(), 1):
             while not mark.is_reached and self._offered is None and not self._stopped:
-                time.sleep(_REACHED_SECONDS)  # a device that is waited for takes a core, or never comes
+                time.sleep(_REACHED_SECONDS)  # waiting for a device would use a core, and may never end
             if not mark.is_reached:
                 continue
             began = time.thread_time()
@@ -199,7 +200,7 @@ class Giver:
                 now, whole = time.monotonic(), spent + self._keeper.seconds + num_bytes / BYTES_PER_SECOND
                 share = (whole - spent_before) / max(now - checked_at, 1e-9)
                 if count > NUM_COUNTED and share > SHARE:
-                    raise ValueError(f"it would take {share:.2%} of each step, for {len(sent)} bytes")
+                    raise ValueError(f"handing over {len(sent)} bytes takes {share:.2%} of a step")
                 spent_before, checked_at = whole, now
 
 

@@ -1,4 +1,4 @@
-"""Which steps end with gradients that an optimizer has yet to use: no checkpoint holds those."""
+"""Finds the steps that end with gradients that an optimizer has yet to use: checkpoints hold no gradients."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class PendingGradients:
     """Follows the steps of the tracked optimizers.
 
     An optimizer's gradients are pending at the end of a step if it did not step in it and some of its
-    parameters have gradients that have changed since it last did. So are those that FSDP
-    has yet to reduce over the ranks.
+    parameters have gradients that have changed since its last step. Gradients that FSDP has yet to reduce
+    over the ranks are pending, too.
     """
 
     def __init__(self, objects: Mapping[str, Any], *, rank: int) -> None:
-        """Watch those of the tracked objects that are optimizers, until ``close``."""
+        """Watch the optimizers among the tracked objects until ``close``."""
         self._watched = [
             _Watched(name, each) for name, each in objects.items() if hasattr(each, "param_groups")
         ]
@@ -38,12 +38,12 @@ class PendingGradients:
         self._num_pending = 0
         self._has_stepped = False
         self._has_warned = False
-        # Optimizers that wrap another one, as Accelerate's, are seen by the step of the inner one.
+        # An optimizer that wraps another one, as Accelerate's do, is noticed by the inner optimizer's step.
         self._hook = register_optimizer_step_post_hook(self._note_step) if self._watched else None
 
     @property
     def has_stepped(self) -> bool:
-        """Whether the step under way has changed the state: True if no tracked optimizer could tell."""
+        """Whether the step under way has changed the state; True if no optimizer is tracked."""
         return self._has_stepped or not self._watched
 
     @property
@@ -67,7 +67,7 @@ class PendingGradients:
         if not self._has_warned and self._rank == 0:
             self._has_warned = True
             _log.warning(
-                "for %d steps, %s had gradients that it did not use; checkpoints leave them out, so resuming"
+                "for %d steps, %s had gradients that were not used; checkpoints leave them out, so resuming"
                 " is exact only if the script zeroes them before their next use",
                 *(LONGEST_ACCUMULATION_STEPS, " and ".join(pending)),
             )
@@ -90,7 +90,7 @@ class _Watched:
         self.name = name
         self._optimizer = optimizer
         self._has_stepped = False
-        # Only an optimizer that leaves out steps needs them.
+        # Only an optimizer that leaves out steps needs marks.
         self._marks: list[tuple[Any, int] | None] | None = None
         self._needs_marks = False
 
@@ -126,7 +126,7 @@ class _Watched:
 def _version(gradient: Any) -> int:
     """Return a number that grows with each change of the gradient."""
     version: int = gradient._version  # noqa: SLF001 - public in all but name
-    # FSDP adds to what a DTensor holds, which the DTensor itself does not count as a change.
+    # FSDP adds to the local tensor of a DTensor, and the DTensor's own counter does not show that.
     if is_dtensor(gradient):
         version += local_of(gradient)._version  # noqa: SLF001
     return version

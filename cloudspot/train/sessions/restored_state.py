@@ -1,4 +1,4 @@
-"""What a session resumes from: the restored checkpoint, as far as this rank can use it."""
+"""The state that a session resumes from: the parts of the restored checkpoint that this rank can use."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _log = logging.getLogger("cloudspot")
 
 
 class RestoredState:
-    """A checkpoint whose state the tracked objects hold, and where its loop and its generators stood."""
+    """A checkpoint loaded into the tracked objects, with its loop's position and its generators' state."""
 
     def __init__(self, restored: Checkpoint, objects: Mapping[str, Any], *, world: World) -> None:
         """Load the checkpoint into the objects.
 
         Raises:
-            CheckpointError: it is malformed or does not fit them.
+            CheckpointError: the checkpoint is malformed or does not fit the objects.
         """
         restored.load(objects, world=world)
         self.step = restored.step
@@ -44,8 +44,8 @@ class RestoredState:
                     )
         elif world.rank == 0:
             loader = (
-                ", and the dataloader begins again with its first sample; run.batches(dataloader) would go on"
-                " in the middle of an epoch"
+                ", and the dataloader begins again with its first sample; run.batches(dataloader) would"
+                " continue in the middle of the epoch"
             )
             _log.warning(
                 "a checkpoint of %d ranks is resumed by %d: random generators are seeded anew%s",
@@ -55,7 +55,10 @@ class RestoredState:
             )
 
     def _follow(self, objects: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state of this rank, which was lost, by a saver's, if its place follows from that."""
+        """Return the state of this rank, which was lost, derived from a saver's; empty if that is impossible.
+
+        It is possible if the saver's position in the data determines that of this rank.
+        """
         saved = self._checkpoint
         found = next(filter(None, map(saved.rank_state, range(saved.world_size))), {})
         saver = rebuild("state of a rank", found)
@@ -68,7 +71,7 @@ class RestoredState:
 
     @property
     def left(self) -> dict[str, Json] | None:
-        """How long the loop was that the script left at this checkpoint, or None: see ``TrainingLoop``."""
+        """The lengths of the loop that the script left at this checkpoint, or None: see ``TrainingLoop``."""
         return self._checkpoint.left
 
     @property
@@ -78,35 +81,37 @@ class RestoredState:
 
     @property
     def loader_generators(self) -> Any:
-        """The states of the generators that this loader owns, or None."""
+        """The states of the generators that the tracked loader owns, or None."""
         return self._rank_state.get("loader_generators")
 
     def position(self) -> dict[str, Any]:
-        """Return where the loop over batches stood: see ``Checkpoint.position``.
+        """Return the position of the loop over batches: see ``Checkpoint.position``.
 
         Raises:
-            SessionError: it was a loop over steps.
+            SessionError: the checkpoint was saved in a loop over steps.
         """
         position = self._checkpoint.position
         if position is None:
-            raise SessionError("the checkpoint was saved in a loop over run.steps(): use that again")
+            raise SessionError("the checkpoint was saved in a loop over run.steps(): use run.steps() again")
         return position
 
     def check_steps(self) -> None:
         """Check that the checkpoint was saved in a loop over steps.
 
         Raises:
-            SessionError: it was a loop over batches.
+            SessionError: it was saved in a loop over batches.
         """
         if self._checkpoint.position is not None:
-            raise SessionError("the checkpoint was saved in a loop over run.batches(): use that again")
+            raise SessionError(
+                "the checkpoint was saved in a loop over run.batches(): use run.batches() again"
+            )
 
     def resume_feed(self, feed: ResumableBatches) -> None:
         """Bring a feed to the saved position. This draws random numbers: restore the generators afterwards.
 
         Raises:
             CheckpointError: the position is malformed.
-            SessionError: it is not a position of the feed's loader.
+            SessionError: the position is not one of the feed's loader.
         """
         position = self.position()
         if not self._rank_state:
@@ -119,9 +124,9 @@ class RestoredState:
         )
 
     def restore_randomness(self, devices: tuple[int, ...], moment: str = "random") -> None:
-        """Restore the generators, these CUDA devices' too, to the named moment.
+        """Restore the random generators, including those of CUDA ``devices``, to the named moment.
 
-        In a world of another size they are seeded anew.
+        In a world of another size, they are seeded anew.
 
         Raises:
             CheckpointError: the saved state is malformed.
@@ -140,7 +145,7 @@ class RestoredState:
 
 
 def _with_randomness(state: Any, random: Mapping[str, Any]) -> Any:
-    """Return a saver's state with its generators at ``random``, and without what its first batch was."""
+    """Return a saver's state with its generators at ``random``, without its first batch's fingerprint."""
     if isinstance(state, dict):
         found = {key: _with_randomness(each, random) for key, each in state.items() if key != "first"}
         return {**found, **random} if {"python", "torch"} <= state.keys() else found

@@ -1,4 +1,4 @@
-"""Notes that this process received SIGTERM, although the script's own handler deals with it."""
+"""Notes that this process received SIGTERM, even if the script's own handler deals with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 _own: list[Any] = []
-"""The handlers of ``put_off``."""
+"""The handlers that ``put_off`` has set."""
 
 
 class _Noting:
@@ -27,9 +27,9 @@ class _Noting:
 
 
 def watch() -> None:
-    """From now on note SIGTERM, if the script has a handler for it: without one, it ends the process.
+    """From now on, note SIGTERM if the script has a handler for it; without a handler, it ends the process.
 
-    Call it again when the script may have set another handler.
+    Call this again when the script may have set another handler.
     """
     handler = signal.getsignal(signal.SIGTERM)
     is_main_thread = threading.current_thread() is threading.main_thread()
@@ -38,9 +38,9 @@ def watch() -> None:
 
 
 def put_off(may_put_off: Callable[[], bool]) -> None:
-    """Where SIGTERM would end this process at once, let it go on for now if ``may_put_off()``.
+    """If SIGTERM would end this process at once, let the process go on for now if ``may_put_off()``.
 
-    torchrun sends it to the other ranks of a machine when one has ended, and SIGKILL 30 s later.
+    When a rank has ended, torchrun sends SIGTERM to the machine's other ranks, and SIGKILL 30 s later.
     """
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -56,7 +56,7 @@ def put_off(may_put_off: Callable[[], bool]) -> None:
 
 
 def _forget() -> None:
-    """In a process that was forked, as a loader's worker: SIGTERM ends it at once."""
+    """Let SIGTERM end a forked process, such as a loader's worker, at once."""
     if signal.getsignal(signal.SIGTERM) in _own:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

@@ -1,4 +1,4 @@
-"""The session: one training's loop, tracked, saved at agreed boundaries and resumed."""
+"""The session: the loop of one training, which is saved at agreed boundaries and resumed."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ class Session:
         self._has_warned = False
         self._loader = self._resume_loader(dataloader)
 
-    # --- what a script asks ---------------------------------------------------------------------
+    # --- for the script -------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
-        """This process's rank among all of the job's."""
+        """This process's rank among all ranks of the job."""
         return self._world.rank
 
     @property
     def world_size(self) -> int:
-        """How many ranks train together."""
+        """The number of ranks that train together."""
         return self._world.world_size
 
     @property
     def step(self) -> int:
-        """The current step, from 0; before the loop the step to resume at, after it how many were made."""
+        """The current step, from 0: before the loop, the step to resume at; after it, the number of steps."""
         return self._loop.step
 
     @property
@@ -84,7 +84,7 @@ class Session:
 
     @property
     def artifacts(self) -> Path:
-        """A directory whose files are copied to the job's store; ``artifacts`` without cloudspot."""
+        """A directory whose files are copied to the job's store. Without cloudspot, it is ``artifacts``."""
         path = Path(os.environ.get(handoff.ARTIFACTS) or "artifacts")
         path.mkdir(parents=True, exist_ok=True)
         return path
@@ -110,22 +110,22 @@ class Session:
     def draining(self) -> bool:
         """Return whether this rank has been asked to save and leave.
 
-        Ranks learn it at different moments: use it only in loops in which they do not wait for each other.
+        Ranks learn this at different moments: use it only in loops in which they do not wait for each other.
         """
         return self._service is not None and self._service.is_draining
 
     def check(self) -> None:
-        """Leave now if the machine has to go; for code that takes long between two steps, as an evaluation.
+        """Leave now if the machine has to go; for slow code between two steps, such as an evaluation.
 
-        Call it often there, on each rank that runs such code. All ranks save the state of the last boundary
-        between two steps, and SystemExit is raised. Resumed, the script runs what came after that boundary
-        from its beginning. If the tracked objects have changed since that boundary, or outside of the loop,
-        nothing is saved and this returns: the loop ends at the next boundary.
+        Call this often in such code, on each rank that runs it. All ranks save the state at the last boundary
+        between two steps, and SystemExit is raised. A resumed script runs the code after that boundary from
+        the beginning. If the tracked objects have changed since that boundary, or if this is called outside
+        the loop, nothing is saved and this returns: the loop ends at the next boundary.
         """
         self._loop.check()
 
     def log(self, **values: float) -> None:
-        """Record metrics of the current step; rank 0's are shown and kept."""
+        """Record metrics of the current step. Only rank 0's are shown and kept."""
         metrics = {name: float(value) for name, value in values.items()}
         if self._service is not None:
             self._service.log(self.step, metrics)
@@ -133,14 +133,14 @@ class Session:
     # --- the loop -------------------------------------------------------------------------------
 
     def steps(self, total: int | None) -> Iterator[int]:
-        """Yield the steps from the restored one (else 0) to ``total``, exclusive; all ranks pass the same.
+        """Yield the steps from the restored one, or 0, to ``total`` (exclusive).
 
-        None: until the script leaves the loop.
+        All ranks pass the same ``total``. If it is None, the loop goes on until the script leaves it.
 
         The training may be saved between two steps, but not while a tracked optimizer has gradients that it
         has yet to use. When the machine has to go, SystemExit is raised there, and code after the loop does
-        not run. The state after the last step is always saved. A script may leave the loop early, all ranks
-        after the same step: the state there is then the last one, and code after the loop runs.
+        not run. The state after the last step is always saved. A script may leave the loop early if all ranks
+        do so after the same step: the state at that step is then the last one, and code after the loop runs.
         """
         if self._tracked_loader is not None and self._loader is None:
             _ = self.dataloader  # raises the error
@@ -162,22 +162,22 @@ class Session:
     def batches(self, loader: Any, *, epochs: int = 1) -> Iterator[Any]:
         """Yield the batches of a loader for a number of epochs; each batch is a step.
 
-        Calls ``loader.sampler.set_epoch`` where there is one. A resumed session continues with the next
-        batch of the epoch in which it was saved. Saves and leaving are as for ``steps``. In a loop over
-        ``epochs``, these are the batches of the current epoch.
+        Calls ``loader.sampler.set_epoch`` if the sampler has that method. A resumed session continues with
+        the next batch of the epoch in which it was saved. The training is saved and left in the same way as
+        in ``steps``. In a loop over ``epochs``, these are the batches of the current epoch.
 
-        With another number of ranks, the rest of that epoch's samples is divided anew in the epoch's
-        order: none is skipped and none comes twice. As at the end of any epoch, samples that cannot be
-        divided evenly are filled up with the epoch's first ones, or dropped with ``drop_last``. From the
-        next epoch on the loader is iterated as it is. This needs a plain DataLoader of a map-style
-        dataset with a ``batch_size``, whose sampler is a DistributedSampler over all ranks or, with one
-        rank, the one that ``shuffle`` makes. With any other loader (other samplers, a ``batch_sampler``,
-        iterable datasets, StatefulDataLoader) the epoch continues at a whole batch: some of its samples
-        may come twice, and a warning says so.
+        With another number of ranks, the rest of that epoch's samples is divided anew in the epoch's order:
+        no sample is skipped or comes twice. As at the end of any epoch, samples that cannot be divided evenly
+        are filled up with the epoch's first samples, or dropped with ``drop_last``. From the next epoch on,
+        the loader is iterated as it is. This needs a plain DataLoader of a map-style dataset with a
+        ``batch_size``. Its sampler is a DistributedSampler over all ranks or, with one rank, the sampler that
+        ``shuffle`` makes. With any other loader (other samplers, a ``batch_sampler``, iterable datasets,
+        StatefulDataLoader), the epoch continues at a whole batch: some of its samples may come twice, and a
+        warning is logged.
         """
         if self._tracked_loader is not None and self._tracked_loader is not loader:
             raise SessionError(
-                "run.batches() got another loader than session(dataloader=...): pass the same one to both"
+                "run.batches() got another loader than session(dataloader=...): pass the same loader to both"
             )
         if self._epochs is not None:
             return self._batches_of_epoch(loader, self._epochs, epochs=epochs)
@@ -198,7 +198,7 @@ class Session:
         self._loop.end()
 
     def _steps_of(self, feed: ResumableBatches) -> Iterator[Any]:
-        """Make a step of each batch that is left."""
+        """Make a step of each remaining batch."""
         loop = self._loop
         step = loop.step
         while feed.has_next():
@@ -212,19 +212,19 @@ class Session:
         loop.end_step(step)
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Yield the epochs from the restored one (else 0) to ``total``, exclusive; all ranks pass the same.
+        """Yield the epochs from the restored one, or 0, to ``total`` (exclusive).
 
-        Loop over ``run.batches(loader)`` once in each; before and after that loop there may be code of the
-        epoch's own. Saves and leaving are as for ``steps``, and the training may also be saved between the
-        last batch and the code after it. A resumed session begins the epoch in which it was saved again,
-        continues with the next batch, if there is one, and runs the code after the batches again if it was
-        saved there.
+        All ranks pass the same ``total``. Loop over ``run.batches(loader)`` once in each epoch; other code
+        may run before and after that loop. The training is saved and left in the same way as in ``steps``,
+        and may also be saved between the last batch and the code after it. A resumed session begins the epoch
+        in which it was saved again and continues with the next batch, if there is one. It runs the code after
+        the batches again if it was saved there.
         """
         self._open_loop()
         loop, first = self._loop, 0
         if self._restored is not None:
             position = self._restored.position()
-            # Saved after the last batch of an epoch, the code that comes then has not run.
+            # If the epoch was saved after its last batch, the code after the batches has not run.
             first = position["epoch"] - (1 if position["ended"] else 0)
         self._epochs = epochs = _Epochs(first, total, is_resuming=self._restored is not None)
         self._restore_randomness("epoch_random")
@@ -245,9 +245,15 @@ class Session:
 
     def _batches_of_epoch(self, loader: Any, epochs_loop: _Epochs, *, epochs: int) -> Iterator[Any]:
         if epochs != 1:
-            raise SessionError("in a loop over run.epochs(), run.batches() is one epoch: leave out epochs=")
+            raise SessionError(
+                f"run.batches() got epochs={epochs} in a loop over run.epochs(), where it yields one epoch:"
+                " leave out epochs="
+            )
         if epochs_loop.has_batches:
-            raise SessionError("run.batches() can be looped over once in each epoch of run.epochs()")
+            raise SessionError(
+                f"run.batches() was called twice in epoch {epochs_loop.number} of run.epochs(): loop over it"
+                " once in each epoch"
+            )
         epochs_loop.has_batches = True
         self._warn_of_schedule(epochs_loop)
         epoch = epochs_loop.number
@@ -267,14 +273,14 @@ class Session:
             self._end_batches()
         loop.progress[0] = loop.step
         if self._service is not None and loop.is_at_boundary:
-            # Only to leave: an interval save is worth as much at the next step, and the state after the loop,
-            # of which this may be the last step, needs a name of its own.
+            # This boundary is only for leaving: an interval save is worth as much at the next step. If this
+            # was the loop's last step, the state after the loop needs a name of its own.
             epochs_loop.has_ended_batches = True
             self._service.pass_boundary(loop.step, is_end_of_epoch=True)
             epochs_loop.has_ended_batches = False
 
     def _schedule(self, *, has_rates: bool) -> list[Any]:
-        """Return how far the tracked schedulers are, and perhaps the learning rates."""
+        """Return the positions of the tracked schedulers and, if ``has_rates``, the learning rates."""
         moments = [getattr(each, "last_epoch", None) for each in self._objects.values()]
         if not has_rates:
             return moments
@@ -282,8 +288,8 @@ class Session:
         return [*moments, *(rate.tolist() if isinstance(rate, torch.Tensor) else rate for rate in rates)]
 
     def _warn_of_schedule(self, epochs: _Epochs) -> None:
-        """Warn if the code before an epoch's batches goes on from what it has set when it runs again."""
-        # A rate that depends on the epoch alone comes out the same: that shows when it runs again.
+        """Warn if repeating the code before an epoch's batches would change the learning rates again."""
+        # A rate that depends only on the epoch comes out the same when that code runs again.
         now = self._schedule(has_rates=epochs.is_resuming)
         if epochs.schedule == now or self._has_warned or self._service is None or self._world.rank != 0:
             return
@@ -300,20 +306,21 @@ class Session:
             self._feed.end_epoch()
 
     def _open_loop(self) -> None:
-        """Note that the script begins its loop; warn of what it did before that a resumed run does anew."""
+        """Note that the script begins its loop; warn of earlier actions that a resumed run would repeat."""
         self._loop.open()
         if self._random_at_open is None or self._world.rank != 0:
             return
         if self._loader is not None and self._loader.has_fetched:
             _log.warning(
-                "a batch was fetched from run.dataloader before the loop: a resumed run fetches another one"
+                "a batch was fetched from run.dataloader before the loop: a resumed run fetches another batch"
                 " there, so the loop's batches come at other steps; fetch it inside the loop"
             )
         drawn = randomness.drawn_since(self._random_at_open, self._devices)
         if drawn:
             _log.warning(
                 "random numbers were drawn from %s generator between session() and the loop: a resumed run"
-                " draws them as at step 0, so what the loop replaces, as a first batch, belongs inside it",
+                " draws the same ones as at step 0; move code that the loop repeats, such as fetching a first"
+                " batch, into the loop",
                 " and ".join(drawn),
             )
 
@@ -321,7 +328,7 @@ class Session:
         return self._loop.begin(length, left=None if self._restored is None else self._restored.left)
 
     def _describe(self) -> Description:
-        """Return what a save at this boundary holds beside the objects' state."""
+        """Return the description that a save at this boundary holds besides the objects' state."""
         rank_state: dict[str, Any] = {"random": randomness.capture(self._devices)}
         position = None
         if self._feed is not None:
@@ -337,7 +344,7 @@ class Session:
             rank_state["is_common"] = self._feed is None or self._feed.is_common
             return Description(shared, rank_state, draws_unseen=has_workers or own is not None, own_place=own)
         if getattr(self._tracked_loader, "is_framework", False):
-            # The place of another framework's loop, which has moved on when an evaluation asks for it.
+            # Another framework's loop has moved on by the time an evaluation saves, so take its position now.
             rank_state["dataloader"] = self._tracked_loader.state_dict()
             own = self._tracked_loader.own_order
             rank_state["is_common"] = own is None
@@ -351,7 +358,8 @@ class Session:
     def begin_again(self) -> bool:
         """Let a framework begin a loop in place of one that has failed; return whether that is possible.
 
-        It is if neither the session was resumed nor a step was made: otherwise checkpoints are of that loop.
+        It is possible if the session was not resumed and no step was made: otherwise, checkpoints belong to
+        the failed loop.
         """
         return self._restored is None and self._loop.begin_again()
 
@@ -390,14 +398,14 @@ class Session:
             self._restored.restore_randomness(self._devices, moment)
 
     def _watch_randomness(self) -> None:
-        """From now on, until the loop begins, notice what is drawn from the random generators."""
+        """From now on until the loop begins, notice whether random numbers are drawn."""
         if self._service is not None and not self._loop.has_begun:
             self._random_at_open = randomness.capture(self._devices)
 
     # --- with an agent --------------------------------------------------------------------------
 
     def connect(self, directory: Path) -> None:
-        """Start serving the agent with this hand-off directory; opening the session calls it."""
+        """Start serving the agent with this hand-off directory; called when the session is opened."""
         sigterm.watch()
         world, objects = self._world, self._objects
         self._loop.serve(
@@ -406,7 +414,7 @@ class Session:
         self._watch_randomness()
 
     def close(self) -> None:
-        """Stop serving the agent; for the end of the process."""
+        """Stop serving the agent; called at the end of the process."""
         self._loop.close()
 
 
@@ -416,7 +424,7 @@ def _groups(tracked: Any) -> Sequence[Mapping[str, Any]]:
 
 @dataclass
 class _Epochs:
-    """Where a loop over ``epochs`` is."""
+    """The position of a loop over ``epochs``."""
 
     number: int
     total: int
@@ -425,8 +433,8 @@ class _Epochs:
     has_batches: bool = False
     """Whether the script has begun to loop over the epoch's batches."""
     has_ended_batches: bool = False
-    """Whether a save now is one between the last batch and the code that comes then."""
+    """Whether the loop is between the last batch and the code after it."""
     random: dict[str, Any] | None = None
     """The state of the random generators at the beginning of the epoch."""
     schedule: list[Any] | None = None
-    """How far the schedulers were then and, where it is resumed, the learning rates."""
+    """The schedulers' positions at the beginning of the epoch and, if it is resumed, the learning rates."""

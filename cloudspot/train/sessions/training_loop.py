@@ -1,4 +1,4 @@
-"""The loop that a session drives: its steps, the boundaries between them, and how it ends."""
+"""The loop that a session drives: its steps, the boundaries between them, and its end."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _log = logging.getLogger("cloudspot")
 
 
 class TrainingLoop:
-    """Counts the steps of one loop, and lets the service save and leave where the state can be saved."""
+    """Counts the steps of one loop, and lets the service save and leave at boundaries that can be saved."""
 
     def __init__(self, objects: Mapping[str, Any], *, rank: int, start: int) -> None:
         """Follow the tracked objects; the first step is ``start``."""
         self.step = start
-        """The current step; after the loop how many were made."""
+        """The current step; after the loop, the number of steps that were made."""
         self.service: Service | None = None
-        """What serves the agent; None without one, and after ``close``."""
+        """The service of the agent; None if there is no agent, and after ``close``."""
         self.progress: MutableSequence[int] = array("q", [start, -1, start, -1])
         """The values of ``handoff.Progress``, and of ``handoff.DATA_WAIT``."""
         self.has_begun = False
         self.has_worked = False
         """Whether the loop has run any of the script's code."""
         self.is_at_boundary = True
-        """Whether, between two steps, all state of the training can be saved."""
+        """Whether all state of the training can be saved between the last step and the next one."""
         self.left: dict[str, Json] | None = None
-        """Of a loop that the script left early: its "length", and how many steps were "planned" (or None)."""
+        """If the script left the loop early: its "length", and its "planned" number of steps (or None)."""
         self._start = start
         self._gradients = PendingGradients(objects, rank=rank)
         self._is_under_way = False
@@ -44,7 +44,7 @@ class TrainingLoop:
         self._has_warned = rank != 0
 
     def serve(self, service: Service) -> None:
-        """From now on pass the boundaries to a service."""
+        """From now on, pass the boundaries to a service."""
         self.service = service
         self.progress = service.progress
 
@@ -52,7 +52,7 @@ class TrainingLoop:
         """Note that the script begins its loop.
 
         Raises:
-            SessionError: it had begun one before.
+            SessionError: the script has begun a loop before.
         """
         if self.has_begun:
             raise SessionError(
@@ -62,15 +62,15 @@ class TrainingLoop:
         self.has_begun = True
 
     def begin_again(self) -> bool:
-        """Let the script begin its loop once more, unless a step was made; return whether that is so."""
+        """Let the script begin its loop again unless a step was made; return whether it may."""
         if self.step == self._start and not self._gradients.has_stepped:
             self.has_begun = False
         return not self.has_begun
 
     def begin(self, length: int, *, left: dict[str, Json] | None) -> bool:
-        """Tell the agent that the loop begins; return whether the script has left it already.
+        """Report to the agent that the loop begins; return whether the script has left it already.
 
-        It has if the restored checkpoint was saved when it ``left`` a loop of this ``length``.
+        It has if the restored checkpoint was saved when the script ``left`` a loop of this ``length``.
         """
         if self.service is not None:
             sigterm.watch()
@@ -81,7 +81,7 @@ class TrainingLoop:
         return self.left is not None
 
     def begin_step(self, step: int) -> None:
-        """Serve the boundary before the step, and begin it.
+        """Serve the boundary before the step, and begin the step.
 
         Raises:
             SystemExit: the machine has to go.
@@ -100,35 +100,36 @@ class TrainingLoop:
         """Leave if the machine has to go and the state at the last boundary can still be saved.
 
         Raises:
-            SystemExit: it was saved.
+            SystemExit: the state was saved.
         """
         if self.service is None:
             return
         if self._is_in_step and self._gradients.is_stepped and not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "run.check() is called after the optimizer's step: there, a notice waits for the end of the"
-                " step. Evaluate at the beginning of a step, or after the batches in run.epochs()"
+                "run.check() was called after the optimizer's step, where it cannot save: a notice waits for"
+                " the end of the step. Evaluate at the beginning of a step, or after the batches in"
+                " run.epochs()"
             )
         self.service.check(is_in_loop=self._is_under_way)
 
     def end_step(self, num_steps: int | None = None) -> None:
-        """Note that the last step has ended; ``num_steps`` were made, by default those with an effect."""
+        """Note that the last step has ended; ``num_steps`` were made, by default all with an effect."""
         self.step = self._steps_made() if num_steps is None else num_steps
         if self._is_in_step:
             self._is_in_step = False
             self.is_at_boundary = self._gradients.end_step()
 
     def _steps_made(self) -> int:
-        """Return how many steps were made; a step that the script left before it changed anything is not."""
+        """Return how many steps were made; a step that the script left before it changed the state is not."""
         if not self._is_in_step:
             return self.step
-        # A checkpoint of that number may exist: what is saved later needs another one.
+        # If a checkpoint of that number exists, a later save needs another number.
         is_sealed = self.service is not None and self.service.sealed_step == self.step
         return self.step + (1 if self._gradients.has_stepped or is_sealed else 0)
 
     def leave(self, *, is_held: bool = False) -> None:
-        """Make the state at which the script leaves its loop the last one."""
+        """Note that the script leaves its loop early: the state there is the last one."""
         self._is_under_way = False
         self.end_step()
         planned = self.progress[1]
@@ -143,13 +144,13 @@ class TrainingLoop:
             self.service.end_loop(self.step, left=self.left, saves=self.has_worked)
 
     def close(self) -> None:
-        """Stop serving the agent; for the end of the process."""
+        """Stop serving the agent; called at the end of the process."""
         self._gradients.close()
         if self.service is None:
             return
         try:
-            # An exception has ended the loop and was caught, as SystemExit is by Python, or the script still
-            # holds the iterator. Whether it was by its own will, only its exit status tells.
+            # Either an exception ended the loop and was caught, as Python catches SystemExit, or the script
+            # still holds the iterator. Only its exit status shows whether it left the loop by itself.
             if self._is_under_way and getattr(sys, "last_value", None) is None:
                 self.leave(is_held=True)
         finally:

@@ -350,7 +350,7 @@ def test_the_kind_of_loop_must_stay_the_same(open_session, courier, until_held):
         pass
     restore = courier.carry(3)
     run = open_session(courier.begin(restore), model=torch.nn.Linear(1, 1))
-    with pytest.raises(spot.SessionError, match=r"a loop over run\.steps\(\): use that again"):
+    with pytest.raises(spot.SessionError, match=r"a loop over run\.steps\(\): use run\.steps\(\) again"):
         next(run.batches([1, 2, 3]))
 
 
@@ -477,7 +477,7 @@ def resumed(open_session, courier, until_held, caplog):
     return resume
 
 
-CHOOSING = "both the loading of the data and the training draw from NumPy's generator"
+CHOOSING = "loading the data and the training both draw from NumPy's generator"
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,7 @@ def test_samples_that_are_chosen_by_what_the_training_draws_from_are_warned_of(
         assert (is_exact, warned) == (True, [])
 
 
-UNTOLD = "the first epoch of this process is epoch 1, which {} cannot be told"
+UNTOLD = "the first epoch of this process is epoch 1, but {} has no set_epoch"
 ANOTHER = "the first batch of the epoch is another one. What {} yields"
 
 

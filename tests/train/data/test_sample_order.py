@@ -377,7 +377,7 @@ def test_where_the_order_is_not_known_it_goes_on_at_a_whole_batch_and_says_so(re
         assert caplog.messages == []
         resumed.resume(position, None, world_size=3)
         assert resumed.take()[0]["batch"] == 3
-    message = f"a checkpoint of 3 ranks is resumed by 2 in the middle of epoch 0, and {reason}: "
+    message = f"a checkpoint of 3 ranks is resumed by 2 in the middle of epoch 0, but {reason}: "
     message += "some of the epoch's samples may come twice"
     assert caplog.record_tuples == [("cloudspot", logging.WARNING, message)]
 

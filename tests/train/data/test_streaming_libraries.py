@@ -109,7 +109,7 @@ def check(tmp_path, caplog):
     return run
 
 
-UNTOLD = "the first epoch of this process is epoch 1, which {} cannot be told"
+UNTOLD = "the first epoch of this process is epoch 1, but {} has no set_epoch"
 ANOTHER = "loaded again, the first batch of the epoch is another one. What {} yields"
 
 

@@ -106,7 +106,7 @@ def test_a_rank_for_which_it_costs_too_much_gives_nothing_more_and_says_so(ranks
         one.states.offer(one.mark(number), draws=True)
         until(lambda: one.states._giver._offered is None or one.problems)
     until(lambda: one.problems)
-    assert "% of each step" in one.problems[0]
+    assert "% of a step" in one.problems[0]
     one.states.offer(one.mark(9), draws=True)
     assert one.states._giver._offered is None
 
@@ -200,4 +200,4 @@ def test_a_keeper_that_never_says_where_it_listens_is_given_up(ranks, monkeypatc
     monkeypatch.setattr(own_states, "open_store", lambda _world: (HashStore(), None))
     ranks[1].states.offer(ranks[1].mark(0), draws=True)
     until(lambda: ranks[1].problems)
-    assert ranks[1].problems == ["no connection to rank 0: it has not said where it listens"]
+    assert ranks[1].problems == ["no connection to rank 0: the keeper has not published its address"]

@@ -248,7 +248,7 @@ def listing_lag(seen: Seen, create: str, listing: str, *, where: Callable[[Excha
     worst, num_lacking, num_created = 0.0, 0, 0
     for made in seen.calls(create):
         names = set(names_in(where(made))) if not made.code else set()
-        lacking = []
+        lacking: list[float] = []
         for look in seen.calls(listing, made.step) if names else ():
             if look.at <= made.at or look.code:
                 continue
