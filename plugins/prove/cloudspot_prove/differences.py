@@ -43,7 +43,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     answer: Any
     seconds: float
     is_same_request: bool
-    """Whether nothing in the request was made up that decides on the answer's code."""
+    """Whether nothing in the request was made up that decides on the answer."""
     names: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The other recording's pseudonyms by this one's, as far as they are known."""
 
@@ -53,7 +53,11 @@ Fields = dict[tuple[str, str, str], dict[str, set[str]]]
 
 
 def find_differences(pairs: Sequence[Pair]) -> list[Difference]:
-    """Return how the recorded answers differ, each difference once."""
+    """Return how the recorded answers differ, each difference once.
+
+    An answer to another request, of which something was made up that decides on it, tells nothing.
+    """
+    pairs = [one for one in pairs if one.is_same_request]
     found: dict[tuple[str, str, str], Difference] = {}
 
     def add(one: Difference) -> None:
@@ -141,7 +145,7 @@ def _field_differences(
 
 def _code_differences(pair: Pair) -> Iterator[Difference]:
     recorded = pair.recorded
-    if pair.is_same_request and (recorded.status, recorded.code) != (pair.status, pair.code):
+    if (recorded.status, recorded.code) != (pair.status, pair.code):
         text = f"{recorded.status} {recorded.code}".strip(), f"{pair.status} {pair.code}".strip()
         yield Difference(kind="code", action=recorded.action, where=text[0], text=f"{text[0]}, and {text[1]}")
 
