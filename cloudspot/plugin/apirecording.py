@@ -15,7 +15,7 @@ class ApiExchange(msgspec.Struct, frozen=True, kw_only=True):
     """One request and its answer, with whatever they hold: names and secrets, too."""
 
     service: str
-    """The service's name, such as ``ec2``."""
+    """The service's name, as the SDK has it."""
     action: str
     """The operation, such as ``RunInstances``, or the HTTP method and path where operations have no names."""
     request: Any
