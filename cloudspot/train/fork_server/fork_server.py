@@ -1,16 +1,17 @@
 """A process that has imported torch, from which torchrun and the training processes of a machine are forked.
 
-Importing torch, and what DistributedDataParallel imports when it is first used, takes seconds, for each of
-these processes and at each start of the training. Here it happens once a machine, while the node still
-prepares. ``fork_client`` stands in for each program; one that may not run here is started as usual.
+Importing torch, and the modules that DistributedDataParallel imports on first use, takes seconds in each of
+these processes, at each start of the training. Here it happens once per machine, while the node still
+prepares. ``fork_client`` stands in for each program; a program that may not run here is started as usual.
 
 A forked program differs as little as possible from one that was started: it has its own arguments,
-environment (also in ``/proc``), directory, streams, process group, random numbers and ``__main__``. All of a
-machine's share one seed of ``hash()``. A program is refused where it would not import or see the same: see
-``_why_not``.
+environment (also in ``/proc``), directory, streams, process group, random numbers and ``__main__``. All
+programs of a machine share one seed of ``hash()``. The server refuses a program that would import or see
+something different here: see ``_why_not``.
 
-Between the server and each program stands a fork that only waits for it, and keeps what it leaves behind.
-Whatever becomes of the server, a program goes on, its client learns how it ended, and the agent finds it.
+Between the server and each program is a watcher: a fork that waits for the program and adopts the processes
+that it leaves behind. Even if the server ends, a program goes on, its client learns how it ended, and the
+agent finds it.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ from cloudspot.train.fork_server.preload_watch import LEAST_SECONDS, Watch
 from cloudspot.train.fork_server.preloaded import BEFORE_TORCH, Preloaded
 
 MARK = "CLOUDSPOT_FORK_SERVER"
-"""The variable by which the server is found; its value is the path of the socket."""
+"""The variable that leads to the server; its value is the path of the socket."""
 PADDING = "CLOUDSPOT_FORK_PADDING"
-"""The variable that makes room for the environments of the programs; an argument does so for their words."""
+"""The variable that makes room for the programs' environments; an argument makes room for their words."""
 PADDING_BYTES = 64 << 10
 IMPORTED = (
     "torch",
-    "torch.distributed.argparse_util",  # this and the next two are what torchrun imports
+    "torch.distributed.argparse_util",  # torchrun imports this and the next two
     "torch.distributed.launcher.api",
     "torch.distributed.elastic.rendezvous.registry",
     "torch.nn.parallel.distributed",
@@ -61,16 +62,16 @@ IMPORTED = (
     "cloudspot.train.sessions.opening",  # the session
     "torch._dynamo",  # which every optimizer and DistributedDataParallel import; as large as torch itself
 )
-"""All before the first program is forked: nobody would hear of a program's end during an import."""
+"""The modules to import before the first program is forked: during an import, no program can be reaped."""
 OF_RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-"""Some of the variables that torchrun sets, and that differ from rank to rank or from start to start."""
+"""Some of the variables that torchrun sets and that differ between ranks or starts."""
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 _REQUEST_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a client asks for."""
+    """The program that a client asks for."""
 
     directory: bytes
     words: tuple[str, ...]
@@ -78,19 +79,19 @@ class Program:
 
     @property
     def module(self) -> str | None:
-        """The module that ``-m`` names; None: it is a script."""
+        """The module that ``-m`` names, or None if the program is a script."""
         _, *words = (word for word in self.words if word != "-u")
         return words[1] if words[0] == "-m" else None
 
     @property
     def arguments(self) -> list[str]:
-        """The script or ``-m``, and what follows."""
+        """The script or ``-m``, and the arguments after it."""
         words = list(self.words[2:] if self.words[1] == "-u" else self.words[1:])
         return ["-m", *words[2:]] if words[0] == "-m" else words
 
     @property
     def import_directory(self) -> str:
-        """Where Python looks for modules first: the script's directory, or the working directory."""
+        """The directory in which Python looks for modules first: the script's, or the working directory."""
         here = os.fsdecode(self.directory)
         if self.module is not None:
             return here
@@ -98,36 +99,36 @@ class Program:
 
 
 def serve(listener: socket.socket, script: Path, names: Sequence[str]) -> Program:
-    """Fork the programs that clients ask for, without end; in each fork, return the program to be run.
+    """Fork the programs that clients ask for, without end; in each fork, return the program to run.
 
-    ``names`` are what the job file lists, to be imported besides, and ``script`` is the job's entrypoint.
+    ``names`` are further imports, which the job file lists, and ``script`` is the job's entrypoint.
 
     Raises:
         ImportError: this Python has no torch.
-        OSError: this kernel lacks what is needed.
+        OSError: this kernel lacks a needed feature.
     """
     room = _Room()
     os.close(os.pidfd_open(os.getpid()))
     unwanted = unwanted_path(os.environ[MARK])
     environment = {name: value for name, value in os.environ.items() if name not in {MARK, PADDING}}
-    # What the libraries keep of it must not lie where the programs' environments are written.
+    # Copy the environment: libraries must keep no pointers to where the programs' environments are written.
     os.environ.clear()
     os.environ.update(environment)
-    gc.disable()  # looking for garbage would take a fifth of the imports' time
+    gc.disable()  # garbage collection would take a fifth of the imports' time
     preloaded = Preloaded()
     for name in IMPORTED:
         preloaded.add(name)
     own = _modules_in(str(script.resolve().parent))
     for name in names:
         if name.partition(".")[0] in own:
-            sys.stderr.write(f"run.preload: {name} is the job's own, and each process imports it\n")
+            sys.stderr.write(f"run.preload: {name} is the job's own module; each process imports it itself\n")
             continue
         try:
             preloaded.add(name)
-        except Exception as error:  # the script will tell it
+        except Exception as error:  # the script will report it
             sys.stderr.write(f"run.preload: {name} cannot be imported: {error!r}\n")
     gc.collect()
-    gc.freeze()  # no collection of the programs' then copies pages that they share
+    gc.freeze()  # so that collections in the programs do not copy shared pages
     gc.enable()
     watchers = _Watchers(listener)
     while True:
@@ -140,7 +141,7 @@ def serve(listener: socket.socket, script: Path, names: Sequence[str]) -> Progra
                 watchers.add(pid)
             elif pid == 0:
                 watchers.forget()
-                _watch(*asked, connection, room)  # returns in a fork of its own
+                _watch(*asked, connection, room)  # returns in another fork
                 is_wanted = False
                 _become(*asked, room)
                 with contextlib.suppress(OSError):
@@ -158,7 +159,7 @@ def serve(listener: socket.socket, script: Path, names: Sequence[str]) -> Progra
 
 
 def measure(names: Sequence[str]) -> dict[str, float]:
-    """Import these besides what the server always does; return the seconds that ``run.preload`` would save.
+    """Import the server's usual modules and ``names``; return the seconds that ``run.preload`` would save.
 
     Raises:
         ImportError: this Python has no torch.
@@ -178,12 +179,12 @@ def measure(names: Sequence[str]) -> dict[str, float]:
 
 
 def unwanted_path(path: str) -> Path:
-    """Return the file of the server at that socket that says why later starts are to be ordinary ones."""
+    """Return the path of the file with the reason why later starts must not use the server at this socket."""
     return Path(f"{path}.unwanted")
 
 
 class _Watchers:
-    """The forked processes that watch over one program each."""
+    """The forked processes that each watch one program."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -216,12 +217,12 @@ class _Watchers:
 
 
 def _watch(program: Program, streams: Sequence[int], client: socket.socket, room: _Room) -> None:
-    """Fork the program, and return in it; in this process tell its client how it ends, and end.
+    """Fork the program, and return in it; in this process, report its end to its client, and end.
 
-    Only a program's parent learns its exit status. Were that the server, no program could outlive it.
+    Only a program's parent learns its exit status. If that were the server, no program could outlive it.
     """
-    os.setpgid(0, 0)  # of the program too, which signals no other then, and can begin a session of its own
-    # One of the generation's processes, and a launcher to whoever looks for its scripts.
+    os.setpgid(0, 0)  # so that the program signals no other process, and can begin its own session
+    # These words make it one of the generation's processes, and a launcher in a search for its scripts.
     words = (program.words[0], os.path.realpath(fork_client.__file__), *program.words)
     room.show(replace(program, words=words))
     records = f"{program.environment.get(handoff.HANDOFF, '')}/{handoff.PROCESSES}"
@@ -233,16 +234,16 @@ def _watch(program: Program, streams: Sequence[int], client: socket.socket, room
     for stream in streams:
         os.close(stream)
     if pid > 0:
-        for number in fork_client.FORWARDED:  # as of a machine that goes down: the program is sent them too
+        for number in fork_client.FORWARDED:  # when a machine shuts down, the program gets the signal, too
             signal.signal(number, signal.SIG_IGN)
-        if handoff.HANDOFF in program.environment:  # before it begins
+        if handoff.HANDOFF in program.environment:  # recorded before the program begins
             process_keeper.record(records, process_keeper.WATCHER)
         pidfd = os.pidfd_open(pid)
         waits: list[socket.socket | int] = [client, pidfd]
         with contextlib.suppress(OSError):
             client.sendall(ANSWER % pid)
         while pidfd not in (ready := select.select(waits, [], [])[0]):
-            if client in ready and _has_ended(client):  # so the program has to
+            if client in ready and _has_ended(client):  # then the program has to end, too
                 waits = [pidfd]
                 os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -251,12 +252,12 @@ def _watch(program: Program, streams: Sequence[int], client: socket.socket, room
         client.close()
         with contextlib.suppress(ChildProcessError):
             while True:
-                os.wait()  # for what the program has left behind, which is found below this process
+                os.wait()  # reap the processes that the program has left behind, this process's children
     os._exit(0)
 
 
 def _receive(connection: socket.socket) -> tuple[Program, Sequence[int]] | None:
-    """Return the request and the three streams that came with it; None: its client is gone."""
+    """Return the request and the three streams that came with it, or None if the client is gone."""
     connection.settimeout(_REQUEST_SECONDS)
     streams: list[int] = []
     try:
@@ -283,17 +284,17 @@ def _receive(connection: socket.socket) -> tuple[Program, Sequence[int]] | None:
 
 
 def _has_ended(client: socket.socket) -> bool:
-    """Return whether the process at the other end has closed its socket; never waits."""
+    """Return at once whether the process at the other end has closed its socket."""
     try:
         return client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:  # it has said nothing, or the program has read it meanwhile
+    except BlockingIOError:  # the client has sent nothing, or the program has read it meanwhile
         return False
     except OSError:
         return True
 
 
 def _why_not(program: Program, environment: Mapping[str, str], room: _Room, preloaded: Preloaded) -> str:
-    """Return why the program must not be forked from here, or an empty text."""
+    """Return why the program must not be forked from this server; the text is empty if it may be."""
     why_not = preloaded.why_not(environment, program.environment)
     if why_not:
         return why_not
@@ -306,15 +307,15 @@ def _why_not(program: Program, environment: Mapping[str, str], room: _Room, prel
     if device:
         return f"{device} is in use here, and a forked process could not use it"
     if threading.active_count() > 1:
-        return f"an import has started a thread, which a forked process lacks: {', '.join(preloaded.names)}"
+        return f"one of the imports has started a thread, which a fork lacks: {', '.join(preloaded.names)}"
     if program.module is None and importlib.util.find_spec(BEFORE_TORCH) is not None:
         return f"{BEFORE_TORCH} is installed, and has to be imported before torch"
     shadowed = _modules_in(program.import_directory) & sys.modules.keys()
-    return f"it has its own {min(shadowed)}, and that was imported from elsewhere" if shadowed else ""
+    return f"it has its own {min(shadowed)}, but another one was imported here" if shadowed else ""
 
 
 def _modules_in(directory: str) -> set[str]:
-    """Return the names of what a program may import from its own directory."""
+    """Return the names of the modules that a program may import from its own directory."""
     modules = set()
     with contextlib.suppress(OSError):
         for entry in os.scandir(directory):
@@ -326,8 +327,8 @@ def _modules_in(directory: str) -> set[str]:
 
 
 def _fork() -> int:
-    """Return the program's process, 0 in that process, or -1 if there can be none now."""
-    with warnings.catch_warnings():  # Python warns of threads; OpenBLAS, which has some, ends them for a fork
+    """Return the id of the forked process, 0 in that process, or -1 if the fork fails."""
+    with warnings.catch_warnings():  # Python warns of threads, but OpenBLAS ends its threads for a fork
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             return os.fork()
@@ -354,7 +355,7 @@ def _become(program: Program, streams: Sequence[int], room: _Room) -> None:
     sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-    if "datasets.fingerprint" in sys.modules:  # for the names of cache files that must be nobody else's
+    if "datasets.fingerprint" in sys.modules:  # its names of cache files must differ between processes
         generator = getattr(sys.modules["datasets.fingerprint"], "fingerprint_rng", None)
         if generator is not None:
             generator.seed()
@@ -388,17 +389,17 @@ def run(program: Program) -> None:
             sys.last_exc = error
         sys.excepthook(type(error), error, error.__traceback__)
         if isinstance(error, KeyboardInterrupt):
-            atexit._run_exitfuncs()  # noqa: SLF001 - as Python does before it ends so
+            atexit._run_exitfuncs()  # noqa: SLF001 - as Python does before it ends by SIGINT
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         sys.exit(1)
 
 
 class _Room:
-    """Where the kernel says that this process's arguments and environment lie; see proc(5), ``stat``."""
+    """The memory from which the kernel shows this process's arguments and environment: proc(5), ``stat``."""
 
     def __init__(self) -> None:
-        """Raise OSError if they cannot be written."""
+        """Find the memory; raise OSError if it cannot be written."""
         fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
         self._words = range(int(fields[45]), int(fields[46]))
         self._environment = range(int(fields[47]), int(fields[48]))
@@ -409,11 +410,11 @@ class _Room:
             memory.write(first)
 
     def holds(self, program: Program) -> bool:
-        """Return whether there is room for the program's environment."""
+        """Return whether the program's environment fits."""
         return len(_joined(program)) <= len(self._environment)
 
     def show(self, program: Program) -> None:
-        """Show the program's words and environment where the kernel shows this process's."""
+        """Let the kernel show the program's words and environment as this process's."""
         words = b"\0".join(map(os.fsencode, program.words))[: len(self._words) - 1] + b"\0"
         with open("/proc/self/mem", "r+b", buffering=0) as memory:  # noqa: PTH123
             for place, data in ((self._words, words), (self._environment, _joined(program))):
@@ -428,7 +429,7 @@ def _joined(program: Program) -> bytes:
 def main() -> None:
     """Serve at the socket that is standard input.
 
-    Arguments: the path of the script, and what to import besides, in one word with spaces between.
+    The arguments are the path of the script, and the further imports, in one word, separated by spaces.
     """
     try:
         forked = serve(socket.socket(fileno=sys.stdin.fileno()), Path(sys.argv[1]), sys.argv[2].split())

@@ -1,14 +1,14 @@
-"""Watches a forked script for what would have differed had nothing been imported before it began.
+"""Watches a forked script for effects that differ because modules were imported before it began.
 
 A script may set a variable before it imports the module that reads it, or put a directory on ``sys.path``
-with another module of that name. As long as it has opened no socket, written no file and started no process,
-its process starts over in the ordinary way: lines that it has printed come twice. Later than that it goes on,
-the log says so, and the next starts on this machine are ordinary ones.
+with another module of that name. If it has opened no socket, written no file and started no process so far,
+its process starts over in the ordinary way, and lines that it has printed come twice. Otherwise, it goes on,
+the log shows a warning, and the next starts on this machine are ordinary ones.
 
-Nobody hears of an import of what is imported already, so ``__import__`` and ``importlib.import_module`` are
-replaced. A module that is reached in another way, as an attribute for instance, counts as not imported: then
-a script starts over, or the log complains, without need. Nor does anybody hear of what native code does, such
-as the variables that it sets (``setenv``) or the files that it writes; a process group that it joins is seen.
+There is no event for an import of a module that is imported already, so ``__import__`` and
+``importlib.import_module`` are replaced. A module that is reached in another way, such as an attribute,
+counts as not imported, and a script may then start over, or cause a warning, without need. Acts of native
+code, such as setting variables (``setenv``) or writing files, are not seen, except joining a process group.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from cloudspot.train import handoff as files
 from cloudspot.train.fork_server.preloaded import Preloaded, differing, recording
 
 MEASURED_SECONDS = 60.0
-"""For how long after its start a script's imports are timed."""
+"""How long after a script's start its imports are timed."""
 LEAST_SECONDS = 0.1
-"""Imports that take less are not worth a name in the job file."""
+"""Faster imports are not worth a line in the job file."""
 _ACTS = ("os.", "socket.", "subprocess.", "pty.", "sqlite3.")
-"""The beginnings of the names of audit events for acts that others can see, except ``open``."""
+"""The prefixes of audit events for acts that other processes can see, except ``open``."""
 _LOOKS = frozenset(
     (
         *("os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.getxattr", "os.listxattr", "os.chdir"),
         "socket.gethostname",
     )
 )
-"""The events among these that change nothing."""
+"""The events with these prefixes that change nothing."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _NOTHING = contextlib.nullcontext()
 _BYTECODE = re.compile(r"__pycache__$|\.pyc(\.\d+)?$")
@@ -60,27 +60,27 @@ class Watch:
         own: Collection[str],
         unwanted: Path,
     ) -> None:
-        """Start over with ``words`` and ``environment``; write why that is too late into ``unwanted``.
+        """Start over with ``words`` and ``environment`` if need be; if too late, write why to ``unwanted``.
 
-        ``own`` are the modules beside the script, and ``of_server`` was the environment of the imports.
+        ``own`` are the modules next to the script, and ``of_server`` was the environment of the imports.
         """
         self._words, self._environment, self._of_server = words, environment, of_server
         self._preloaded, self._own, self._unwanted = preloaded, own, unwanted
         self._directory, self._pid, self._path = Path.cwd(), os.getpid(), [*sys.path]
         self._pending = [*preloaded.names]
-        """What the script has not imported yet."""
+        """The preloaded modules that the script has not imported yet."""
         self._packages = preloaded.packages()
         self._has_acted = self._is_own_doing = self._is_timing = False
         self._told = set[str]()
         self._until = time.monotonic() + MEASURED_SECONDS
         self._seconds: dict[str, float] = {}
-        """The imports that took long and could be made once a machine."""
+        """The slow imports that could be made once per machine."""
         self._import, self._import_module = builtins.__import__, importlib.import_module
 
     def begin(self) -> None:
         """Watch from now on."""
 
-        @functools.wraps(self._import)  # pickle and others look for them by their names
+        @functools.wraps(self._import)  # pickle and others look the functions up by name
         def import_(
             name: str,
             globals: Any = None,  # noqa: A002 - callers may name them
@@ -101,13 +101,13 @@ class Watch:
 
         fork_exec = _posixsubprocess.fork_exec
 
-        def start_process(*arguments: Any) -> int:  # multiprocessing's spawn, of which no event tells
+        def start_process(*arguments: Any) -> int:  # multiprocessing's spawn raises no event
             self._has_acted = True
             return fork_exec(*arguments)
 
         builtins.__import__, importlib.import_module = import_, import_module
         _posixsubprocess.fork_exec = start_process
-        sys.addaudithook(self._hear)  # which cannot be removed
+        sys.addaudithook(self._hear)  # it cannot be removed
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self._is_own_doing:
@@ -121,7 +121,7 @@ class Watch:
             self._has_acted = _is_act(event, arguments)
 
     def _differs(self, what: str, why: str, consequence: str) -> None:
-        """Start over, or say that it is too late, and what follows from that."""
+        """Start over or, if it is too late, print the consequence of ``what``, and why."""
         with self._unheard():
             if not self._has_acted and not _has_joined() and os.getpid() == self._pid:
                 self._start_over(f"{what} comes after {why}")
@@ -136,8 +136,8 @@ class Watch:
                     self._unwanted.write_text(text)
 
     def _start_over(self, why: str) -> None:
-        """Become the ordinary program. Returns only if that fails."""
-        with contextlib.suppress(Exception):  # it may be the script's own
+        """Become the ordinary program; return only if that fails."""
+        with contextlib.suppress(Exception):  # the script may have replaced sys.stdout
             sys.stdout.flush()
         with contextlib.suppress(OSError):
             os.write(2, f"cloudspot: {why}: this process starts over\n".encode())
@@ -156,7 +156,7 @@ class Watch:
     def _is_worth_timing(self, name: str, taken: Collection[str]) -> bool:
         there = getattr(sys.modules.get(name), "__dict__", None)
         is_there = there is not None and all(one in there for one in taken)
-        is_own = self._is_timing or name.partition(".")[0] in self._own  # and what it imports is timed
+        is_own = self._is_timing or name.partition(".")[0] in self._own  # an own module's imports are timed
         return not is_there and not is_own and time.monotonic() < self._until
 
     @contextlib.contextmanager
@@ -183,7 +183,7 @@ class Watch:
                 files.write_json(path, {"seconds": self._seconds})
 
     def _note_import(self, name: str, taken: Iterable[str]) -> None:
-        """Note that the script imports this, and change the environment as the first import of it has."""
+        """Note an import of the script, and change the environment as the module's first import did."""
         package = name.partition(".")[0]
         origin = self._packages.get(package)
         if origin is not None:
@@ -207,7 +207,7 @@ class Watch:
             with self._unheard():
                 for variable, value in self._preloaded.changed[preloaded].items():
                     if os.environ.get(variable) != self._environment.get(variable):
-                        continue  # the script's own
+                        continue  # the script has set it
                     if value is None:
                         os.environ.pop(variable, None)
                     else:
@@ -215,13 +215,13 @@ class Watch:
 
 
 def _has_joined() -> bool:
-    """Return whether this process has joined a process group: native code has opened its sockets."""
+    """Return whether this process has joined a process group, whose sockets native code has opened."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def _is_act(event: str, arguments: tuple[Any, ...]) -> bool:
-    """Return whether a process that starts over would do it twice; the bytecode of imports does not count."""
+    """Return whether an event is an act that starting over would repeat; bytecode files do not count."""
     if event == "open":
         path, _, flags = arguments
         is_act = not isinstance(path, int) and bool((flags or 0) & _WRITES)

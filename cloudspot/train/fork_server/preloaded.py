@@ -1,6 +1,6 @@
 """The modules that the fork server imports, and the environment variables that their imports have read.
 
-What Python code reads is recorded while it is imported. What native code reads is listed here.
+Variables that Python code reads are recorded during the import; those that native code reads are listed here.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ AT_IMPORT = re.compile(
     # PYTORCH_ALLOC_CONF (BackendStaticInitializer in c10/cuda/CUDACachingAllocator.cpp), some at the first
     # use. ProcessGroupNCCL reads TORCH_NCCL_* when it is made, NCCL its own NCCL_* after that.
     "|PYTORCH_|TORCH_(?!NCCL_)|ATEN_|KINETO_"
-    # MKL reads these of MPI's, and the rest are what torch brings along: Intel's tracing, OpenSSL.
+    # MKL reads these variables of MPI; the rest belong to libraries in torch: Intel's tracing, OpenSSL.
     "|I_MPI_|OMPI_|MPI_|INTEL_LIBITTNOTIFY|OPENSSL_"
     # Read by CUDA's first call, which an import may make: pytorch/pytorch#80876.
     "|CUDA_|HIP_|ROCR_"
 )
-"""Variables that native code reads when torch is imported: those that a getenv() of our own sees with torch
-2.13 for the CPU and NumPy 2.2, as in a test, and those in torch's source where that build lacks the code."""
+"""Variables that native code reads when torch is imported. A test finds them with a replaced getenv(), for
+torch 2.13 for the CPU and NumPy 2.2; those of code that this build lacks come from torch's source."""
 _LISTED = re.compile("TQDM_|FSSPEC_")
-"""Variables that a package finds in a list of all: ``envwrap`` in tqdm/utils.py, ``set_conf_env`` in
-fsspec/config.py."""
+"""Variables that a package finds by listing all variables: ``envwrap`` in tqdm/utils.py, ``set_conf_env``
+in fsspec/config.py."""
 BEFORE_TORCH = "comet_ml"
-"""The package that has to be imported before torch: Comet's documentation on PyTorch."""
+"""The package that has to be imported before torch, according to Comet's documentation on PyTorch."""
 _OF_SHELLS = frozenset(("PWD", "OLDPWD", "SHLVL", "_"))
-"""Variables that the shell before a script sets."""
+"""Variables that a shell sets when it starts a script."""
 
 
 class _Recorder(os._Environ[str]):  # noqa: SLF001 - the type of os.environ
@@ -61,12 +61,12 @@ class Reads:
 
     names: set[str] = field(default_factory=set)
     has_listed: bool = False
-    """Whether it has read all of them at once, too, which says nothing of a single one."""
+    """Whether the code has also listed all variables at once, which does not show which ones it uses."""
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[Reads]:
-    """Record what is read in the block; it is known after that."""
+    """Record the variables that are read in the block; ``Reads`` is filled when the block ends."""
     global _counts
     _counts, kind, present = Counter(), type(os.environ), {*os.environ}
     os.environ.__class__ = _Recorder
@@ -81,28 +81,28 @@ def recording() -> Iterator[Reads]:
 
 
 def differing(names: set[str], here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
-    """Return which of the variables have another value there, in order."""
+    """Return the variables whose values ``here`` and ``there`` differ, in order."""
     return sorted(name for name in names - _OF_SHELLS if here.get(name) != there.get(name))
 
 
 @dataclass
 class Preloaded:
-    """What this process has imported for others, in the order of the imports."""
+    """The modules that this process has imported for its programs, in the order of the imports."""
 
     names: list[str] = field(default_factory=list)
     changed: dict[str, dict[str, str | None]] = field(default_factory=dict)
-    """The variables that each import has set, or removed (None)."""
+    """The variables that each import has set, or removed (None), by the import's name."""
     _readers: dict[str, set[str]] = field(default_factory=dict)
     _listers: set[str] = field(default_factory=set)
-    """Those that have read all variables at once."""
+    """The imports that have listed all variables at once."""
     _imports: dict[str, set[str]] = field(default_factory=dict)
     """The packages that the modules of each package have imported."""
 
     def add(self, name: str) -> None:
-        """Import a module, or an object of one: ``transformers.Trainer``.
+        """Import a module, or an object in a module, such as ``transformers.Trainer``.
 
         Raises:
-            Exception: anything that the import raises.
+            Exception: any exception that the import raises.
         """
         before, modules = dict(os.environ), {*sys.modules}
         try:
@@ -142,7 +142,7 @@ class Preloaded:
             builtins.__import__ = import_
 
     def imported_with(self, package: str) -> set[str]:
-        """Return the packages that are imported where this one is, itself among them."""
+        """Return the packages that importing ``package`` imports, including itself."""
         found, to_follow = set[str](), {package}
         while to_follow:
             found |= to_follow
@@ -150,24 +150,22 @@ class Preloaded:
         return found
 
     def readers(self, variable: str) -> set[str]:
-        """Return the imports that have read the variable, or may have."""
+        """Return the imports that have read the variable, or may have read it."""
         native = {"torch"} if AT_IMPORT.match(variable) else set()
         listers = self._listers if _LISTED.match(variable) else set()
         return native | listers | self._readers.get(variable, set())
 
     def why_not(self, here: Mapping[str, str], there: Mapping[str, str]) -> str:
-        """Return why a program with the variables ``there`` must import anew; an empty text: it need not."""
+        """Return why a program with the variables ``there`` must import anew; the text is empty if not."""
         for name in differing({*here, *there}, here, there):
             if AT_START.match(name):
-                return f"{name} is read before it starts"
+                return f"{name} differs, and Python reads it before the program starts"
             if self.readers(name):
-                return (
-                    f"{name} was read when {min(self.readers(name))} was imported, and is another one there"
-                )
+                return f"{name} differs, and was read when {min(self.readers(name))} was imported"
         return ""
 
     def packages(self) -> dict[str, str]:
-        """Return the file of each package that has been imported, Python's own apart."""
+        """Return the file of each imported package, except the standard library's."""
         origins = {}
         for name, module in list(sys.modules.items()):
             origin = getattr(getattr(module, "__spec__", None), "origin", None)

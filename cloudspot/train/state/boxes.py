@@ -1,4 +1,4 @@
-"""Boxes: the regions of a tensor that ranks hold. Pure, and without torch: the agent checks them too."""
+"""Boxes: the regions of a tensor that ranks hold. This needs no torch, because the agent checks them, too."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 
 class Box(NamedTuple):
-    """A region of a tensor: in each dimension a range."""
+    """A region of a tensor, which is a range in each dimension."""
 
     offset: tuple[int, ...]
-    """Where it begins."""
+    """The index in each dimension at which it begins."""
     shape: tuple[int, ...]
 
     @property
     def num_elements(self) -> int:
-        """Return how many elements it holds; 1 without dimensions."""
+        """Return the number of elements in the box; 1 if it has no dimensions."""
         return math.prod(self.shape)
 
 
@@ -27,20 +27,20 @@ class Split:
 
     dim: int
     factor: int = 1
-    """More than 1: mesh dimensions further right have divided this dimension before, into so many chunks."""
+    """The number of chunks into which mesh dimensions further right have already divided this dimension."""
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """Return the box that is all of a tensor."""
+    """Return the box that covers a whole tensor."""
     return Box((0,) * len(shape), tuple(shape))
 
 
 def held(
     shape: Sequence[int], mesh_shape: Sequence[int], splits: Sequence[Split | None], place: Sequence[int]
 ) -> Box:
-    """Return the box that a rank holds; without elements if the tensor has fewer than there are chunks.
+    """Return the box that a rank holds, which may have no elements if there are more chunks than elements.
 
-    ``splits`` says for each mesh dimension how the tensor is divided along it; None: it is replicated.
+    ``splits`` describes how each mesh dimension divides the tensor; None means that the tensor is replicated.
     ``place`` is the rank's coordinate in the mesh.
 
     Raises:
@@ -58,8 +58,8 @@ def held(
 def _order(mesh_shape: Sequence[int], splits: Sequence[Split | None]) -> Iterator[tuple[int, int]]:
     """Yield mesh and tensor dimensions in the order in which the tensor is divided.
 
-    That is from left to right, but FSDP divides what tensor parallelism, further right in the mesh, has
-    divided before; it says so with the factor.
+    The order is from left to right, except that FSDP divides a dimension after tensor parallelism, which is
+    further right in the mesh, has divided it. The factor shows this.
     """
     waiting: dict[int, list[int]] = {}
     for mesh_dim, split in enumerate(splits):
@@ -81,17 +81,19 @@ def _order(mesh_shape: Sequence[int], splits: Sequence[Split | None]) -> Iterato
 
 
 def places(root: Sequence[Any], mesh: Sequence[Any]) -> dict[int, tuple[int, ...]]:
-    """Return the coordinate in its own copy of ``mesh`` of every rank of ``root``.
+    """Return, for every rank of ``root``, its coordinate in its own copy of ``mesh``.
 
     Both are nested lists of ranks. ``mesh`` lies along some dimensions of ``root``: sliced, flattened or
-    reordered. For each coordinate in the other dimensions there is a copy of it, on other ranks.
+    reordered. Each coordinate in the other dimensions has a copy of ``mesh``, with other ranks.
 
     Raises:
         ValueError: ``mesh`` does not lie along dimensions of ``root``.
     """
     in_root, in_mesh = dict(_coordinates(root)), dict(_coordinates(mesh))
     if not in_mesh.keys() <= in_root.keys():
-        raise ValueError("the mesh has ranks that its root has not")
+        raise ValueError(
+            f"its mesh has ranks that the root mesh lacks: {sorted(in_mesh.keys() - in_root.keys())}"
+        )
     found = [in_root[rank] for rank in in_mesh]
     varying = [dim for dim in range(len(found[0])) if len({coordinate[dim] for coordinate in found}) > 1]
     by_part = {tuple(in_root[rank][dim] for dim in varying): place for rank, place in in_mesh.items()}
@@ -100,7 +102,7 @@ def places(root: Sequence[Any], mesh: Sequence[Any]) -> dict[int, tuple[int, ...
             rank: by_part[tuple(coordinate[dim] for dim in varying)] for rank, coordinate in in_root.items()
         }
     except KeyError:
-        raise ValueError("the mesh is not a slice of its root") from None
+        raise ValueError("its mesh is not a slice of the root mesh") from None
 
 
 def _coordinates(nested: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -113,7 +115,7 @@ def _coordinates(nested: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def overlap(one: Box, other: Box) -> Box | None:
-    """Return what two boxes of a tensor have in common, None if that has no elements."""
+    """Return the overlap of two boxes of a tensor, or None if it has no elements."""
     offset = tuple(map(max, one.offset, other.offset))
     ends = (min(a + n, b + m) for a, n, b, m in zip(*one, *other, strict=True))
     shape = tuple(end - start for start, end in zip(offset, ends, strict=True))
@@ -121,20 +123,20 @@ def overlap(one: Box, other: Box) -> Box | None:
 
 
 class Runs:
-    """The contiguous runs of a box in its tensor, in row-major order; in the box they follow one another."""
+    """The contiguous runs of a box in its tensor, in row-major order; in the box, they are adjacent."""
 
     def __init__(self, box: Box, shape: Sequence[int]) -> None:
-        """Take a box, which has elements, of a tensor of this shape."""
+        """Find the runs of a box that has elements, in a tensor of ``shape``."""
         strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
         self._base = sum(start * stride for start, stride in zip(box.offset, strides, strict=True))
-        # What is divided in its first dimensions only is one run.
+        # A box that is divided only in the first dimension is one run.
         dims = max((dim for dim in range(len(shape)) if box.shape[dim] != shape[dim]), default=0)
         self.length = math.prod(box.shape[dims:])
-        """The elements of each."""
+        """The number of elements in each run."""
         self._outer = list(zip(box.shape[:dims], strides[:dims], strict=True))
 
     def start(self, number: int) -> int:
-        """Return at which element of the tensor a run begins; they count from 0."""
+        """Return the index of the tensor's element at which run ``number`` begins; both count from 0."""
         start = self._base
         for length, stride in reversed(self._outer):
             number, index = divmod(number, length)
@@ -143,7 +145,7 @@ class Runs:
 
 
 def problem(boxes: Sequence[Box], shape: Sequence[int]) -> str | None:
-    """Return why the boxes do not make up the tensor, each element once; None if they do."""
+    """Return why the boxes do not cover each element of the tensor once, or None if they do."""
     for box in boxes:
         if len(box.offset) != len(shape) or len(box.shape) != len(shape):
             return f"a box of {len(box.offset)} and {len(box.shape)} dimensions in a tensor of {len(shape)}"
@@ -153,7 +155,7 @@ def problem(boxes: Sequence[Box], shape: Sequence[int]) -> str | None:
         ):
             return f"a box of shape {list(box.shape)} at {list(box.offset)}, in a tensor of {list(shape)}"
     if len(shape) > 0 and len(boxes) > 1:
-        # Sweep along the dimension that tells most boxes apart, so that few are open at a time.
+        # Sweep along the dimension with the most distinct offsets, so that few boxes are open at a time.
         dim = max(range(len(shape)), key=lambda each: len({box.offset[each] for box in boxes}))
         open_boxes: list[Box] = []
         for box in sorted(boxes, key=lambda each: each.offset[dim]):

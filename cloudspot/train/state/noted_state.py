@@ -1,6 +1,6 @@
-"""How a mark notes a state: small tensors by copies, large ones by version counters and some elements.
+"""How a mark notes a state: it copies small tensors, and notes version counters and samples of large ones.
 
-Nothing here keeps a large tensor alive, is a collective, or waits for a GPU. Call it without gradients.
+Nothing here keeps a large tensor alive, is a collective, or waits for a GPU. Call it with gradients disabled.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import torch
 from cloudspot.train.state import sharding
 
 SMALL_BYTES = 1 << 20
-"""Up to so many bytes of tensors of an object that is neither a model nor an optimizer are copied, and as
-many of buffers if that is more than ``BUFFER_SHARE``."""
+"""The maximum size in bytes at which the tensors of an object that is neither a model nor an optimizer are
+copied. Buffers up to this size are copied even if they exceed ``BUFFER_SHARE``."""
 BUFFER_SHARE = 1 / 64
-"""Up to this share of the state of models and optimizers may be copies of buffers. To copy as much took 0.6
-to 2.4 % of the time of an optimizer's step, which is seldom a fifth of a whole one."""
+"""The maximum size of copied buffers as a share of the state of models and optimizers. Copying that share
+took 0.6 to 2.4 % of the time of an optimizer's step, which is seldom a fifth of a whole step."""
 NUM_SAMPLES = 16
-"""``parameter.data`` has a version of its own, so that what is written to it shows nowhere else. A moving
-average that is swapped in changes every weight, so that a few show it: so many tensors of each model's that
-are trained, and as many of the others."""
+"""The number of each model's trained tensors that are sampled, and of its other tensors. The tensor
+``parameter.data`` has its own version counter, so a write to it shows in no other counter. A moving average
+that is swapped in changes every weight, so a few samples show it."""
 NUM_ELEMENTS = 4
-"""So many elements of each of them, and ``NUM_SAMPLES`` times as many of a buffer that is not copied."""
+"""The number of elements sampled in each of these tensors; a buffer that is not copied has ``NUM_SAMPLES``
+times this number."""
 _EXTRA = "_extra_state"
 _ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -46,7 +47,7 @@ def tensors_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def num_bytes(tensors: Iterable[Any]) -> int:
-    """Return how many bytes this rank holds of the tensors."""
+    """Return the number of bytes of the tensors that this rank holds."""
     return sum(each.numel() * each.element_size() for each in map(_held, tensors))
 
 
@@ -56,7 +57,7 @@ def saves_more(module: Any) -> bool:
 
 
 def _place_of(tensor: Any) -> tuple[Any, ...] | None:
-    """Return where an ordinary tensor lies in memory, and how; None for any other, and without elements."""
+    """Return the address and layout of an ordinary tensor; None for other and for empty tensors."""
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_quantized:
         return None
     if tensor.device.type == "meta" or tensor.numel() == 0:
@@ -74,31 +75,31 @@ class Listing:
         self._references = [reference for _, reference in pairs]
 
     def tensors(self) -> list[Any]:
-        """Return the tensors; None in place of each that is gone."""
+        """Return the tensors, with None in place of each tensor that does not exist any more."""
         return [each() for each in self._references]
 
     def versions(self) -> list[int] | None:
-        """Return how often each was written to; None if one is gone."""
+        """Return how many times each tensor was written to, or None if one does not exist any more."""
         try:
-            return [tensor._version for tensor in self.tensors()]  # noqa: SLF001 - has no public name
+            return [tensor._version for tensor in self.tensors()]  # noqa: SLF001 - it has no public name
         except AttributeError:
             return None
 
     def has_same_tensors(self, other: Listing) -> bool:
-        """Return whether the other lists the same tensors by the same names, and none is gone."""
+        """Return whether the other lists the same tensors by the same names, and all of them still exist."""
         pairs = zip(self.tensors(), other.tensors(), strict=False)
         return self.names == other.names and all(one is two is not None for one, two in pairs)
 
 
 class Noted:
-    """A copy of a state of nested containers. If its tensors are large, it is of use only while they last."""
+    """A copy of a state in nested containers. Large tensors are not copied and must stay unchanged."""
 
     def __init__(self, state: Any) -> None:
         """Copy the state."""
         found: dict[int, tuple[_Place, Any]] = {}
         self._state = _without_tensors(state, found)
         self.copies: list[Any] = []
-        """Of the tensors, if they are small."""
+        """Copies of the tensors, if they are small."""
         self._listing: Listing | None = None
         if not found:
             return
@@ -110,7 +111,7 @@ class Noted:
             self._versions = self._listing.versions()
 
     def has_changed(self) -> bool:
-        """Return whether a tensor that was not copied was written to, or is gone."""
+        """Return whether a tensor that was not copied was written to or does not exist any more."""
         if self._listing is None:
             return False
         return self._versions is None or self._versions != self._listing.versions()
@@ -121,11 +122,11 @@ class Noted:
 
 
 class _Place(int):
-    """The place of a tensor among those of a state."""
+    """The index of a tensor among the tensors of a state."""
 
 
 def _without_tensors(value: Any, found: dict[int, tuple[_Place, Any]]) -> Any:
-    """Return a copy of a state that has places instead of tensors, which are added to ``found`` by id."""
+    """Return a copy of a state with places instead of tensors; the tensors are added to ``found`` by id."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -144,7 +145,7 @@ def _without_tensors(value: Any, found: dict[int, tuple[_Place, Any]]) -> Any:
             copied[key] = _without_tensors(each, found)
         return copied
     numpy = sys.modules.get("numpy")
-    # A save takes nothing else that can be changed.
+    # A save accepts no other values that can be changed.
     can_change = kind is set or (numpy is not None and isinstance(value, numpy.ndarray))
     return copy.copy(value) if can_change else value
 
@@ -164,10 +165,10 @@ def _with_tensors(value: Any, tensors: list[Any]) -> Any:
 
 
 class Layout:
-    """Where the state of models and optimizers lies."""
+    """The tensors of the state of models and optimizers."""
 
     def __init__(self, models: Mapping[str, Any], optimizers: Mapping[str, Any]) -> None:
-        """Look at what their ``state_dict`` returns now."""
+        """Look up the tensors that ``state_dict`` returns now."""
         states = {name: each.state_dict(keep_vars=True) for name, each in models.items()}
         found = [*tensors_in("", {name: each.state_dict().get("state") for name, each in optimizers.items()})]
         held = [tensor for _, tensor in (*found, *tensors_in("", states))]
@@ -178,47 +179,47 @@ class Layout:
             room -= each.nbytes
             found += tensors_in(f"/{name}", each.watched(state))
         self.listing = Listing((name[1:], tensor) for name, tensor in found)
-        """All tensors but the copied buffers."""
+        """All tensors except the copied buffers."""
 
     def is_same(self, other: Layout) -> bool:
-        """Return whether the other consists of the same tensors, and copies the same buffers."""
+        """Return whether the other layout has the same tensors and copies the same buffers."""
         return self.listing.has_same_tensors(other.listing) and all(
             each.copies_same(other.models[name]) for name, each in self.models.items()
         )
 
     def samples(self) -> list[Any]:
-        """Return elements of the tensors."""
+        """Return the sampled elements of the tensors."""
         return [torch.cat(find(each)) for model in self.models.values() for _, find, each in model.sampled]
 
     def alike(self) -> list[bool]:
-        """Return for each of the samples whether it is of weights that all ranks hold."""
+        """Return for each of the samples whether it belongs to weights that all ranks hold."""
         return [alike for model in self.models.values() for alike, *_ in model.sampled]
 
 
 class ModelCopies(NamedTuple):
-    """Copies of what forward passes change."""
+    """Copies of the state that forward passes change."""
 
     buffers: list[Any]
-    """Many in one tensor."""
+    """Copies of buffers; each tensor holds many buffers."""
     extras: Mapping[str, Noted]
-    """What modules save beside parameters and buffers, by its name in the model's state."""
+    """The extra state of modules, by its name in the model's state."""
 
 
 class ModelLayout:
-    """Where the state of a model lies, and which of its buffers are copied.
+    """The tensors of a model's state, and which of its buffers are copied.
 
-    Forward passes change buffers, and no counter shows it: torch does not count what BatchNorm writes to its
-    statistics, and DDP overwrites all with rank 0's.
+    Forward passes change buffers without a change of the counters: torch does not count BatchNorm's writes to
+    its statistics, nor DDP's, which overwrite all buffers with rank 0's.
     """
 
     def __init__(self, model: Any, state: Mapping[str, Any], *, most_bytes: int) -> None:
-        """Choose the smallest buffers in the model's ``state``, of ``most_bytes`` at most in all."""
+        """Choose the smallest buffers in the model's ``state``, with at most ``most_bytes`` in total."""
         self._extras: dict[str, Any] = {}
         for path, module in model.named_modules():
             if saves_more(module) and (key := f"{path}.{_EXTRA}".lstrip(".")) in state:
                 self._extras[key] = weakref.ref(module)
         self.nbytes = 0
-        """How many bytes are copied."""
+        """The number of bytes that are copied."""
         self._copied: set[Any] = set()  # places in memory
         self._kinds: dict[tuple[Any, ...], tuple[list[Any], list[int]]] = {}
         self._owners: list[tuple[Any, ...]] = []
@@ -238,12 +239,12 @@ class ModelLayout:
             numels.append(tensor.numel())
         buffers = [state[key] for key, _ in model.named_buffers() if key in state]
         self.copies_all = {_place_of(each) for each in buffers if each.numel() > 0} <= self._copied
-        """Whether no buffer is left out that has elements."""
+        """Whether all buffers that have elements are copied."""
         self.sampled = _sampled(self.watched(state).values())
-        """What is watched beside the versions of what is not copied."""
+        """The elements that are watched, besides the version counters of tensors that are not copied."""
 
     def watched(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the part of the model's state that is not copied."""
+        """Return the part of the model's state that is watched, because it is not copied."""
         return {
             key: each
             for key, each in state.items()
@@ -251,11 +252,11 @@ class ModelLayout:
         }
 
     def copies_same(self, other: ModelLayout) -> bool:
-        """Return whether the other copies buffers of the same modules, with the same names and shapes."""
+        """Return whether the other copies the same modules' buffers, with the same names and shapes."""
         return self._owners == other._owners and self._extras == other._extras
 
     def copies(self) -> ModelCopies:
-        """Copy. Whatever this raises, the model may have other buffers now."""
+        """Copy the buffers and extra states. If this raises, the model may have other buffers now."""
         made = []
         for (_, _, num_dims), (chosen, numels) in self._kinds.items():
             tensors = [module()._buffers[key] for module, key in chosen]  # noqa: SLF001 - as below
@@ -270,9 +271,9 @@ class ModelLayout:
         return ModelCopies(made, extras)
 
     def state_dict(self, model: Any, copies: ModelCopies) -> dict[str, Any]:
-        """Return the model's state with copies in their places.
+        """Return the model's state with the copies in place of its buffers.
 
-        Whatever this raises, the model may have other buffers now.
+        If this raises, the model may have other buffers now.
         """
         pieces = {
             kind: made.reshape(-1).split(numels)
@@ -291,11 +292,11 @@ class ModelLayout:
 
 
 def _owners_of_buffers(model: Any, found: Mapping[Any, Any]) -> dict[Any, list[tuple[Any, str]]]:
-    """Return the modules with the buffers that were ``found`` in the model's state, and their names there."""
+    """Return, by place, the modules that own the buffers ``found`` in the model's state, and their names."""
     weights = {_place_of(each) for each in model.parameters()}
     owners: dict[Any, list[tuple[Any, str]]] = {}
     for module in model.modules():
-        for key, buffer in module._buffers.items():  # noqa: SLF001 - another may take its place there
+        for key, buffer in module._buffers.items():  # noqa: SLF001 - the module may replace the buffer in this dict
             place = _place_of(buffer)
             if place is not None and place in found and place not in weights:
                 owners.setdefault(place, []).append((weakref.ref(module), key))
@@ -303,9 +304,10 @@ def _owners_of_buffers(model: Any, found: Mapping[Any, Any]) -> dict[Any, list[t
 
 
 def _sampled(tensors: Iterable[Any]) -> list[tuple[bool, Any, list[Any]]]:
-    """Choose tensors of a model and elements of them; return by device and type how to find which.
+    """Choose tensors of a model and elements in them; group them by device and type.
 
-    Before these, whether they are of weights that all ranks hold: buffers and shards are each rank's own.
+    Each group is returned as whether its tensors are weights that all ranks hold (buffers and shards are each
+    rank's own), a function that finds the elements, and its arguments.
     """
     weights: dict[bool, list[Any]] = {True: [], False: []}
     chosen = []
@@ -314,7 +316,7 @@ def _sampled(tensors: Iterable[Any]) -> list[tuple[bool, Any, list[Any]]]:
             weights[each.requires_grad].append(each)
         elif isinstance(each, torch.Tensor):
             chosen.append((each, NUM_SAMPLES * NUM_ELEMENTS))
-    chance = random.Random(0)  # a stride might miss all layers of a kind
+    chance = random.Random(0)  # with a fixed stride, all layers of a kind might be missed
     for several in weights.values():
         drawn = chance.sample(several, min(NUM_SAMPLES, len(several)))
         chosen += [(each, NUM_ELEMENTS) for each in drawn]
@@ -341,5 +343,5 @@ def _middles(others: list[Any]) -> list[Any]:
 
 
 def _held(tensor: Any) -> Any:
-    """Return the part of a tensor that this rank holds: for the rest, ranks would have to meet."""
+    """Return the part of a tensor that this rank holds; the other parts would need a collective."""
     return sharding.local_of(tensor) if sharding.is_dtensor(tensor) else tensor

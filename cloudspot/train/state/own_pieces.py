@@ -1,7 +1,7 @@
-"""What one rank alone has at a boundary, in pieces that another rank can keep and a save can hold (P8).
+"""A rank's own state at a boundary, in pieces that another rank can keep and a save can hold (P8).
 
-That is the state of its random generators, its place in the data and, on rank 0, the models' buffers, which
-are the ones that a checkpoint holds. Only JSON and the bytes of tensors leave the process.
+The own state is that of the rank's random generators, its position in the data and, on rank 0, the models'
+buffers, because checkpoints hold rank 0's. Only JSON and the bytes of tensors leave the process.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from cloudspot.train.state.boundary_marks import Mark
 from cloudspot.train.state.tree import Json, flatten, tensor_bytes
 
 Name = tuple[str, ...]
-"""Of a piece: ``state`` or ``buffers``, and where in that it belongs."""
+"""The name of a piece: ``state`` or ``buffers``, and the keys that lead to the piece in it."""
 _STATE, _BUFFERS = "state", "buffers"
 
 
 class OwnState(NamedTuple):
-    """What another rank had, as a save takes it."""
+    """The own state of another rank, in the form that a save takes."""
 
     rank_state: Json
     mark: Mark
-    """This rank's, with the buffers of the other if that is rank 0."""
+    """This rank's mark; if the other rank is rank 0, with rank 0's buffers."""
 
 
 def obstacle(mark: Mark, *, rank: int) -> str | None:
-    """Return why what this rank alone has at a boundary cannot be handed over, or None."""
+    """Return why this rank's own state at a boundary cannot be handed over, or None."""
     if mark.description.loader_state is not None:
-        return "its loader is asked for its place only when the state is saved"
+        return "its loader's position is read only when the state is saved"
     if rank == 0 and not all(each.copies_all for each in mark.layout.models.values()):
         return "it has buffers that are too large to be copied at each step"
     return None
@@ -61,7 +61,7 @@ def encode(name: Name, piece: Any) -> bytes:
 
 
 def is_same(one: Any, two: Any) -> bool:
-    """Return whether two pieces are equal; False if that would be difficult to say."""
+    """Return whether two pieces are equal, or False if they cannot be compared."""
     if one is two:
         return True
     if isinstance(one, torch.Tensor):
@@ -79,7 +79,7 @@ def is_same(one: Any, two: Any) -> bool:
 
 
 def rebuild(pieces: Mapping[Name, bytes], mark: Mark, *, rank: int) -> OwnState | None:
-    """Return what ``rank`` had at the boundary that this rank has marked; None: it is not whole."""
+    """Return the own state of ``rank`` at the boundary that this rank has marked, or None if incomplete."""
     state: dict[str, Any] = {}
     models = dict(mark.models)
     try:

@@ -1,8 +1,8 @@
-"""Which rank writes what of a checkpoint, and where: a pure function of what every rank knows.
+"""Plans which rank writes which tensors of a checkpoint, and where, from facts that every rank knows.
 
 Each rank computes the same plan by itself, so a save needs no collective. ``torch.distributed.checkpoint``
-plans with collectives, which hang when a rank dies. A table of items is all that it takes: under DDP all
-ranks hold the same tensors, and of a sharded tensor every rank knows which rank holds which box.
+plans with collectives, which hang when a rank dies. The plan needs only a table of items: under DDP, all
+ranks hold the same tensors, and every rank knows which rank holds which box of a sharded tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from cloudspot.train.state.boxes import Box
 
 OWN_CHUNK_BYTES = 8 << 20
-"""Frozen items of this size or more have chunks of their own."""
+"""Frozen items of at least this size have their own chunks."""
 
 
 class Shard(NamedTuple):
@@ -32,7 +32,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Item:
-    """A tensor of the state, described by what all ranks agree on."""
+    """A tensor of the state, described by properties that are the same on all ranks."""
 
     name: str
     dtype: str
@@ -41,15 +41,15 @@ class Item:
     itemsize: int
     """Bytes of one element."""
     pinned: bool = False
-    """Rank 0's is written: it is a buffer of the model, in which ranks may differ."""
+    """Whether rank 0's tensor is written, because it is a model's buffer, which may differ between ranks."""
     is_frozen: bool = False
-    """It is not trained, so it is probably the same in each save; only where it lies depends on that."""
+    """Whether it is not trained, and so is probably the same in each save. This affects only its position."""
     shards: tuple[Shard, ...] = ()
-    """The boxes that make up a DTensor; empty if it is none or has no elements: every rank holds all."""
+    """The boxes that make up a DTensor; empty if every rank holds the whole tensor, or it has no elements."""
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the tensor, packed."""
+        """Return the number of bytes of the packed tensor."""
         return self.itemsize * math.prod(self.shape)
 
 
@@ -61,22 +61,22 @@ class Placement:
     offset: int
     """Bytes from the beginning of the part; a multiple of the item's element size."""
     box: Box | None = None
-    """What of a sharded item lies here; None: all of it."""
+    """The box of a sharded item; None for a whole item."""
     giver: int | None = None
-    """The rank that hands it over to the one that writes it; None: that holds it."""
+    """The rank that hands it over to the writing rank; None if the writing rank holds it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of what lies here."""
+        """Return the shape of the item or box."""
         return self.item.shape if self.box is None else self.box.shape
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of what lies here, packed."""
+        """Return the number of bytes of the packed item or box."""
         return self.item.itemsize * math.prod(self.shape)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the item's line in a seal."""
+        """Return the item's entry in a seal."""
         line = {
             "name": self.item.name,
             "dtype": self.item.dtype,
@@ -95,16 +95,16 @@ class Plan:
     """All ranks' parts of one checkpoint."""
 
     parts: tuple[tuple[Placement, ...], ...]
-    """By rank; each by offset, without holes."""
+    """The parts by rank. The placements of a part are in the order of their offsets, without holes."""
     part_bytes: tuple[int, ...]
-    """By rank."""
+    """The sizes of the parts in bytes, by rank."""
     digest: str
     """SHA-256 of the whole table, in hex: parts with another digest belong to another checkpoint."""
     takers: Mapping[int, int] = field(default_factory=dict)
-    """By the ranks that are relieved, which have no part: the rank that takes what only they have."""
+    """Maps each relieved rank, which has no part, to the rank that takes the boxes that only it holds."""
 
     def handed_over(self, giver: int) -> tuple[Placement, ...]:
-        """Return what a relieved rank hands over, in this order."""
+        """Return the placements that a relieved rank hands over, in their order."""
         return tuple(each for each in self.parts[self.takers[giver]] if each.giver == giver)
 
 
@@ -120,16 +120,17 @@ def plan(
 ) -> Plan:
     """Spread the items, whose names are unique, over the ranks, evenly by bytes.
 
-    Items that every rank holds are spread whole. Of a sharded item, each box goes to a rank that holds it.
-    The result does not depend on the order of the items.
+    An item that every rank holds is written whole by one rank. Each box of a sharded item goes to a rank that
+    holds it. The result does not depend on the order of the items.
 
-    Ranks to ``avoid``, whose machines are about to go, are relieved: they have no part, and what no other
-    rank holds is handed over to one that stays. If that is more than ``handover_bytes``, they write it
-    themselves, and nothing else. ``avoid`` is ignored when it names every rank, or when a part would outgrow
-    its slot; ``rooms`` are the bytes that each rank's slots hold, if there is a limit.
+    Ranks to ``avoid``, whose machines are about to go, are relieved: they have no part, and boxes that no
+    other rank holds are handed over to ranks that stay. If these boxes exceed ``handover_bytes``, the ranks
+    to avoid write them themselves, and nothing else. ``avoid`` is ignored if it names every rank, or if a
+    part would outgrow its slot; ``rooms`` are the sizes of each rank's slots in bytes, if there is a limit.
 
-    Ranks that ``are_lost`` hand over nothing now. Where ranks differ, the rank ``buffers_from`` writes what
-    rank 0 has handed over before; None: the first rank that stays writes its own.
+    If the ranks to avoid ``are_lost``, they hand over nothing now. Of buffers that may differ between ranks,
+    the rank ``buffers_from`` writes those that rank 0 has handed over before; if it is None, the first rank
+    that stays writes its own.
 
     Raises:
         LookupError: only lost ranks held a part of an item.
@@ -170,7 +171,7 @@ def _spread(
     for item in table:
         if item.pinned:
             place(Placement(item, 0), pinned_to or 0)
-    # First what few ranks hold, then the rest to even it out.
+    # Place the items that few ranks hold first, then the others, which even out the loads.
     for placement, holders in _largest_first(table):
         able = set(holders).intersection(open_ranks) or holders
         if pinned_to is not None and not set(able) <= set(open_ranks):
@@ -179,15 +180,15 @@ def _spread(
     heap = [(loads[rank], rank) for rank in open_ranks]
     heapq.heapify(heap)
     free = (item for item in table if not item.pinned and not item.shards)
-    # The largest first, each to the rank with the least so far.
+    # Place the largest item first, each on the rank with the smallest load so far.
     for item in sorted(free, key=lambda i: (-i.nbytes, i.name)):
         load, rank = heap[0]
         heapq.heapreplace(heap, (load + item.nbytes, rank))
         shares[rank].append(Placement(item, 0))
     parts, part_bytes = [], []
     for share in shares:
-        # Wide elements first: every offset is a multiple of its element size, and there are no holes. Among
-        # those of one width, what is not trained lies together, and what is sharded.
+        # Wide elements come first, so that every offset is a multiple of its element size, without holes.
+        # Among elements of one width, frozen items lie together, and so do sharded ones.
         placements, offset = [], 0
         for each in sorted(share, key=_place_in_part):
             placements.append(replace(each, offset=offset))
@@ -203,10 +204,11 @@ def _place_in_part(placement: Placement) -> tuple[Any, ...]:
 
 
 def cuts(placements: Sequence[Placement]) -> list[int]:
-    """Return where a part's chunks are to be cut, ascending.
+    """Return the offsets at which a part must be cut into chunks, ascending.
 
-    That is where frozen items meet others, and around each large frozen one, wherever that lies: so what is
-    frozen makes the same chunks. And where sharded items meet others, of which each node reads all.
+    There is a cut between frozen items and others, and around each large frozen item, so that frozen items
+    make the same chunks in each save. There is also a cut between sharded items and others, because each node
+    reads all of the latter.
     """
     offsets = set()
     for before, after in itertools.pairwise(placements):
@@ -220,7 +222,7 @@ def cuts(placements: Sequence[Placement]) -> list[int]:
 
 
 def _largest_first(table: Sequence[Item]) -> Iterator[tuple[Placement, tuple[int, ...]]]:
-    """Yield the boxes of sharded items and who holds them; those that one rank alone holds come first."""
+    """Yield the boxes of sharded items with their holders; boxes that only one rank holds come first."""
     found = [(Placement(item, 0, box), holders) for item in table for box, holders in item.shards]
     found.sort(key=lambda each: (len(each[1]) > 1, -each[0].nbytes, each[0].item.name, each[0].box))
     yield from found

@@ -13,13 +13,13 @@ import torch
 
 _CUDA = "cuda"
 _STATE_WORDS = 624
-"""Of the Mersenne Twister: Python and NumPy say after seeding that as many are used up."""
+"""The Mersenne Twister's words of state. After seeding, Python and NumPy give this as their position."""
 _numpy_known: tuple[bytes, Any] = (b"", None)
-"""What NumPy's generator had in memory, and the state that it returned for that."""
+"""The memory of NumPy's generator, and the state that it returned for that memory."""
 
 
 def capture(devices: Collection[int] = ()) -> dict[str, Any]:
-    """Return the state of every generator, these CUDA devices' too, as values that a checkpoint can hold."""
+    """Return the state of all generators, including CUDA's for ``devices``, as values for a checkpoint."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -30,7 +30,7 @@ def capture(devices: Collection[int] = ()) -> dict[str, Any]:
 
 
 def _numpy_state(numpy: Any) -> Any:
-    """Return the state of NumPy's generator; only if it has changed is that asked for, which takes 40 µs."""
+    """Return the state of NumPy's generator, which is read only if it has changed: reading takes 40 µs."""
     global _numpy_known  # noqa: PLW0603 - as there is one generator, there is one state
     memory = _numpy_memory(numpy)
     if memory and memory == _numpy_known[0]:
@@ -43,8 +43,8 @@ def _numpy_state(numpy: Any) -> Any:
 
 
 def _numpy_memory(numpy: Any) -> bytes:
-    """Return all that NumPy's generator has in memory: where that is equal, so is its state."""
-    own, bits = numpy.random.mtrand._rand, numpy.random.get_bit_generator()  # noqa: SLF001 - has no public name
+    """Return the memory of NumPy's generator; if it is equal at two moments, the state is equal, too."""
+    own, bits = numpy.random.mtrand._rand, numpy.random.get_bit_generator()  # noqa: SLF001 - it has no public name
     if type(bits) is not numpy.random.MT19937:
         return b""
     head = object.__basicsize__  # without the count of references
@@ -64,7 +64,7 @@ def is_same(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
 
 
 def after_seeds(state: Mapping[str, Any], most: int = 4) -> Iterator[Mapping[str, Any]]:
-    """Yield a captured state, and what becomes of it as torch's loaders draw seeds for their workers."""
+    """Yield a captured state, and the states after torch's loaders draw up to ``most`` seeds for workers."""
     generator = torch.Generator()
     generator.set_state(state["torch"])
     yield state
@@ -82,7 +82,7 @@ def _is_same_of_numpy(one: Any, two: Any) -> bool:
 def drawn_since(state: dict[str, Any], devices: Collection[int] = ()) -> list[str]:
     """Return the names of the generators that were drawn from since a state was captured.
 
-    One that was seeded and not drawn from since does not count.
+    A generator that was seeded, but not drawn from after that, does not count.
     """
     names = []
     python = random.getstate()
@@ -92,7 +92,7 @@ def drawn_since(state: dict[str, Any], devices: Collection[int] = ()) -> list[st
     if numpy is not None:
         now, then = numpy.random.get_state(legacy=True), state.get("numpy")
         is_moved = then is None or now[2] != then[2] or not numpy.array_equal(now[1], then[1])
-        # Python draws nothing for a NumPy that was imported meanwhile, which seeds itself.
+        # A NumPy that was imported meanwhile seeds itself, without a draw from Python's generator.
         if is_moved and now[2] != _STATE_WORDS:
             names.append("NumPy's")
     seeded = torch.Generator().manual_seed(torch.initial_seed()).get_state()
@@ -107,7 +107,7 @@ def drawn_since(state: dict[str, Any], devices: Collection[int] = ()) -> list[st
 
 
 def restore(state: dict[str, Any], devices: Collection[int] = ()) -> None:
-    """Restore every generator to a captured state."""
+    """Restore all generators to a captured state."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state:
@@ -119,7 +119,7 @@ def restore(state: dict[str, Any], devices: Collection[int] = ()) -> None:
 
 
 def reseeded(seed: int, step: int, rank: int, devices: Collection[int] = ()) -> dict[str, Any]:
-    """Return the state that ``reseed`` brings about, and leave the generators as they are."""
+    """Return the state that ``reseed`` would set, and leave the generators unchanged."""
     before = capture(devices)
     try:
         reseed(seed, step, rank)
@@ -129,7 +129,7 @@ def reseeded(seed: int, step: int, rank: int, devices: Collection[int] = ()) -> 
 
 
 def reseed(seed: int, step: int, rank: int) -> None:
-    """Seed every generator anew from the step reached, for a world of another size."""
+    """Seed all generators anew from the current step, for a world of another size."""
     digest = hashlib.sha256(f"{seed}:{step}:{rank}".encode()).digest()
     random.seed(digest)
     torch.manual_seed(int.from_bytes(digest[:7], "big"))

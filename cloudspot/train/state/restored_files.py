@@ -1,7 +1,7 @@
-"""The files of a restored checkpoint: their tables, of which each entry is checked, and the tensors in them.
+"""The files of a restored checkpoint: their tables, whose entries are all checked, and their tensors.
 
-The bytes are verified already, or will be when they are asked for. What they mean is
-:mod:`cloudspot.train.state.checkpoint`'s.
+The bytes are verified already, or when they are fetched. :mod:`cloudspot.train.state.checkpoint` interprets
+them.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class RestoredFiles:
         manifest = _read_manifest(directory)
         self.step = number(manifest, "step")
         self.world_size = number(manifest, "world_size")
-        """How many ranks saved."""
+        """The number of ranks that saved the checkpoint."""
         self._comes_on_demand = manifest.get(ON_DEMAND) is True
         self.seals: dict[int, dict[str, Any]] = {}
-        """By rank; each holds the states of its own rank and of those that it has relieved, by rank."""
+        """The seals by rank. Each holds the states of its own rank and of the ranks that it has relieved."""
         self.tensors: dict[str, StoredTensor] = {}
-        """By their names in the checkpoint."""
+        """The tensors by their names in the checkpoint."""
         parts = manifest.get("parts")
         if not isinstance(parts, list):
             raise CheckpointError(f"{RESTORE_MANIFEST} does not list the parts")
@@ -63,7 +63,7 @@ class RestoredFiles:
             self._open_part(part)
         states = [rank for seal in self.seals.values() for rank in json_object(seal, "rank_states")]
         self.rescue = next((seal.get("rescue") for seal in self.seals.values()), None)
-        """As the seals have it."""
+        """The description of the rescue in the seals; None if the checkpoint was not saved in one."""
         rescue = {} if self.rescue is None else json_object({"rescue": self.rescue}, "rescue")
         lost = [rank for rank in rescue.get("lost") or [] if rank not in (rescue.get("kept") or [])]
         there = sorted(str(rank) for rank in range(self.world_size) if rank not in lost)
@@ -77,19 +77,19 @@ class RestoredFiles:
                 raise CheckpointError(f"the checkpoint's {name} has {problem}")
 
     def fetch(self, regions: Sequence[tuple[StoredTensor, Box]], *, world: World) -> None:
-        """Have these boxes of these tensors in the files; call it once, before any of them is read.
+        """Bring these boxes of these tensors into the files; call this once, before any of them is read.
 
-        If the checkpoint comes on demand, this waits until the agents have brought what each rank reads: a
+        If the checkpoint comes on demand, this waits until the agents have fetched the boxes of all ranks: a
         rank that went on sooner would wait for the others in its first collective, which has a time limit.
 
         Raises:
-            CheckpointError: it comes on demand, and there is no agent.
+            CheckpointError: the checkpoint comes on demand, but there is no agent.
         """
         if not self._comes_on_demand:
             return
         handoff = os.environ.get(HANDOFF)
         if handoff is None:
-            raise CheckpointError(f"{self._directory} has to be fetched on demand, and there is no agent")
+            raise CheckpointError(f"{self._directory} has to be fetched on demand, but there is no agent")
         pieces = [piece for stored, box in regions for piece, _, _ in stored.pieces_in(box)]
         ranges: dict[str, set[tuple[int, int]]] = {}
         for piece in pieces:
@@ -99,7 +99,7 @@ class RestoredFiles:
         wanted = {"nonce": nonce, "ranges": {file: sorted(found) for file, found in sorted(ranges.items())}}
         write_json(wanted_path(Path(handoff), world.rank), wanted)
         answer = fetched_path(Path(handoff), world.rank)
-        # An earlier process of this rank may have asked for something else.
+        # An older answer may be for other boxes, which an earlier process of this rank asked for.
         while not answer.exists() or answer.read_text(encoding="ascii") != nonce:
             time.sleep(POLL_SECONDS)
         for piece in pieces:
@@ -137,7 +137,7 @@ class RestoredFiles:
                     raise CheckpointError(f"{name} has {size} bytes; its seal says {nbytes}")
                 if nbytes == 0:
                     return torch.empty(0, dtype=torch.uint8)
-                # Copy-on-write, because torch warns of read-only memory; nobody writes to it.
+                # The mapping is copy-on-write only because torch warns of read-only memory.
                 return torch.frombuffer(
                     mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_COPY), dtype=torch.uint8
                 )
@@ -178,10 +178,10 @@ class Piece:
     """The bytes of a box of a tensor, in one file."""
 
     data: Any
-    """A view of the file; not to be read before it ``is_here``."""
+    """A view of the file; it must not be read unless ``is_here``."""
     file: str
     start: int
-    """Where in the file it begins, in bytes."""
+    """The offset in the file at which it begins, in bytes."""
     end: int
     is_here: bool
 
@@ -190,13 +190,13 @@ class StoredTensor:
     """A tensor in the checkpoint's files."""
 
     def __init__(self, dtype: Any, shape: tuple[int, ...], *, is_dtensor: bool) -> None:
-        """Describe a tensor, of which no piece is known yet."""
+        """Describe a tensor without any pieces yet."""
         self.dtype = dtype
         self.shape = shape
         self.is_dtensor = is_dtensor
-        """Whether it was a DTensor; one piece may be all of it."""
+        """Whether it was saved as a DTensor, even if it has only one piece."""
         self.pieces: dict[Box, Piece] = {}
-        """They make up the tensor."""
+        """The pieces that make up the tensor, by their boxes."""
 
     @property
     def divided(self) -> set[int]:
@@ -204,7 +204,7 @@ class StoredTensor:
         return {dim for piece in self.pieces for dim, n in enumerate(piece.shape) if n != self.shape[dim]}
 
     def pieces_in(self, box: Box) -> Iterator[tuple[Piece, Box, Box]]:
-        """Yield the pieces that have elements in a box, with the box of each, and what of it lies there."""
+        """Yield each piece that has elements in a box, with the piece's box and the overlap of both."""
         if box in self.pieces:
             yield self.pieces[box], box, box
             return
@@ -214,9 +214,9 @@ class StoredTensor:
                 yield piece, place, common
 
     def view(self, box: Box) -> Any:
-        """Return the view of a box in its file if one piece holds all of it, else None.
+        """Return the view of a box in its file if one piece holds the whole box, else None.
 
-        It is not to be read before the box was fetched: see ``RestoredFiles.fetch``.
+        It must not be read before the box was fetched: see ``RestoredFiles.fetch``.
         """
         found = list(self.pieces_in(box))
         if len(found) != 1:
@@ -225,21 +225,23 @@ class StoredTensor:
         return piece.data if place == box else _narrow(piece.data, common, place)
 
     def copy_into(self, box: Box, target: Any) -> None:
-        """Copy what lies in a box to a tensor of its shape.
+        """Copy the elements in a box to a tensor of the box's shape.
 
         Raises:
-            CheckpointError: not all of it was fetched.
+            CheckpointError: not all of the box was fetched.
         """
         for piece, place, common in self.pieces_in(box):
             if not piece.is_here:
-                raise CheckpointError("a tensor of the checkpoint is read that was not asked for")
+                raise CheckpointError(
+                    f"bytes {piece.start} to {piece.end} of {piece.file} are read, but were not fetched"
+                )
             _narrow(target, common, box).copy_(_narrow(piece.data, common, place))
 
     def read(self, box: Box) -> Any:
-        """Return what lies in a box: a view, if one piece holds all of it.
+        """Return the elements in a box, as a view if one piece holds the whole box.
 
         Raises:
-            CheckpointError: not all of it was fetched.
+            CheckpointError: not all of the box was fetched.
         """
         view = self.view(box)
         if view is not None and all(piece.is_here for piece, _, _ in self.pieces_in(box)):
@@ -250,7 +252,7 @@ class StoredTensor:
 
 
 def await_all(store: Store, world: World) -> None:
-    """Return once every rank of this generation has called it."""
+    """Return once every rank of this generation has called this."""
     generation = os.environ.get(GENERATION, "")
     keys = [f"fetched/{generation}/{rank}" for rank in range(world.world_size)]
     store.set(keys[world.rank], "1")
@@ -259,7 +261,7 @@ def await_all(store: Store, world: World) -> None:
 
 
 def _narrow(tensor: Any, box: Box, outer: Box) -> Any:
-    """Return the view of a box in a tensor that is itself the box ``outer``."""
+    """Return the view of a box in a tensor that covers the box ``outer``."""
     for dim, (start, length) in enumerate(zip(box.offset, box.shape, strict=True)):
         tensor = tensor.narrow(dim, start - outer.offset[dim], length)
     return tensor
@@ -281,7 +283,7 @@ def number(parent: Mapping[str, Any], key: str, *, limit: int = 2**62) -> int:
 def checked(what: str, value: Any, *, limit: int = 2**62) -> int:
     """Return a value that must be an integer from 0 to ``limit``, exclusive; ``what`` is its name."""
     if type(value) is not int or not 0 <= value < limit:
-        raise CheckpointError(f"{what} must be an integer >= 0: got {value!r}")
+        raise CheckpointError(f"{what} is {value!r}, but must be an integer from 0 to below {limit}")
     return value
 
 
@@ -297,5 +299,5 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
 
 def _lengths(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list):
-        raise CheckpointError(f"{name}: a shard needs a global_shape and a global_offset")
-    return tuple(checked(f"{name}: the place of a shard", each) for each in value)
+        raise CheckpointError(f"{name}: a shard's global_shape or global_offset is {value!r}, not a list")
+    return tuple(checked(f"{name}: a number in a shard's position", each) for each in value)

@@ -1,6 +1,6 @@
-"""DTensors: which rank holds which box of one, and how the boxes of a checkpoint come back into one.
+"""DTensors: which rank holds which box of a tensor, and how a checkpoint's boxes are loaded into it.
 
-Nothing here is a collective. A tensor's mesh and placements, which every rank knows, say what all ranks hold.
+Nothing here is a collective. Every rank knows a tensor's mesh and placements, which determine all boxes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def is_dtensor(value: Any) -> bool:
 
 
 def local_of(tensor: Any) -> Any:
-    """Return the live tensor of what this rank holds of a DTensor."""
+    """Return the live local tensor of a DTensor on this rank."""
     with torch.no_grad():
         return tensor.to_local()
 
@@ -33,11 +33,11 @@ def local_of(tensor: Any) -> Any:
 def describe(path: str, tensor: Any) -> tuple[tuple[Shard, ...], Any]:
     """Return the boxes of a DTensor with the ranks that hold them, and the live tensor of this rank's box.
 
-    There is one box if every rank holds all of it, and none if it has no elements.
+    There is one box if every rank holds the whole tensor, and none if the tensor has no elements.
 
     Raises:
-        SessionError: the DTensor is on a mesh of some of the ranks only, or is placed in a way that no box
-            describes; the message names ``path``.
+        SessionError: the DTensor's mesh has only some of the ranks, or no box describes its placements; the
+            message names ``path``.
     """
     shape, local = tuple(tensor.shape), local_of(tensor)
     try:
@@ -46,11 +46,11 @@ def describe(path: str, tensor: Any) -> tuple[tuple[Shard, ...], Any]:
         raise SessionError(f"{path} is a DTensor that cannot be saved: {error}") from error
     if tensor.numel() == 0:
         return (), local.new_empty(shape)
-    # Of what has no elements, FSDP does not keep the other dimensions.
+    # FSDP does not keep the other dimensions of a shard without elements.
     if tuple(local.shape) != box.shape and (local.numel() or box.num_elements):
         raise SessionError(
-            f"{path} is a DTensor that cannot be saved: this rank should hold {list(box.shape)} of"
-            f" {list(shape)}, and has {list(local.shape)}"
+            f"{path} is a DTensor that cannot be saved: this rank should hold a shard {list(box.shape)} of"
+            f" {list(shape)}, but holds {list(local.shape)}"
         )
     return shards, local
 
@@ -59,7 +59,7 @@ def box_of(tensor: Any) -> Box:
     """Return the box of a DTensor that this rank holds.
 
     Raises:
-        SessionError: as ``describe``.
+        SessionError: for the reasons of ``describe``.
     """
     try:
         box, _ = _held(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
@@ -71,8 +71,8 @@ def box_of(tensor: Any) -> Box:
 def empty(shape: tuple[int, ...], dtype: Any, *, like: Any, divided: Collection[int]) -> Any:
     """Return a DTensor without values, placed as ``like`` is.
 
-    If it has another shape than ``like``, it is divided only in the dimensions ``divided``, and of these only
-    in those in which it is as long as ``like``.
+    If its shape differs from that of ``like``, only those dimensions are divided that are in ``divided`` and
+    have the same length in both shapes.
     """
     if shape == tuple(like.shape):
         return torch.empty_like(like, dtype=dtype, requires_grad=False)
@@ -93,9 +93,9 @@ def empty(shape: tuple[int, ...], dtype: Any, *, like: Any, divided: Collection[
 
 
 def tied(module: Any) -> dict[str, str]:
-    """Return, for each sharded parameter of a module that has several names, one of them, the same for all.
+    """Map each name of a module's sharded parameters that have several names to one common name.
 
-    Where a tensor lies in memory does not tell: the empty shards of all tensors lie at the same place.
+    Addresses cannot identify a parameter: the empty shards of all tensors have the same address.
     """
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -105,7 +105,7 @@ def tied(module: Any) -> dict[str, str]:
 
 
 def own_statistics(module: Any) -> list[str]:
-    """Return the names of the layers of a sharded module that gather other statistics on each rank."""
+    """Return the names of a sharded module's layers whose statistics differ between ranks."""
     if not any(map(is_dtensor, module.parameters())):
         return []
     return [
@@ -118,16 +118,17 @@ def own_statistics(module: Any) -> list[str]:
 
 
 def fsdp_modules(module: Any) -> list[Any]:
-    """Return the modules in a module, or it itself, that ``fully_shard`` was called with."""
+    """Return the submodules of a module, including itself, on which ``fully_shard`` was called."""
     return [each for each in module.modules() if hasattr(each, "_get_fsdp_state")]
 
 
 def has_unreduced_gradients(fsdp_module: Any) -> bool:
-    """Return whether FSDP keeps gradients of one of ``fsdp_modules`` that it has yet to reduce.
+    """Return whether one of ``fsdp_modules`` has gradients that FSDP has yet to reduce.
 
-    They are not in ``.grad``: ``set_requires_gradient_sync(False)`` accumulates them elsewhere.
+    Such gradients are not in ``.grad``: with ``set_requires_gradient_sync(False)``, FSDP accumulates them
+    elsewhere.
     """
-    state = fsdp_module._get_fsdp_state()  # noqa: SLF001 - FSDP tells nobody of these gradients
+    state = fsdp_module._get_fsdp_state()  # noqa: SLF001 - FSDP has no public way to these gradients
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:  # torch < 2.10
         groups = [state._fsdp_param_group] if state._fsdp_param_group else []  # noqa: SLF001
@@ -144,7 +145,7 @@ def has_unreduced_gradients(fsdp_module: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _held(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> tuple[Box, tuple[Shard, ...]]:
-    """Return this rank's box, and all boxes; tensors of one layout share the result."""
+    """Return this rank's box, and all boxes. The result is cached for tensors of the same layout."""
     splits = [_split(each, len(shape)) for each in placements]
     mesh_shape = tuple(mesh.mesh.shape)
     holders: dict[Box, list[int]] = {}

@@ -20,12 +20,12 @@ def write_torch_file(directory: Path, path: Path, *, objects: Sequence[str], nes
 
     Tensors stay in the pages of the checkpoint's files until ``torch.save`` writes them, so the state need
     not fit into memory, unless it was sharded. Tied weights stay tied. ``directory`` holds a restored and
-    verified checkpoint. With ``nested`` the file holds a dict of the state dicts by the objects' names,
-    otherwise that of the only object.
+    verified checkpoint. With ``nested``, the file holds a dict of the state dicts by the objects' names;
+    otherwise, it holds the state dict of the only object.
 
     Raises:
         CheckpointError: the checkpoint's tables or state are malformed.
-        OSError: the disk refuses.
+        OSError: the file cannot be written.
     """
     checkpoint = Checkpoint(directory)
     tensors: dict[str, Any] = {}
@@ -37,7 +37,8 @@ def write_torch_file(directory: Path, path: Path, *, objects: Sequence[str], nes
 
     trees = checkpoint.shared.get("state")
     if not isinstance(trees, dict) or not set(objects) <= set(trees):
-        raise CheckpointError(f"the checkpoint does not hold all of {', '.join(objects)}")
+        found = ", ".join(trees) if isinstance(trees, dict) else "no objects"
+        raise CheckpointError(f"the checkpoint holds {found}, not all of {', '.join(objects)}")
     state = {name: _unwrapped(rebuild(name, trees[name], item)) for name in objects}
     torch.save(state if nested else state[objects[0]], path)
 
@@ -47,7 +48,7 @@ def _alone(view: Any) -> Any:
     if view.numel() == 0:
         return view.clone()
     if view.untyped_storage().nbytes() == view.numel() * view.element_size():
-        return view  # put together of shards, so it is no view of a file that outlives it
+        return view  # it was put together from shards, so its storage has its size already
     return torch.frombuffer(tensor_bytes(view), dtype=view.dtype).view(view.shape)
 
 

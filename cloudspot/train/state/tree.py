@@ -1,8 +1,7 @@
 """State dicts as JSON and named tensors.
 
-JSON's own values stand for themselves; anything else is an object with one key that begins with
-``$``. Reading builds only numbers, strings, containers and tensors: no pickle, and nothing that a
-file could name and run.
+JSON's own values stand for themselves; any other value is an object with one key that begins with ``$``.
+Reading builds only numbers, strings, containers and tensors. There is no pickle, so a file cannot run code.
 """
 
 from __future__ import annotations
@@ -52,13 +51,14 @@ def flatten(
     """Return ``value`` as JSON.
 
     Args:
-        path: Its name in the checkpoint, such as ``optimizer``; the names of its contents begin with it.
+        path: The value's name in the checkpoint, such as ``optimizer``. The names of its contents begin with
+            it.
         value: Nested dicts, lists and tuples of numbers, strings, bytes, tensors and NumPy arrays.
-        tensors: Receives the tensors by name; the JSON refers to them. None: the JSON contains them.
-        tied: Of the DTensors that are the same one under several names, one of these, the same for all.
+        tensors: Receives the tensors by name; the JSON refers to them. If it is None, the JSON contains them.
+        tied: Maps each name of a DTensor that has several names to one common name.
 
     Raises:
-        SessionError: it contains something that cannot be saved; the message names the path.
+        SessionError: the value contains something that cannot be saved; the message names its path.
     """
     return _Flattening(tensors, tied).convert(path, value)
 
@@ -86,7 +86,7 @@ class _Flattening:
         tag = _SEQUENCES.get(kind)
         if tag is not None:
             each = sorted(value, key=repr) if kind in (set, frozenset) else value
-            # Python's random generator has 625 numbers.
+            # Python's random generator has 625 numbers, so convert plain values without a call.
             return {
                 tag: [
                     one if type(one) in _PLAIN else self.convert(f"{path}/{index}", one)
@@ -121,14 +121,14 @@ class _Flattening:
         value = value.detach()
         if is_dtensor(value):
             if self._tensors is None:
-                raise SessionError(f"{path} is a DTensor in a state that each rank saves for itself")
+                raise SessionError(f"{path} is a DTensor, but each rank saves this state by itself")
             kind = type(local_of(value))
         if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
             raise SessionError(
                 f"{path} is a {value.layout} tensor of {value.dtype} on {value.device}:"
                 " only dense tensors with values can be saved"
             )
-        if value.is_conj() or value.is_neg():  # a view that shares the memory and not the values
+        if value.is_conj() or value.is_neg():  # such a view shares the memory, but not the values
             value = value.resolve_conj().resolve_neg()
         name = dtype_name(value.dtype)
         if name not in DTYPES or not (kind is torch.Tensor or issubclass(kind, torch.nn.Parameter)):
@@ -169,7 +169,7 @@ _SEQUENCES = {tuple: "$tuple", set: "$set", frozenset: "$frozenset", torch.Size:
 
 
 Keys = tuple[Any, ...]
-"""The keys and indices that lead to a value in what ``flatten`` was given."""
+"""The keys and indices that lead to a value in the argument of ``flatten``."""
 
 
 def _no_item(name: str, _keys: Keys) -> Any:
@@ -177,12 +177,12 @@ def _no_item(name: str, _keys: Keys) -> Any:
 
 
 def rebuild(path: str, value: Json, item: Callable[[str, Keys], Any] = _no_item) -> Any:
-    """Return what ``flatten`` was given.
+    """Return the value from which ``flatten`` made the JSON.
 
-    ``item`` returns a tensor by its name and the keys that lead to where it goes; by default there is none.
+    ``item`` returns a tensor, given its name and the keys that lead to it. By default, there are no tensors.
 
     Raises:
-        CheckpointError: the JSON is not what ``flatten`` makes.
+        CheckpointError: ``flatten`` does not make such JSON.
     """
     try:
         return _rebuild(value, item, ())
@@ -242,7 +242,7 @@ def _rebuild_numpy(tag: str, body: Json) -> Any:
 
 
 def tensor_bytes(cpu: Any) -> memoryview:
-    """Return the bytes of a contiguous CPU tensor, without a copy, as long as the tensor lives."""
+    """Return a view of the bytes of a contiguous CPU tensor, which is valid as long as the tensor lives."""
     import ctypes
 
     nbytes = cpu.numel() * cpu.element_size()

@@ -43,7 +43,7 @@ def why_not(tmp_path, monkeypatch):
     "name", ["PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "MALLOC_ARENA_MAX", "LC_ALL"]
 )
 def test_a_variable_that_is_read_at_the_start_must_be_the_servers_own(why_not, name):
-    assert why_not({**HERE, name: "9"}) == f"{name} is read before it starts"
+    assert why_not({**HERE, name: "9"}) == f"{name} differs, and Python reads it before the program starts"
 
 
 READ_BY_TORCH = (
@@ -54,7 +54,7 @@ READ_BY_TORCH = (
 
 @pytest.mark.parametrize("name", READ_BY_TORCH)
 def test_a_variable_that_native_code_reads_must_be_the_servers_own(why_not, name):
-    expected = f"{name} was read when torch was imported, and is another one there"
+    expected = f"{name} differs, and was read when torch was imported"
     assert why_not({**HERE, name: "9"}) == expected
 
 
@@ -115,7 +115,7 @@ def test_a_module_of_the_programs_own_that_is_imported_already_is_refused(why_no
         (tmp_path / name).mkdir()
     assert why_not() == "", "a directory alone shadows nothing"
     (tmp_path / "json" / "__init__.py").touch()
-    assert why_not() == "it has its own json, and that was imported from elsewhere"
+    assert why_not() == "it has its own json, but another one was imported here"
     (tmp_path / "json" / "__init__.py").unlink()
     (tmp_path / "socket.cpython-311-x86_64-linux-gnu.so").touch()
-    assert why_not() == "it has its own socket, and that was imported from elsewhere"
+    assert why_not() == "it has its own socket, but another one was imported here"

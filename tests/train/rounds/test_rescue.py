@@ -128,7 +128,7 @@ def test_an_error_while_it_saves_lets_the_process_end(rank, tmp_path, caplog):
     rank.rescue.start()
     handoff.write_rescue(tmp_path, RescueWord(SAVE, 1, ORDER.to_json()))
     rank.rescue.hold()
-    assert "the state of rank 0 cannot be saved in a rescue" in caplog.text
+    assert "the state of rank 2 cannot be saved in a rescue" in caplog.text
 
 
 def test_a_handler_of_signals_waits_for_no_lock(rank):

@@ -126,7 +126,7 @@ def test_what_cannot_be_given_is_said_once(ranks):
     for number in range(2):
         one.states.offer(one.mark(number, loader_state=dict), draws=True)
         until(lambda: one.problems)
-    assert one.problems == ["its loader is asked for its place only when the state is saved"]
+    assert one.problems == ["its loader's position is read only when the state is saved"]
 
 
 def test_a_process_that_may_start_no_thread_trains_on_and_says_that_it_gives_nothing(ranks, monkeypatch):

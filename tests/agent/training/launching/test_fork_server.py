@@ -299,14 +299,14 @@ def test_a_stopped_program_goes_on_with_its_marks(start):
     ("why", "given"),
     [
         (
-            "OMP_NUM_THREADS was read when torch was imported, and is another one there",
+            "OMP_NUM_THREADS differs, and was read when torch was imported",
             {"OMP_NUM_THREADS": "2"},
         ),
         (
             "TORCHINDUCTOR_MAX_AUTOTUNE was read when torch._dynamo was imported",
             {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"},
         ),
-        ("PYTHONHASHSEED is read before it starts", {"PYTHONHASHSEED": "1"}),
+        ("PYTHONHASHSEED differs, and Python reads it before the program starts", {"PYTHONHASHSEED": "1"}),
         ("its environment is too large", {"LARGE": "x" * 100_000}),
         ("it starts in another directory", {"cwd": "plain"}),
         ("it has its own typing_extensions", {"directory": "own", "others": [("typing_extensions.py", "")]}),
@@ -535,7 +535,7 @@ def test_what_the_job_file_lists_is_imported_once(preloading):
     assert run_in(preloading, f"{script}{IS_FORKED}", LEVEL="2")[0] == ["False", "imported", "x x", "started"]
     log = preloading.node.fork_server_log.read_text()
     assert log.count("imported\n") == 1
-    assert "LEVEL was read when listed.Trainer was imported, and is another one there" in log
+    assert "LEVEL differs, and was read when listed.Trainer was imported" in log
     assert "run.preload: not_there cannot be imported: ModuleNotFoundError" in log
 
 
@@ -581,14 +581,14 @@ def test_a_package_beside_the_script_is_the_jobs_own(tmp_path, installed):
     with serving(tmp_path, preload=("shared",), own=own, PYTHONPATH=path) as given:
         assert run_in(given, f"import shared\nprint(shared.WHERE)\n{IS_FORKED}")[0] == ["own", "forked"]
         log = given.node.fork_server_log.read_text()
-        assert "run.preload: shared is the job's own, and each process imports it" in log
+        assert "run.preload: shared is the job's own module; each process imports it" in log
 
 
 @pytest.mark.parametrize(
     ("name", "why"),
     [
         ("slow_by_rank", "LOCAL_RANK was read when slow_by_rank was imported"),
-        ("slow_thread", "an import has started a thread"),
+        ("slow_thread", "one of the imports has started a thread"),
     ],
 )
 def test_a_package_that_cannot_be_shared_makes_no_rank_believe_it_is_another(tmp_path, installed, name, why):
