@@ -72,8 +72,8 @@ class Requests:
 
     @property
     def usd(self) -> float:
-        """The cost of the requests at S3's prices in us-east-1; other object stores cost about the same."""
-        # https://aws.amazon.com/s3/pricing/, S3 Standard: for 1,000 GETs, and for 1,000 PUTs.
+        """The cost of the requests at the usual prices of object stores, which ``docs/remote.md`` names."""
+        # For 1,000 reads, and for 1,000 writes.
         return (self.num_reads * 0.0004 + self.num_writes * 0.005) / 1000
 
     def check(self, *, is_last: bool = False) -> None:
