@@ -9,7 +9,7 @@ import hmac
 def signature_of(canonical: str, *, algorithm: str, at: str, scope: str, secret: str) -> str:
     """Return the signature of a canonical request, in hexadecimal.
 
-    ``scope`` is the credential's scope, such as ``20261101/REGION/SERVICE/FORMAT_request``, by whose parts the
+    ``scope`` is the credential's scope, such as ``20261101/REGION/SERVICE/FORMAT_end``, by whose parts the
     key is derived from ``secret``, which begins with the cloud's prefix (``AWS4``). ``at`` is the request's
     time as it is signed.
     """

@@ -66,7 +66,7 @@ def _statements(document: Document) -> Sequence[Mapping[str, Any]]:
 
 
 def _principals(statement: Mapping[str, Any]) -> list[str]:
-    """Return the statement's principals, such as ``Service machines.example.com``; ``[""]`` if it names none."""
+    """Return the statement's principals, such as ``Service vm.example.com``; ``[""]`` if it names none."""
     found = statement.get("Principal", "")
     if not isinstance(found, Mapping):
         return [str(found)]
