@@ -1,13 +1,15 @@
 """All steps of a checkpoint in a real job: stall, time lost, whole save, notice to commit, restore, agent.
 
 python benchmarks/checkpoint_path.py [--directory DIR] [--bytes 1e9] [--seconds 30] [--frozen 0.95] [--gpu]
-                                     [--alone]
+                                     [--step-ms 3 30 300] [--threads 1 2] [--busy] [--alone]
 
-Run the job in benchmarks/gigabyte on the local provider, with steps of some 3 ms, a large state and a save
-every 5 s; reclaim its machine with notice, and let it resume. Each figure is printed beside a reference from
-the same run: one copy of the state into a warm buffer; the same training with torch.save,
-torch.distributed.checkpoint and, if installed, torchsnapshot; a plain copy of the same bytes to the same file
-system; and a plain read.
+Runs the job in benchmarks/gigabyte on the local provider: steps beside a large state, a save every 5 s;
+reclaims its machine with notice; lets it resume. Each figure stands beside a reference of the same run: one
+copy of the state into a warm buffer, the same training with torch.save, with torch.distributed.checkpoint
+and, where it is installed, torchsnapshot, a plain copy of the same bytes to the same file system, and a plain
+read. With several lengths of a step or numbers of threads, it does so for each pair of them. The first save,
+a trial, is left out. What a save costs is what it adds to the steps from its boundary to its commit: until it
+is sealed, its copy; after that, its upload.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +52,16 @@ JOB = Path(__file__).parent / "gigabyte"
 NAME = "gigabyte"
 CHUNK = 64 << 20
 OTHERS = ("torch.save", "dcp-thread", "dcp-process", "torchsnapshot")
-NAMES = ("GIGABYTE_BYTES", "GIGABYTE_FROZEN", "GIGABYTE_SECONDS", "GIGABYTE_OUT", "CUDA_VISIBLE_DEVICES")
+NAMES = (
+    *("GIGABYTE_BYTES", "GIGABYTE_FROZEN", "GIGABYTE_SECONDS", "GIGABYTE_OUT", "GIGABYTE_PASSES"),
+    *("GIGABYTE_THREADS", "CUDA_VISIBLE_DEVICES"),
+)
+PASSES = """
+import sys, torch, train
+torch.set_num_threads(train.THREADS)
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+print(train.passes_for(float(sys.argv[1]) / 1e3, device))
+"""
 
 
 def wait_for(what: str, condition: Callable[[], Any], *, seconds: float = 180.0) -> Any:
@@ -82,6 +94,18 @@ def lost(began: Sequence[float], windows: Sequence[tuple[float, float]]) -> tupl
     return statistics.median(stalls), statistics.median(sums)
 
 
+def lost_to_uploads(began: Sequence[float], uploads: Sequence[tuple[float, float]]) -> float:
+    """Return the training time lost while saves are uploaded, in seconds: a median."""
+    steps = [(before, after - before) for before, after in itertools.pairwise(began)]
+    outside = [took for at, took in steps if not any(low - 0.5 < at < high + 0.5 for low, high in uploads)]
+    usual = statistics.median(outside)
+    sums = []
+    for low, high in uploads:
+        inside = [took for at, took in steps if low <= at <= high]
+        sums.append(sum(inside) - len(inside) * usual)
+    return statistics.median(sums)
+
+
 def by_others(how: str, directory: Path, environment: dict[str, str]) -> tuple[float, float, float]:
     """Return another method's stall, training time lost and whole save, in seconds; NaN if no save ended."""
     with tempfile.TemporaryDirectory(dir=directory) as out:
@@ -100,9 +124,9 @@ def by_others(how: str, directory: Path, environment: dict[str, str]) -> tuple[f
 # --- references -----------------------------------------------------------------------------------
 
 
-def memcpy_seconds(num_bytes: int, *, is_on_gpu: bool) -> float:
-    """Time one copy of the state: with one thread, like the training, or from the GPU into pinned memory."""
-    torch.set_num_threads(1)
+def memcpy_seconds(num_bytes: int, num_threads: int, *, is_on_gpu: bool) -> float:
+    """Copy the state once: by as many threads as the training has, or from the GPU into pinned memory."""
+    torch.set_num_threads(num_threads)
     source = torch.ones(num_bytes // 4, device="cuda" if is_on_gpu else "cpu")
     target = torch.zeros(num_bytes // 4, pin_memory=is_on_gpu)
     target.copy_(source)
@@ -187,6 +211,13 @@ class Job:
             return self.reader.read().commits
         return ()
 
+    def show(self) -> Any:
+        """Return what ``cloudspot show --json`` prints."""
+        command = [sys.executable, "-m", "cloudspot", "show", NAME, "--json"]
+        return json.loads(
+            subprocess.run(command, env=self.environment, check=True, capture_output=True).stdout
+        )
+
     def sent(self) -> dict[str, int]:
         """Return the bytes that each save has put into the store so far, by the save's name."""
         saves = (self.home / "store" / job_prefix(NAME) / "checkpoints").glob("*")
@@ -203,6 +234,11 @@ class Job:
                     return pid
         sys.exit("there is no agent")
 
+    def trainer(self) -> int:
+        """Return the process id of the newest generation's rank."""
+        paths = (self.home / "machines").rglob("worker-0.pid")
+        return int(max(paths, key=lambda path: path.stat().st_mtime).read_text())
+
 
 def fetch_seconds(job: Job, directory: Path) -> float:
     """Return the median time to restore the newest checkpoint to the directory."""
@@ -218,8 +254,8 @@ def fetch_seconds(job: Job, directory: Path) -> float:
     return statistics.median(found)
 
 
-def agent_cost(pid: int) -> tuple[float, float]:
-    """Return the agent's CPU seconds so far and its largest private memory in MB."""
+def cost_of(pid: int) -> tuple[float, float]:
+    """Return the CPU seconds of a process so far, and its own memory now, in MB, without slots."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     ticks = os.sysconf("SC_CLK_TCK")
@@ -237,22 +273,50 @@ def main() -> None:
         "--frozen", type=float, default=0.0, help="the share of the state that does not change"
     )
     parser.add_argument("--gpu", action="store_true", help="keep the state on a GPU")
-    parser.add_argument("--alone", action="store_true", help="leave out the other methods")
+    parser.add_argument("--step-ms", type=float, nargs="+", default=[3.0])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="the training's compute threads")
+    parser.add_argument("--busy", action="store_true", help="keep one core busy with something else")
+    parser.add_argument("--alone", action="store_true", help="leave out the other ways to save")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.directory) as name:
-        others = () if options.alone else OTHERS
-        measure(Path(name), options.bytes, options.seconds, options.frozen, others, is_on_gpu=options.gpu)
+    others = () if options.alone else OTHERS
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if options.busy else None
+    try:
+        for num_threads, step_ms in itertools.product(options.threads, options.step_ms):
+            with tempfile.TemporaryDirectory(dir=options.directory) as name:
+                case = Case(num_threads, step_ms, options.bytes, options.frozen, is_on_gpu=options.gpu)
+                print(
+                    f"steps of {step_ms:.0f} ms, {num_threads} threads{', one core busy' * options.busy}",
+                    flush=True,
+                )
+                measure(Path(name), case, options.seconds, others)
+    finally:
+        if busy is not None:
+            busy.kill()
+            busy.wait()
 
 
-def measure(
-    directory: Path,
-    num_bytes: float,
-    seconds: float,
-    frozen: float,
-    others: Sequence[str],
-    *,
-    is_on_gpu: bool,
-) -> None:
+@dataclass(frozen=True)
+class Case:
+    """What the training is like."""
+
+    num_threads: int
+    step_ms: float
+    num_bytes: float
+    frozen: float
+    is_on_gpu: bool
+
+
+def passes_of(case: Case, environment: dict[str, str]) -> str:
+    """Return how many passes make a step as long as the case has it, without a save."""
+    words = [sys.executable, "-c", PASSES, str(case.step_ms)]
+    done = subprocess.run(
+        words, env={**environment, "PYTHONPATH": str(JOB)}, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout.strip()
+
+
+def measure(directory: Path, case: Case, seconds: float, others: Sequence[str]) -> None:
+    num_bytes, frozen = case.num_bytes, case.frozen
     out = directory / "out"
     out.mkdir()
     environment = {
@@ -261,10 +325,12 @@ def measure(
         "GIGABYTE_FROZEN": str(frozen),
         "GIGABYTE_SECONDS": str(seconds),
         "GIGABYTE_OUT": str(out),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "0" if is_on_gpu else "",
+        "OMP_NUM_THREADS": str(case.num_threads),
+        "GIGABYTE_THREADS": str(case.num_threads),
+        "CUDA_VISIBLE_DEVICES": "0" if case.is_on_gpu else "",
     }
-    floor = memcpy_seconds(int(num_bytes), is_on_gpu=is_on_gpu)
+    environment["GIGABYTE_PASSES"] = passes_of(case, environment)
+    floor = memcpy_seconds(int(num_bytes), case.num_threads, is_on_gpu=case.is_on_gpu)
     torches = {
         how: by_others(how, directory, environment)
         for how in others
@@ -276,17 +342,19 @@ def measure(
     try:
         wait_for("the first commit", job.commits)
         pid = job.agent()
-        clock, (cpu, _) = time.monotonic(), agent_cost(pid)
-        memory, sent = 0.0, job.sent()
+        trainer = job.trainer()
+        clock, (cpu, _) = time.monotonic(), cost_of(pid)
+        memory, of_trainer, sent = 0.0, 0.0, job.sent()
         while time.monotonic() < clock + seconds:
-            memory = max(memory, agent_cost(pid)[1])
-            with suppress(FileNotFoundError):  # an old checkpoint is being deleted
+            memory, of_trainer = max(memory, cost_of(pid)[1]), max(of_trainer, cost_of(trainer)[1])
+            with suppress(FileNotFoundError):  # an old one is being deleted
                 sent |= {name: max(size, sent.get(name, 0)) for name, size in job.sent().items()}
             time.sleep(0.2)
-        share = (agent_cost(pid)[0] - cpu) / (time.monotonic() - clock)
+        told = job.show()["saves"]["text"]
+        share = (cost_of(pid)[0] - cpu) / (time.monotonic() - clock)
         asked = time.time()
         job.start("preempt", NAME, "--notice", "60s").wait(60)
-        told = time.time()
+        answered = time.time()
         second = wait_for("the next generation", lambda: job.reader.read().generations[1:2])[0]
         assert second.restore_from is not None
         drained = job.reader.read().find_commit(second.restore_from)
@@ -296,13 +364,20 @@ def measure(
         history = job.reader.read()
         notice = next(each for launch in history.launches for each in launch.notices.values())
         monotonic = time.monotonic() - time.time()
-        windows = [
-            (each.sealed_at.timestamp() + monotonic, each.at.timestamp() + monotonic)
+        saves = [
+            # The step before which it was, and when it was sealed and committed.
+            (each.step, each.sealed_at.timestamp() + monotonic, each.at.timestamp() + monotonic)
             for each in history.commits
             if each.generation == 1 and each.id != drained.id
+        ][1:]
+        saves = [
+            (first[step], sealed, committed) for step, sealed, committed in saves if committed < first[-1]
         ]
-        stall, training = lost(first, [each for each in windows if each[1] < first[-1]])
-        whole = statistics.median(high - low for low, high in windows) + stall
+        if not saves:
+            sys.exit("no save was committed after the first one: train for longer (--seconds)")
+        stall, training = lost(first, [(began, committed) for began, _, committed in saves])
+        to_uploads = lost_to_uploads(first, [(sealed, committed) for _, sealed, committed in saves])
+        whole = statistics.median(committed - began for began, _, committed in saves) + stall
     finally:
         job.start("stop", NAME, "--wait").wait(120)
         job.process.wait(120)
@@ -321,6 +396,9 @@ def measure(
     print(f"state {drained.size / 1e9:.2f} GB; one copy into a warm buffer {1e3 * floor:.0f} ms")
     row("stall of a save", stall, floor, "copy")
     row("training time lost by a save", training, floor, "copy")
+    row("  of it to its copy, until it is sealed", training - to_uploads, floor, "copy")
+    row("  of it to its upload", to_uploads, floor, "copy")
+    print(f"  show says: {told}")
     row("whole save, boundary to commit", whole, floor, "copy")
     for how, (their_stall, their_lost, their_whole) in torches.items():
         row(f"{how}: stall", their_stall, floor, "copy")
@@ -331,18 +409,19 @@ def measure(
     to_commit = drained.at.timestamp() - notice.at.timestamp()
     row("notice seen by the agent to commit", to_commit, synced, "plain copy with fsync")
     row("reclaim asked for to commit", drained.at.timestamp() - asked, synced, "plain copy with fsync")
-    print(f"  (the command itself took {told - asked:.2f} s)")
+    print(f"  (the command itself took {answered - asked:.2f} s)")
     print(f"plain read of the chunks: into memory {1e3 * read:.0f} ms, on to files {1e3 * copied:.0f} ms")
     row("restore to disk, every chunk verified", fetched, copied, "plain read on to files")
     row("load into the training", load, floor, "copy")
-    saves = sorted(sent)[1:-1]  # the first save sends everything, and the last may be unfinished
-    least, most = min(sent[save] for save in saves), max(sent[save] for save in saves)
+    names = sorted(sent)[1:-1]  # the first sends everything, and the last may be under way
+    least, most = min(sent[name] for name in names), max(sent[name] for name in names)
     changed = drained.size * (1 - frozen)
     print(
-        f"a save sends {least / 1e6:.1f} to {most / 1e6:.1f} MB ({len(saves)} saves), "
+        f"a save sends {least / 1e6:.1f} to {most / 1e6:.1f} MB ({len(names)} saves), "
         f"{most / changed:.2f} x the {changed / 1e6:.1f} MB that change"
     )
     print(f"agent: {100 * share:.1f} % of one core with a save every 5 s, {memory:.0f} MB of its own memory")
+    print(f"trainer: {of_trainer:.0f} MB of its own memory, with the state of {drained.size / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":

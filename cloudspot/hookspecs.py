@@ -12,11 +12,16 @@ A distribution declares what its plugin provides::
     acme-thrifty = "cloudspot_acme"
     [project.entry-points."cloudspot.notifiers"]   # by the name in notify.through
     acme-pager = "cloudspot_acme"
+    [project.entry-points."cloudspot.trackers"]    # by the name in run.trackers
+    acme-board = "cloudspot_acme"
+    [project.entry-points."cloudspot.tasks"]       # by the name in the job's records
+    acme-page = "cloudspot_acme"
     [project.entry-points."cloudspot.commands"]    # by the name after `cloudspot`
     acme-report = "cloudspot_acme"
 
-cloudspot imports the module only when that provider, scheme, policy, notifier or command is used, and
-registers it with pluggy. The module must import quickly: its classes import SDKs when they first use them.
+cloudspot imports the module only when that provider, scheme, policy, notifier, tracker, task or command is
+used, and registers it with pluggy. The module must import quickly: its classes import SDKs when they first
+use them.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from typing import TYPE_CHECKING
 
 import pluggy
 
-from cloudspot.interfaces import Notifier, ObjectStore, Provider
+from cloudspot.interfaces import DriverTask, Notifier, ObjectStore, Provider, Tracker
 
 if TYPE_CHECKING:
     import click
@@ -43,6 +48,8 @@ SANDBOX_VARIABLE = "CLOUDSPOT_SANDBOX"
 """The variable that names the sandbox in which a command runs."""
 POLICY_GROUP = "cloudspot.policies"
 NOTIFIER_GROUP = "cloudspot.notifiers"
+TRACKER_GROUP = "cloudspot.trackers"
+TASK_GROUP = "cloudspot.tasks"
 
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
@@ -78,6 +85,16 @@ def cloudspot_market_policy(name: str) -> type[object] | None:
 @hookspec(firstresult=True)
 def cloudspot_notifier(name: str) -> type[Notifier] | None:
     """Return the notifier class of that name, or None. Cloudspot calls the class without arguments."""
+
+
+@hookspec(firstresult=True)
+def cloudspot_tracker(name: str) -> type[Tracker] | None:
+    """Return the tracker class of that name, or None. It is made without arguments."""
+
+
+@hookspec(firstresult=True)
+def cloudspot_driver_task(name: str) -> type[DriverTask] | None:
+    """Return the class of the driver's task of that name, or None. It is made without arguments."""
 
 
 @hookspec(firstresult=True)

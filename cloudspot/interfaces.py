@@ -2,8 +2,9 @@
 
 A plugin provides a :class:`Provider`, which makes a :class:`Provisioner` (machines), a
 :class:`PreemptionSource` (notices) and, where the cloud has them, a :class:`LogSink` (logs). An
-:class:`ObjectStore` (buckets) is opened by URL and need not belong to a provider, and a :class:`Notifier`
-sends a job's messages to people.
+:class:`ObjectStore` (buckets) is opened by URL and need not belong to a provider. A :class:`Notifier` sends a
+job's messages to people, a :class:`Tracker` lets its runs in an experiment tracker continue, and a
+:class:`DriverTask` is periodic work of its drivers.
 
 Everything is synchronous and must be thread-safe. A plugin translates its SDK's errors at its edge into
 :mod:`cloudspot.errors` (``raise CapacityError(...) from error``), so that the core never sees an SDK.
@@ -47,8 +48,11 @@ from cloudspot.calls import (
     PreemptRequest,
     PreemptResult,
     SetupRequest,
+    TaskRequest,
+    TaskResult,
     TerminateRequest,
     TerminateResult,
+    TrackingRequest,
 )
 from cloudspot.calls.guard import Guarded, check_answers
 from cloudspot.decoding import MAX_PRICE, MAX_TALLY, StreamName, fault_of, is_possible_time
@@ -1133,6 +1137,47 @@ class Notifier(Guarded, ABC):
 
         Raises:
             CloudspotError: it was not accepted; the message says why, as in ``answered 500``.
+        """
+
+
+class Tracker(Guarded, ABC):
+    """What makes a training's run in an experiment tracker continue, whatever machines it runs on."""
+
+    name: ClassVar[str]
+    """As in ``run.trackers`` and the entry point."""
+
+    @abstractmethod
+    def variables(self, request: TrackingRequest) -> Mapping[int, Mapping[str, str]]:
+        """Return the environment variables of ranks, by rank, before these start.
+
+        It is called on the machine, at each start of the training. Variables that the job file sets go
+        first. What the tracker has to put into the working directory it puts there now.
+
+        Raises:
+            CloudspotError: the run may not continue; the training starts all the same, and people are warned.
+        """
+
+
+class DriverTask(Guarded, ABC):
+    """Work that whatever drives a job does now and then, as long as a record of the job asks for it.
+
+    The record is ``keys.task(job_id, name)``: whoever wants the work writes it, and deletes it to end it. A
+    driver sees it without a request of its own, and does what nobody has done for ``every_seconds``, in
+    another thread: two drivers may still do it at once. There is an object for each job, which may keep what
+    it knows from one time to the next; a driver that passes by has a new one each time. A task that a driver
+    does not have, or that fails, is told by ``show``.
+    """
+
+    name: ClassVar[str]
+    """As in the key of the record and the entry point."""
+    every_seconds: ClassVar[float]
+
+    @abstractmethod
+    def run(self, store: ObjectStore, request: TaskRequest) -> TaskResult:
+        """Do it once.
+
+        Raises:
+            CloudspotError: it was not done; the next time it is tried again.
         """
 
 

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import re
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,8 +26,8 @@ from cloudspot import hookspecs
 from cloudspot.calls.guard import LOAD, Guard, Guarded, attribute_fault
 from cloudspot.errors import CloudspotError, PluginError, SpecError
 from cloudspot.host.left_calls import LeftAloneError, call_within
-from cloudspot.interfaces import CAPABILITY_METHODS, Notifier, ObjectStore, Provider
-from cloudspot.jobfile.spec import POLICIES, JobSpec, decode_options
+from cloudspot.interfaces import CAPABILITY_METHODS, DriverTask, Notifier, ObjectStore, Provider, Tracker
+from cloudspot.jobfile.spec import POLICIES, TRACKERS, JobSpec, decode_options
 from cloudspot.jobfile.tables import convert
 from cloudspot.model import Capability
 from cloudspot.plugin.installed import COMMAND_GROUP, Declared, from_distributions
@@ -52,6 +52,8 @@ class Kind:
     """The modules of the built-in instances, by name."""
     known: tuple[str, ...] = ()
     """Names that need no plugin."""
+    together: Mapping[str, str] = field(default_factory=dict)
+    """The extra of those that one plugin of this repository brings, by name; others' is their name."""
     paths: str = "plugins/{name}"
     """The directory of its distribution in a copy of cloudspot's source."""
     hides_text: bool = False
@@ -66,6 +68,12 @@ SANDBOX: Final = Kind(
 )
 POLICY: Final = Kind("market policy", hookspecs.POLICY_GROUP, "cloudspot_market_policy", known=POLICIES)
 NOTIFIER: Final = Kind("notifier", hookspecs.NOTIFIER_GROUP, "cloudspot_notifier", hides_text=True)
+TRACKER: Final = Kind(
+    "tracker", hookspecs.TRACKER_GROUP, "cloudspot_tracker", together=dict.fromkeys(TRACKERS, "trackers")
+)
+TASK: Final = Kind(
+    "driver task", hookspecs.TASK_GROUP, "cloudspot_driver_task", together={"shared-page": "ui"}
+)
 COMMAND: Final = Kind("command", COMMAND_GROUP, "cloudspot_command")
 
 LISTED_SECONDS: Final = 5.0
@@ -202,6 +210,26 @@ def open_notifier(name: str) -> Notifier:
     return _made(NOTIFIER, declared, _class_of(NOTIFIER, declared, Notifier), Notifier)  # type: ignore[type-abstract]
 
 
+def open_tracker(name: str) -> Tracker:
+    """Import the plugin and return its tracker of that name.
+
+    Raises:
+        PluginError: no such tracker is installed (the message says what to run), or it is broken.
+    """
+    declared = _find(TRACKER, name)
+    return _made(TRACKER, declared, _class_of(TRACKER, declared, Tracker), Tracker)  # type: ignore[type-abstract]
+
+
+def open_driver_task(name: str) -> DriverTask:
+    """Import the plugin and return its driver's task of that name, a new one each time.
+
+    Raises:
+        PluginError: no such task is installed (the message says what to run), or it is broken.
+    """
+    declared = _find(TASK, name)
+    return _made(TASK, declared, _class_of(TASK, declared, DriverTask), DriverTask)  # type: ignore[type-abstract]
+
+
 def plugin_command(name: str, base: type[R]) -> R:
     """Import the plugin and return its command of that name, an instance of ``base``.
 
@@ -212,25 +240,30 @@ def plugin_command(name: str, base: type[R]) -> R:
     return _hooked(COMMAND, declared, base, name=name)
 
 
-def plugin_distributions(provider: str, *store_urls: str) -> tuple[str, ...]:
-    """Return the distributions, besides cloudspot, that a node of this provider needs for these stores.
+def plugin_distributions(provider: str, *store_urls: str, trackers: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the distributions, besides cloudspot, that a node needs for these stores and trackers.
 
     Raises:
         PluginError: one of them is not installed.
     """
     schemes = dict.fromkeys(url.partition("://")[0].lower() for url in store_urls)
-    found = (_find(PROVIDER, provider), *(_find(STORE, scheme) for scheme in schemes))
+    found = (
+        _find(PROVIDER, provider),
+        *(_find(STORE, scheme) for scheme in schemes),
+        *(_find(TRACKER, name) for name in trackers),
+    )
     return tuple(dict.fromkeys(one.distribution for one in found if one.distribution != "cloudspot"))
 
 
-def driver_distributions(provider: str, *store_urls: str) -> tuple[str, ...]:
-    """Return those of ``plugin_distributions``, and all installed notifiers and market policies.
+def driver_distributions(provider: str, *store_urls: str, trackers: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return those of ``plugin_distributions``, and all installed notifiers, market policies and tasks.
 
     Raises:
         PluginError: the provider or a store's plugin is not installed.
     """
-    others = (declared.distribution for kind in (NOTIFIER, POLICY) for declared in _all_declared(kind))
-    found = dict.fromkeys((*plugin_distributions(provider, *store_urls), *others))
+    kinds = NOTIFIER, POLICY, TASK
+    others = (declared.distribution for kind in kinds for declared in _all_declared(kind))
+    found = dict.fromkeys((*plugin_distributions(provider, *store_urls, trackers=trackers), *others))
     return tuple(one for one in found if one != "cloudspot")
 
 
@@ -361,12 +394,13 @@ def _missing(kind: Kind, name: str) -> str:
         return f"no installed plugin opens {name}:// URLs, only {schemes}; {advice}"
     if kind is SANDBOX and name in PROVIDER.built_in:
         return f'provider "{name}" needs no sandbox: run the command as it is'
-    known = (*kind.known, *_names(kind))
-    near = difflib.get_close_matches(name, known, n=1)
+    known = tuple(dict.fromkeys((*kind.known, *kind.together, *_names(kind))))
+    extra = kind.together.get(name, name)
+    near = () if name in kind.together else difflib.get_close_matches(name, known, n=1)
     if near:
         advice = f'did you mean "{near[0]}"?'
-    elif comes_with_cloudspot(name):
-        advice = f"run, in a copy of cloudspot's source: pip install {kind.paths.format(name=name)}"
+    elif comes_with_cloudspot(extra):
+        advice = f"run, in a copy of cloudspot's source: pip install {kind.paths.format(name=extra)}"
     else:
         advice = f"the known ones are {', '.join(known) or 'none'}"
     return f'no {kind.noun} "{name}" is installed; {advice}'

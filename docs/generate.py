@@ -39,6 +39,7 @@ from cloudspot.agent.delivery import outputs
 from cloudspot.agent.ending import final_delivery
 from cloudspot.agent.membership import peers
 from cloudspot.agent.notices import notice_pipe
+from cloudspot.agent.training.launching.variables import PROMISED
 from cloudspot.agent.training.watching import drain_schedule
 from cloudspot.boot import script
 from cloudspot.calls.guard import CALLS
@@ -48,6 +49,7 @@ from cloudspot.cli.sharedoptions import DEBUG_HELP, JSON_HELP, STORE_HELP
 from cloudspot.controller import act, decide, launchrequest, loop
 from cloudspot.controller.assess import observed_duration
 from cloudspot.controller.supply import refusals, restarts
+from cloudspot.emulation.cloud import EmulatedCloud
 from cloudspot.jobfile.data import DataSpec
 from cloudspot.jobfile.json_schema import field_docs, job_schema
 from cloudspot.jobfile.spec import JobSpec, Nodes
@@ -56,7 +58,7 @@ from cloudspot.jobstore.nodes import delivering
 from cloudspot.local.options import LocalOptions
 from cloudspot.model import Capability
 from cloudspot.plugin import cloudprovider
-from cloudspot.registry import provider_class
+from cloudspot.registry import provider_class, sandbox_class
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = "cloudspot/job.schema.json"
@@ -109,6 +111,7 @@ def generated() -> Mapping[str, str]:
         "docs/outputs.md": _with_regions(
             (ROOT / "docs" / "outputs.md").read_text(encoding="utf-8"), {"never kept": never_kept()}
         ),
+        **_first_run(),
         SURFACE: "\n".join(surface()) + "\n",
         SCHEMA: json.dumps(job_schema({"local": LocalOptions}), indent=2) + "\n",
         **_plugin_pages(),
@@ -122,6 +125,39 @@ _PLUGINS = (
     ("kubernetes", "KubernetesOptions"),
 )
 """Those of this repository that have a page with a table of their options."""
+
+
+def _first_run() -> dict[str, str]:
+    """Return the page of the first run, and that of the sandboxes, if what they describe is installed."""
+    pages = {}
+    if find_spec("cloudspot_prove") is not None:
+        page = (ROOT / "docs" / "first-real-run.md").read_text(encoding="utf-8")
+        regions = {f"questions about {name}": open_questions(name) for name, _ in _PLUGINS}
+        pages["docs/first-real-run.md"] = _with_regions(page, regions)
+    if all(find_spec(f"cloudspot_{name}_sandbox") is not None for name, _ in _PLUGINS):
+        page = (ROOT / "docs" / "sandbox.md").read_text(encoding="utf-8")
+        pages["docs/sandbox.md"] = _with_regions(page, {"contraries": contraries()})
+    return pages
+
+
+def open_questions(provider: str) -> str:
+    """Return the open questions about a cloud as a table."""
+    found = import_module("cloudspot_prove.questions").questions_of(provider)
+    rows = [f"| `{one.id}` | {one.text} | {', '.join(one.steps)} | {one.otherwise} |" for one in found]
+    head = ["| id | open question | step | if not |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def contraries() -> str:
+    """Return what the sandboxes do otherwise on request, each with the question that it is the answer to."""
+    rows = ["| `--contrary` | in | then | question |", "|---|---|---|---|"]
+    for provider, _ in _PLUGINS:
+        cloud = sandbox_class(provider, EmulatedCloud)  # type: ignore[type-abstract]
+        rows += [
+            f"| `{name}` | {provider} | {one.text} | `{one.question}` |"
+            for name, one in sorted(cloud.contraries.items())
+        ]
+    return "\n".join(rows) + "\n"
 
 
 def _plugin_pages() -> dict[str, str]:
@@ -479,7 +515,16 @@ def job_file_regions() -> dict[str, str]:
             regions[field.encode_name] = _field_table(inner, f"{field.encode_name}.", _fields(inner))
     regions["providers"] = _field_table(JobSpec, "", [field for field in top if field.name == "providers"])
     regions.update(_provider_regions("providers.local", LocalOptions))
+    regions["variables"] = _variables()
     return regions
+
+
+def _variables() -> str:
+    lines = ["| variable | set | what it holds |", "|---|---|---|"]
+    for names, (when, what) in PROMISED.items():
+        listed = " ".join(f"`{name}`" for name in names.split(", "))
+        lines.append(f"| {listed} | {when} | {what} |")
+    return "\n".join(lines) + "\n"
 
 
 def _provider_regions(path: str, type_: type[msgspec.Struct]) -> dict[str, str]:

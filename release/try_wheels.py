@@ -47,6 +47,8 @@ SHOWS = {
     "testing": "import cloudspot.testing.storekit",
     "tests": "import hypothesis, pyte",
     "torch": "import torch, cloudspot.train; cloudspot.train.session",
+    "prove": "import cloudspot_prove; cloudspot_prove.cloudspot_command('prove').name",
+    "trackers": "from cloudspot.registry import open_tracker; open_tracker('wandb')",
     "ui": "import cloudspot_ui; cloudspot_ui.cloudspot_command('report').name",
 }
 """For each extra, a script that shows that it brings what it should."""

@@ -1,4 +1,4 @@
-"""Train with short steps and a large state, saved by cloudspot or another method; note each step's start."""
+"""Steps beside a large state; notes when each step began. Saves by cloudspot or by another way."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ NUM_BYTES = float(os.environ.get("GIGABYTE_BYTES", "1e9"))
 FROZEN = float(os.environ.get("GIGABYTE_FROZEN", "0"))
 NUM_TENSORS = 438
 SECONDS = float(os.environ.get("GIGABYTE_SECONDS", "30"))
+THREADS = int(os.environ.get("GIGABYTE_THREADS", "1"))
+PASSES = int(os.environ.get("GIGABYTE_PASSES", "1"))
+"""How many passes through a small model a step makes: of some 3 ms each, on a CPU with one thread."""
 INTERVAL_SECONDS = 5.0
 
 
@@ -34,33 +37,69 @@ class Ballast(nn.Module):
             )
             for number in range(NUM_TENSORS)
         )
-        # Change each tensor, so that no chunk of a checkpoint equals one of the previous checkpoint.
-        self._first = [weight.detach()[:1] for weight in self.weights if weight.requires_grad]
 
-    def change(self) -> None:
-        """Change the first element of each tensor that is not frozen."""
+
+class Nudge(torch.optim.Optimizer):
+    """Changes the first element of each parameter: no chunk of a checkpoint is what it was in the one before.
+
+    An optimizer that changes a gigabyte takes longer than short steps do.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+        self._first = [each.detach()[:1] for each in parameters]
+
+    def step(self) -> None:
+        """Change them."""
         torch._foreach_add_(self._first, 1.0)
+
+
+class Work:
+    """The passes through a small model that take a step's time."""
+
+    def __init__(self, device: torch.device) -> None:
+        width, batch = (512, 192) if device.type == "cpu" else (4096, 1024)
+        self._model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)).to(device)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01)
+        self._inputs = torch.randn(batch, width, device=device)
+        self._wanted = torch.randint(10, (batch,), device=device)
+
+    def work(self, num_passes: int) -> None:
+        """Make a step of so many passes."""
+        self._optimizer.zero_grad()
+        for _ in range(num_passes):
+            nn.functional.cross_entropy(self._model(self._inputs), self._wanted).backward()
+        self._optimizer.step()
+
+
+def passes_for(step_seconds: float, device: torch.device) -> int:
+    """Return how many passes take a step's time here and now, with the threads that torch has."""
+    work, num_passes, found = Work(device), 0, []
+    began = time.perf_counter()
+    while num_passes < 20 or time.perf_counter() - began < 1.0:
+        before = time.perf_counter()
+        work.work(1)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - before)
+        num_passes += 1
+    return max(1, round(step_seconds / sorted(found)[len(found) // 2]))
 
 
 def train(
     ballast: Ballast, steps: Iterator[int], on_step: Callable[[], None], out: Path, device: torch.device
 ) -> None:
-    """Make steps of some 3 ms until time is up, and write down when each began (monotonic)."""
-    width, batch = (512, 192) if device.type == "cpu" else (4096, 1024)
-    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs, wanted = torch.randn(batch, width, device=device), torch.randint(10, (batch,), device=device)
+    """Make steps until the time is over, and write down when each began (monotonic)."""
+    work = Work(device)
+    nudge = Nudge([each for each in ballast.weights if each.requires_grad])
     began: list[float] = []
     end = time.monotonic() + SECONDS
     try:
         for _ in steps:
             began.append(time.monotonic())
             on_step()
-            loss = nn.functional.cross_entropy(model(inputs), wanted)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            ballast.change()
+            work.work(PASSES)
+            nudge.step()
             if device.type == "cuda":
                 torch.cuda.synchronize()
             if began[-1] > end:
@@ -74,7 +113,7 @@ def by_cloudspot() -> None:
     import cloudspot.train as spot
 
     device = spot.init_process_group()
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     ballast = Ballast(device)
     made = time.monotonic()
     run = spot.session(ballast=ballast)
@@ -91,7 +130,7 @@ def by_torch(how: str, out: Path) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
     dist.init_process_group("cpu:gloo", init_method=f"file://{out}/store", rank=0, world_size=1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from cloudspot.jobstore.layout.records import Final, NodeOutcome
 
@@ -15,6 +16,9 @@ class Leaving:
     detail: str
     exit_code: int = 0
     permanent: bool = False
+    is_consequence: bool = False
+    """Another node's failure has ended the training here: that node's machine is to be kept."""
+    waits_until: datetime | None = None
     is_cut_off: bool = False
     fingerprint: str | None = None
     log_tail: tuple[str, ...] = ()

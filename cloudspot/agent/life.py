@@ -17,6 +17,7 @@ from cloudspot.agent.delivery.outputs import Outputs
 from cloudspot.agent.delivery.tensorboard_events import EventFiles
 from cloudspot.agent.ending.exit_record import write_exit_record
 from cloudspot.agent.ending.final_delivery import FinalDelivery
+from cloudspot.agent.ending.keeping import Keeping
 from cloudspot.agent.last_pass import LastPass
 from cloudspot.agent.leaving import Leaving, LeavingError
 from cloudspot.agent.membership.agreement import Membership
@@ -44,11 +45,14 @@ from cloudspot.jobstore.layout.records import Exit
 from cloudspot.jobstore.logs.log_streams import stream_name
 from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
 from cloudspot.jobstore.nodes import launches
+from cloudspot.jobstore.nodes.keeping import VERDICT_SECONDS
 from cloudspot.model import RegistryLogin
 from cloudspot.train import handoff as files
 
 _log = logging.getLogger(__name__)
 
+TRACKED_SECONDS = 5.0
+"""How long the upload of a checkpoint waits for the files of trackers."""
 DENIED_LOG_SECONDS = 10.0
 """How long a node that lacks a right, and has not trained, tries to deliver its log lines."""
 
@@ -95,13 +99,14 @@ class Life:
             is_leaving=is_leaving,
             gives_way=lambda: context.status.transfer is not None,
         )
-        self.courier = Courier(context)
+        self.courier = Courier(context, before_upload=self._deliver_tracked)
         source = provider.preemption_source()
         context.status.notice_seconds = source.notice_seconds
         self.last_pass = LastPass(context)
         self.notices = NoticeIntake(context, source, pipe, on_recorded=self.last_pass.run)
         self.heartbeat = HeartbeatWriter(context)
         self.remote = RemoteCommands(context, self.runtime)
+        self.keeping = Keeping(context)
 
     def run(self) -> None:
         """Live until the node has nothing left to do; then the machine may be ended.
@@ -115,7 +120,9 @@ class Life:
         node, identity = context.node, context.job.identity
         said = self._last_word()
         if said is not None:
-            if said.outcome != "superseded":
+            if said.outcome == "failed" and self.keeping.recall(said):
+                self._stay(said)
+            elif said.outcome != "superseded":
                 self.last_pass.run_until_replaced()  # the previous agent may have been killed meanwhile
             return
         slot = context.retry_until(
@@ -148,10 +155,49 @@ class Life:
             _log.exception("this node cannot go on")
             leaving = Leaving("failed", str(error), exit_code=1)
         end_training(node)
-        self._leave(leaving)
+        if self.keeping.may_follow(leaving):
+            self._leave_or_stay(leaving)
+        else:
+            self._leave(leaving)
         self._stop_runtime()
         if leaving.outcome != "superseded":
             self.last_pass.run_until_replaced()
+
+    def _stay(self, said: Exit) -> None:
+        """Go on with what an agent before this one had begun: the machine is kept for inspection."""
+        context = self.context
+        self._remember()
+        self.logs.start()
+        self.notices.start()
+        context.status.state = "kept"
+        context.retry_until(self.heartbeat.beat)
+        self.heartbeat.start()
+        self.remote.start()
+        self._serve_at_least()
+        waits_until = context.now() if said.waits_until is None else said.waits_until
+        self._inspect((waits_until - context.now()).total_seconds())
+        self._delivery().fall_silent()
+        self._stop_runtime()
+
+    def _leave_or_stay(self, leaving: Leaving) -> None:
+        """Leave after a failure; the machine may be kept for inspection, with the commands that run on it."""
+        delivery = self._delivery()
+        leaving = self.keeping.settle(delivery.deliver(leaving))
+        if leaving.permanent and not self.keeping.is_kept:
+            self._end_commands(leaving)
+            delivery.fall_silent()
+            delivery.say_last_word(leaving)
+        elif delivery.say_last_word(leaving):
+            self._serve_at_least()
+            self.last_pass.run()
+            self._inspect(VERDICT_SECONDS)
+            delivery.fall_silent()
+
+    def _inspect(self, waits_until_seconds: float) -> None:
+        """Stay until the time for inspection is over, or it turns out that the machine is not kept."""
+        self.keeping.wait(waits_until_seconds)
+        self.remote.end("the node is not kept any longer: the command was ended")
+        self.keeping.end()
 
     def _remember(self) -> None:
         """Continue where an earlier agent of this machine stopped; there is none on a new machine."""
@@ -171,16 +217,38 @@ class Life:
             status.ranks = tuple(range(first, first + context.job.spec.procs_per_node))
         self.notices.recall()
 
-    def _train(self) -> Leaving:
+    def _environment(self) -> dict[str, str]:
+        """Return the variables of the job's programs, but for those that its setup or inputs change."""
         context = self.context
-        run = context.job.spec.run
-        resumption = context.job.submission.resumption
+        run, resumption = context.job.spec.run, context.job.submission.resumption
         self._secrets = context.retry_until(
             lambda: read_secrets(context.store, context.job_id, run.secrets, resumption=resumption)
         )
         environment = {**self.runtime.inherited, **run.env, **self._secrets}
         python_path = [str(context.node.python_path), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
+        return environment
+
+    def _serve(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Run people's commands from now on; return the training's variables, which the setup may change."""
+        node = self.context.node
+        environment = {**environment, **data_variables(self.context.job.spec.data, node)}
+        environment = self.runtime.with_programs(environment)  # anew: the setup may have made the python
+        own = {files.JOB_ID: node.job_id, files.ARTIFACTS: str(node.artifacts)}
+        self.remote.serve({**environment, **own})
+        return environment
+
+    def _serve_at_least(self) -> None:
+        """Run people's commands also where the setup has failed, or an agent before has done it."""
+        try:
+            if not self.remote.serves:
+                self._serve(self._environment())
+        except (CloudspotError, OSError) as error:
+            _log.error("no command can be run here: %s", error)
+
+    def _train(self) -> Leaving:
+        context = self.context
+        environment = self._environment()
         fetch_code(context)
         start_kept(context, self.runtime)
         inputs = InputStaging(context)
@@ -191,16 +259,11 @@ class Life:
             run_setup(context, self.runtime, environment, check=inputs.check)
             if context.job.submission.bakes:
                 bake(context, self.runtime)
-            environment.update(data_variables(context.job.spec.data, context.node))
-            environment = self.runtime.with_programs(environment)  # again: the setup may install python
-            node = context.node
-            own = {files.JOB_ID: node.job_id, files.ARTIFACTS: str(node.artifacts)}
-            self.remote.serve({**environment, **own})
             generations = GenerationRun(
                 context,
                 Membership(context, early),
                 self.runtime,
-                environment,
+                self._serve(environment),
                 courier=self.courier,
                 artifacts=self.artifacts,
                 logs=self.logs,
@@ -211,6 +274,16 @@ class Life:
             self.artifacts.start()
             self.courier.start()
             return generations.run_all()
+
+    def _deliver_tracked(self) -> None:
+        """Deliver what trackers have written: no step of a checkpoint is to be missing there after a loss."""
+        if not self.context.job.spec.run.trackers or self.context.orders.pending:
+            return
+        end = time.monotonic() + TRACKED_SECONDS
+        try:
+            self.artifacts.sync(until=lambda: end)
+        except CloudspotError as error:
+            _log.warning("a checkpoint is uploaded before the newest files of the trackers: %s", error)
 
     def _image_login(self, registry: str) -> RegistryLogin | None:
         return find_login(
@@ -228,15 +301,21 @@ class Life:
             _log.warning("%s", error)
 
     def _leave(self, leaving: Leaving) -> None:
+        self._end_commands(leaving)
+        self._delivery().leave(leaving)
+
+    def _end_commands(self, leaving: Leaving) -> None:
         self.remote.end(f"the node is leaving ({leaving.outcome}): the command was ended")
-        FinalDelivery(
+
+    def _delivery(self) -> FinalDelivery:
+        return FinalDelivery(
             self.context,
             courier=self.courier,
             artifacts=self.artifacts,
             logs=self.logs,
             stop_heartbeat=self.heartbeat.finish,
             end_pass=self.last_pass.wait,
-        ).leave(leaving)
+        )
 
     def _leave_denied(self, error: AuthError) -> None:
         """Leave because a right is missing; if the job has never trained, no other machine has the right.

@@ -182,6 +182,8 @@ class NodeMemory(msgspec.Struct, kw_only=True):
     """The step of the last failure that the script may have caused."""
     failed_with: str = ""
     """The fingerprint of that failure."""
+    kept_until: float = 0.0
+    """When the kept machine ends (``boot_seconds``); 0 if it is not kept for inspection."""
 
     @classmethod
     def load(cls, node: Node) -> NodeMemory:

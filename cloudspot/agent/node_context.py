@@ -46,7 +46,7 @@ class Job:
 
 @dataclass(frozen=True)
 class NodeContext:
-    """One node of one job, as all threads of its agent see it."""
+    """One node of one job, shared by all threads of its agent."""
 
     node: Node
     store: ObjectStore
@@ -112,7 +112,8 @@ class NodeContext:
     def read_journal(self) -> None:
         """Look for others' decisions: a newer generation, or the end of this launch or of the job."""
         journal = self.journal.read()
-        over, newest = why_over(journal, self.node.launch), newest_generation(journal)
+        over = why_over(journal, self.node.launch, is_kept=self.orders.is_kept)
+        newest = newest_generation(journal)
         if over is not None:
             self.orders.give(superseded=over)
         elif newest is not None:

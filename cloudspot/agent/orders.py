@@ -17,6 +17,8 @@ class Orders:
         self.stop: StopRequest | None = None
         self.superseded: str | None = None
         """Why the job continues or has ended without this node, which must not train any more; or None."""
+        self.is_kept = False
+        """Whether the node stays for inspection, so that the job's end is no order to leave."""
         self.is_shutting_down = False
         """Whether the machine or its agent is ending, so other programs may have sent the training
         SIGTERM."""
@@ -37,6 +39,11 @@ class Orders:
             self.stop = self.stop or stop
             self.superseded = self.superseded or superseded
             self._changed.notify_all()
+
+    def keep(self) -> None:
+        """Stay for inspection, although the job is over."""
+        with self._changed:
+            self.is_kept, self.superseded = True, None
 
     @property
     def pending(self) -> bool:

@@ -24,6 +24,7 @@ from cloudspot.jobstore.layout.records import (
     NodeState,
     Phase,
     RankLikeness,
+    SaveCost,
     StagedInput,
     Survivors,
     Transfer,
@@ -75,6 +76,7 @@ class Status:
         """Whether it sees calls to run a command here when it lists the other nodes."""
         self.committed: CheckpointId | None = None
         self.stall_seconds: float | None = None
+        self.save_cost: SaveCost | None = None
         self.upload_seconds: float | None = None
         self.notice_seconds: float | None = None
         """How long before it reclaims a machine the provider gives notice."""

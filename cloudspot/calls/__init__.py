@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from pathlib import Path
 
 import msgspec
 
@@ -55,6 +57,44 @@ class LinkResult(msgspec.Struct, frozen=True, kw_only=True):
     """When the link ends at the latest, by this computer's clock."""
     note: str = ""
     """Why the link ends, or may end, before the requested time; empty if it does not."""
+
+
+class TrackingRequest(Call, frozen=True, kw_only=True):
+    """For ``Tracker.variables``."""
+
+    job_id: str
+    generation: int
+    """Which start of the training this is, counted from 1."""
+    ranks: tuple[int, ...]
+    """The global ranks that start on this machine."""
+    step: int | None
+    """The step from which a session's checkpoint resumes; None: there is none, so nobody knows."""
+    work: Path
+    """The working directory of the training."""
+    artifacts: Path
+    """The directory of ``CLOUDSPOT_ARTIFACTS``."""
+    environment: Mapping[str, str]
+    """That of the training."""
+    run_python: Callable[[str, float], str]
+    """Runs code with the training's Python, in that environment, for so many seconds at the most; returns
+    what it prints. Raises CloudspotError if it fails."""
+
+
+class TaskRequest(Call, frozen=True, kw_only=True):
+    """For ``DriverTask.run``."""
+
+    job_id: str
+    asked: bytes
+    """What was written when drivers were asked to do it."""
+    is_over: bool
+    """The job has ended: drivers do this once more, and then no longer look at it."""
+
+
+class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ``DriverTask.run``."""
+
+    is_finished: bool = False
+    """It is to be done no more: the record that asks for it is deleted."""
 
 
 class InstancesRequest(Call, frozen=True, kw_only=True):

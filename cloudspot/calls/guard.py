@@ -110,6 +110,8 @@ CALLS: Final[Mapping[str, dict[str, Rule]]] = {
         **_within(600.0, "write remove", is_unknown=True),
     },
     "Notifier": _within(20.0, "holds_credential send"),
+    "DriverTask": _within(60.0, "run"),
+    "Tracker": _within(300.0, "variables"),
     # It only calculates, and a simulation calls it thousands of times.
     "PluginPolicy": _within(math.inf, "choose"),
 }

@@ -49,6 +49,7 @@ from cloudspot.jobstore.layout.records import (
     Certificate,
     Finished,
     Intent,
+    Kept,
     Repriced,
     Submission,
     Suspended,
@@ -63,7 +64,7 @@ from cloudspot.story.outcomes import void_detail
 REPEAT_SECONDS = 30.0
 """A machine that still runs this long after it was terminated is terminated again."""
 
-Record = TypeVar("Record", bound=Certificate | Finished | Suspended | Repriced)
+Record = TypeVar("Record", bound=Certificate | Finished | Suspended | Repriced | Kept)
 
 
 class Actor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from cloudspot.jobstore.layout.records import (
     Certificate,
     Finished,
+    Kept,
     Repriced,
     Seat,
     StopReason,
@@ -84,7 +85,7 @@ class Append:
     """Append a record to the journal at ``number``."""
 
     number: int
-    record: Finished | Suspended | Repriced
+    record: Finished | Suspended | Repriced | Kept
     """Dated and signed when it is written."""
 
 

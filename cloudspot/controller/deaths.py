@@ -9,6 +9,7 @@ from cloudspot.controller.actions import UNSIGNED, Certify
 from cloudspot.controller.assess.observed import Observed
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Certificate
+from cloudspot.jobstore.nodes.keeping import kept_now
 from cloudspot.model import EndReason, Instance, InstanceState
 from cloudspot.story.outcomes import claimed_at, last_sign, launched_at, left_at, machine_ended_at, own_exit
 
@@ -46,6 +47,7 @@ def certificates(history: History, observed: Observed, now: datetime) -> Iterato
     """
     if observed.instances is None:
         return
+    kept = kept_now(history, now)
     for launch in history.launches:
         if launch.is_settled:
             continue
@@ -54,7 +56,9 @@ def certificates(history: History, observed: Observed, now: datetime) -> Iterato
                 continue
             is_absent = find_instance(instance_id, observed) is None
             absent = observed.absent_seconds.get(instance_id, 0.0)
-            has_gone = is_absent and absent >= LEFT_ABSENCE_SECONDS and _has_left(launch, instance_id)
+            is_kept = kept is not None and kept.instance_id == instance_id
+            has_left = not is_kept and _has_left(launch, instance_id)
+            has_gone = is_absent and absent >= LEFT_ABSENCE_SECONDS and has_left
             if has_gone or provider_proves_death(instance_id, observed):
                 yield Certify(_certificate(launch, instance_id, rank, observed, now))
 

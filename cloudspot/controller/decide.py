@@ -39,6 +39,7 @@ from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Finished, Repriced, Seat, Suspended, VoidOutcome
 from cloudspot.jobstore.nodes.seats import Seats
 from cloudspot.model import EndReason, Instance, InstanceState, Market
+from cloudspot.story.inspection import first_waiting, keep
 from cloudspot.story.outcomes import JobEnd, end_by_nodes, launched_at
 
 _NEVER_RAN: Mapping[EndReason | None, VoidOutcome] = {
@@ -58,10 +59,13 @@ def decide(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
     """Return the actions that are due now, in order; the same arguments give the same actions."""
     history = assessed.history
     tidy: tuple[Action, ...] = (
-        *reapable(history, assessed.seats, observed),
+        *reapable(history, assessed.seats, observed, assessed.now),
         *certificates(history, observed, assessed.now),
         *_voids(history, observed, assessed.now),
     )
+    if history.finished is not None and assessed.kept is not None:
+        # It uses what would be cleaned up, and still costs money.
+        return (*tidy, *_enforce_limits(assessed))
     if history.finished is not None:
         return (*tidy, CleanUp(), *_release(observed))
     step = _step(assessed, observed)
@@ -108,6 +112,8 @@ def _step(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
     end = end_by_nodes(history)
     if end is not None:
         return (_finish(number, end, now),)
+    if history.kept is not None:
+        return ()  # The job has failed; its last nodes have yet to end.
     if history.stop is not None or assessed.reached is not None:
         return ()
     needed = need(spec, history, seats, now)
@@ -118,7 +124,7 @@ def _step(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
     if isinstance(verdict, JobEnd):
         if seats.live:
             return _buys_nothing(verdict.detail) if is_needed else ()
-        return (_finish(number, verdict, now),)
+        return (_keep(assessed, verdict) or _finish(number, verdict, now),)
     if isinstance(verdict, Postpone):
         return (verdict,)
     if observed.instances is None:
@@ -216,6 +222,17 @@ def _passes_max_cost(found: TooDear, seats: Seats) -> tuple[Action, ...]:
 def _buys_nothing(why: str) -> tuple[Action, ...]:
     """Return that nothing is bought for now; if too few nodes are left, they wait and then leave."""
     return (Postpone(CAPACITY_COOL_SECONDS, f"no machine is bought: {why}"),)
+
+
+def _keep(assessed: Assessment, end: JobEnd) -> Append | None:
+    """Return the record that keeps the machine of a node that waits for it, now that the job has failed."""
+    history, now = assessed.history, assessed.now
+    waiting = first_waiting(history, now)
+    if waiting is None:
+        return None
+    seat = Seat(waiting.launch, waiting.rank)
+    kept = keep(assessed.spec, history, seat, detail=end.detail, exit_code=end.exit_code, now=now)
+    return None if kept is None else Append(history.num_records + 1, kept)
 
 
 def _finish(number: int, end: JobEnd, now: datetime) -> Append:

@@ -31,6 +31,7 @@ from cloudspot.controller.assess.consoles import Consoles
 from cloudspot.controller.assess.memory import Memory
 from cloudspot.controller.clock import Clock, clock_by
 from cloudspot.controller.decide import decide
+from cloudspot.controller.driver_tasks import DriverTasks
 from cloudspot.controller.notifications import Notifications
 from cloudspot.controller.outbox import Outbox
 from cloudspot.controller.ownership import check_adopted, is_ours, store_label
@@ -44,7 +45,7 @@ from cloudspot.jobstore.jobs.job_lists import resumed_writer, unmark_live
 from cloudspot.jobstore.jobs.reader import HistoryReader, write_summary
 from cloudspot.jobstore.jobs.suspicions import delete_suspicions
 from cloudspot.jobstore.journal.history import History, LaunchHistory
-from cloudspot.jobstore.layout.records import Summary
+from cloudspot.jobstore.layout.records import Kept, Summary
 from cloudspot.jobstore.nodes.settled_launches import settled_launches, write_settled
 from cloudspot.market.knowledge import NOTHING_KNOWN, Knowledge
 from cloudspot.model import Capability, Instance, InstanceState, Market, Offer
@@ -87,6 +88,8 @@ class Tick:
     """The actions decided on; they are carried out up to the first that fails or comes too late."""
     events: tuple[Event, ...] = ()
     """The events since this controller's previous tick."""
+    kept: Kept | None = None
+    """The node whose machine is kept for inspection."""
     problems: tuple[str, ...] = ()
     """Requests that failed; the next tick tries again."""
     acted: bool = False
@@ -94,11 +97,12 @@ class Tick:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the job is finished and cleaned up, and all its machines have ended."""
+        """Whether the job is finished and cleaned up, and all its machines have ended, kept ones too."""
         return (
             self.history is not None
             and self.history.finished is not None
             and not self.history.live_launches
+            and self.kept is None
             and self.instances is not None
             and not self.problems
             and all(one.state is InstanceState.ENDED for one in self.instances)
@@ -185,6 +189,7 @@ class Controller:
             self._store, self._reader.journal, job_id, provider, memory=self._memory, clock=clock
         )
         self._notifications = Notifications(self._store, job_id, driver.outbox, clock=clock)
+        self._tasks = DriverTasks(self._store, job_id, driver.outbox, clock=clock)
         self._between_passes = BetweenPasses(self._store, job_id, memory=self._memory, clock=clock)
         self._spec: JobSpec | None = None
         self._num_glances = 0
@@ -254,6 +259,7 @@ class Controller:
             acted = self._act(actions, assessed, events, problems)
             if not is_finished:
                 self._notifications.tell(assessed, events)
+            self._tasks.look(self._reader.task_times, is_over=is_finished)
             self._write_summary(assessed, problems)
             self._copy_settled(history, problems)
         instances = self._memory.instances
@@ -263,6 +269,7 @@ class Controller:
             history=None if assessed is None else assessed.history,
             instances=instances,
             actions=actions,
+            kept=None if assessed is None else assessed.kept,
             events=tuple(events),
             problems=tuple(problems),
             acted=acted,
@@ -282,6 +289,8 @@ class Controller:
     def run_until_finished(self, on_tick: Callable[[Tick], None] | None = None) -> History:
         """Tick until the job is finished and its machines have provably ended, or it is suspended.
 
+        It also waits for a machine that is kept for inspection.
+
         Returns the job's records. A job that is suspended at the start is driven until it runs again, and on.
         ``on_tick`` is called after each tick. Raises as ``tick`` does; transient failures are retried with
         growing waits. A machine that has not ended within ``END_LIMIT_SECONDS`` is left to other drivers; for
@@ -299,7 +308,7 @@ class Controller:
                 if is_suspended and was_suspended is False:
                     return tick.history
                 was_suspended = is_suspended
-            if tick.history is not None and tick.history.finished is not None:
+            if tick.history is not None and tick.history.finished is not None and tick.kept is None:
                 monotonic = self._clock.monotonic()
                 finished_at = monotonic if finished_at is None else finished_at
                 is_over = tick.is_settled and not tick.unproven
@@ -568,6 +577,7 @@ class Controller:
             summarise(assessed.history, assessed.now, ledger=assessed.ledger),
             driven_by=self._driver.name,
             driven_at=assessed.now,
+            undone=self._tasks.problem(),
         )
         if self._is_due(summary, is_last=assessed.history.finished is not None):
             try:

@@ -1,4 +1,4 @@
-"""Send messages to people in background threads."""
+"""Send messages to people, and do plugins' tasks, in background threads."""
 
 from __future__ import annotations
 
@@ -42,6 +42,20 @@ class Outbox:
             target=self._run, args=(through, message, urls, own), name="message", daemon=True
         ).start()
 
+    def run_beside(self, work: Callable[[], None]) -> None:
+        """Do other work in a thread of its own, for which ``wait`` waits, too; it must not raise."""
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                with self._lock:
+                    self._num_on_the_way -= 1
+
+        with self._lock:
+            self._num_on_the_way += 1
+        threading.Thread(target=run, name="task", daemon=True).start()
+
     def take_failures(self, job_id: str | None = None) -> tuple[tuple[str, str], ...]:
         """Return (job id, line) for each failure of one job or of all, each once; no line has a URL."""
         with self._lock:
@@ -50,7 +64,7 @@ class Outbox:
         return tuple(taken)
 
     def wait(self, seconds: float) -> None:
-        """Wait until all messages are sent, for ``seconds`` at most."""
+        """Wait until all messages are sent and all work is done, for ``seconds`` at most."""
         end = time.monotonic() + seconds
         while self._num_on_the_way and time.monotonic() < end:
             time.sleep(CHECK_SECONDS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from cloudspot.controller.actions import Terminate
 from cloudspot.controller.assess.observed import Observed, end_of, stop_of
 from cloudspot.jobstore.journal.history import History, LaunchHistory
@@ -14,29 +16,31 @@ from cloudspot.jobstore.nodes.delivering import (
     STOP_GRACE_SECONDS,
     may_deliver,
 )
+from cloudspot.jobstore.nodes.keeping import why_to_end
 from cloudspot.jobstore.nodes.seats import Seats
 from cloudspot.model import Instance, InstanceState
 
 
-def reapable(history: History, seats: Seats, observed: Observed) -> tuple[Terminate, ...]:
+def reapable(history: History, seats: Seats, observed: Observed, now: datetime) -> tuple[Terminate, ...]:
     """Return the machines to terminate, by reason; it is empty if the listing failed.
 
     The reasons are: the machine's seat is void or another machine's; its node has written its exit record or
-    was left out of the training, and stays; its node is silent; it outstays a stop or the job's end; or its
-    launch is not in the journal. A notice is no reason. ``history`` must be read after the machines were
-    listed: an intent is written before its machines exist, so every listed machine's launch is then known.
+    was left out of the training, and stays; its node is silent; it outstays a stop, the job's end or the time
+    for which it is kept for inspection; or its launch is not in the journal. A notice is no reason.
+    ``history`` must be read after the machines were listed: an intent is written before its machines exist,
+    so every listed machine's launch is then known.
     """
     doomed: dict[str, list[str]] = {}
     for instance in observed.instances or ():
         if instance.job_id != history.submission.job_id or instance.state is InstanceState.ENDED:
             continue
-        why = _why(history, seats, instance, observed)
+        why = _why(history, seats, instance, observed, now)
         if why is not None:
             doomed.setdefault(why, []).append(instance.id)
     return tuple(Terminate(tuple(sorted(ids)), why) for why, ids in sorted(doomed.items()))
 
 
-def _why(history: History, seats: Seats, instance: Instance, observed: Observed) -> str | None:
+def _why(history: History, seats: Seats, instance: Instance, observed: Observed, now: datetime) -> str | None:
     if not 1 <= instance.launch <= len(history.launches):
         return f"launch {instance.launch} is not in the journal"
     launch = history.launches[instance.launch - 1]
@@ -44,6 +48,9 @@ def _why(history: History, seats: Seats, instance: Instance, observed: Observed)
     if rank is None:
         return _why_unclaimed(launch, instance)
     seat = Seat(launch.number, rank)
+    kept = history.kept
+    if kept is not None and kept.instance_id == instance.id:
+        return why_to_end(kept, history, now)
     if launch.is_over(rank):
         is_late = not _may_go_by_itself(Ending("over", seat), observed)
         return f"node {seat} has ended its work and still runs" if is_late else None

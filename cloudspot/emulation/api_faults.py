@@ -110,6 +110,8 @@ class Faults:
     """Access keys that the cloud does not know."""
     expired_keys: set[str] = field(default_factory=set)
     """Access keys that have expired."""
+    contrary: frozenset[str] = frozenset()
+    """How the account differs from what is expected of its cloud: see ``EmulatedCloud.contraries``."""
     calls: list[Call] = field(default_factory=list)
     """All calls, in order."""
     on_call: Callable[[Call], None] | None = None

@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
@@ -31,6 +31,7 @@ from cloudspot.plugin import machinetags
 __all__ = [
     "TRAINING_PACKAGES",
     "Answer",
+    "Contrary",
     "EmulatedCloud",
     "EmulatedMachine",
     "JobHint",
@@ -175,6 +176,15 @@ class MachineHost(ABC):
         """Return the state of every machine that was ever started here, by id, including ended machines."""
 
 
+class Contrary(NamedTuple):
+    """Something that an emulation does otherwise than its cloud is expected to."""
+
+    text: str
+    """In a sentence."""
+    question: str
+    """The id of the open question that it answers otherwise, in docs/first-real-run.md."""
+
+
 class EmulatedCloud(ABC):
     """One cloud on this host: API servers connected to machines. It is constructed without arguments.
 
@@ -211,6 +221,11 @@ class EmulatedCloud(ABC):
     """Whether its account can begin with only an administrator."""
     is_bare: bool = False
     """Whether nothing is set up in the account, and no store is named; set it before ``start``."""
+
+    contraries: ClassVar[Mapping[str, Contrary]] = {}
+    """What it can do otherwise than expected, on request, by name."""
+    contrary: frozenset[str] = frozenset()
+    """Those of ``contraries`` that it shows; set it before ``start``."""
 
     def follow(self, plan: SpotPlan) -> None:
         """Make the capacity and the prices of spot machines follow the plan; called before ``start``.

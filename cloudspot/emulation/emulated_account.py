@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cloudspot.emulation.api_faults import Call, Faults
 from cloudspot.emulation.audit_trail import Trail
-from cloudspot.emulation.cloud import EmulatedCloud, MachineHost
+from cloudspot.emulation.cloud import Contrary, EmulatedCloud, MachineHost
 from cloudspot.emulation.function_front import FunctionFront
 from cloudspot.emulation.spot_plan import SpotPlan
 from cloudspot.emulation.wsgi_server import Server
@@ -19,6 +19,18 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
 TICK_SECONDS = 1.0
+
+
+def common_contraries(provider: str) -> dict[str, Contrary]:
+    """Return what every account can do otherwise; see ``EmulatedCloud.contraries``."""
+    return {
+        "listing-lags": Contrary(
+            "a machine is in no listing for its first 45 seconds", f"{provider}-listing"
+        ),
+        "quota-halfway": Contrary(
+            "the quota has room for one spot machine of two vCPUs", f"{provider}-quota"
+        ),
+    }
 
 
 class EmulatedAccount(EmulatedCloud):
@@ -73,6 +85,7 @@ class EmulatedAccount(EmulatedCloud):
         ``resource`` are passed to :class:`Trail`.
         """
         self.faults.calls.clear()
+        self._misbehave()
         self._trail = Trail(
             directory / "requests.jsonl",
             is_machine=self.faults.is_machine,
@@ -82,6 +95,16 @@ class EmulatedAccount(EmulatedCloud):
         self.faults.on_call = self._trail
         self._ticker = threading.Thread(target=self._tick, name="scheduler", daemon=True)
         self._ticker.start()
+
+    def _misbehave(self) -> None:
+        """Begin with what was asked for; what is not set here looks at ``faults.contrary``."""
+        self.faults.contrary = self.contrary
+        if "listing-lags" in self.contrary:
+            self.faults.describe_lag_seconds = 45.0
+        if "tags-late" in self.contrary:
+            self.faults.tag_lag_seconds = 3600.0
+        if "quota-halfway" in self.contrary:
+            self.faults.vcpu_quota["spot"] = 2
 
     @abstractmethod
     def tick(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from cloudspot.boot.agentarchive import canonical, closure
 
 _CORE = "cloudspot"
-_PLUGIN_GROUPS = ("cloudspot.providers", "cloudspot.stores", "cloudspot.notifiers")
+_PLUGIN_GROUPS = ("cloudspot.providers", "cloudspot.stores", "cloudspot.notifiers", "cloudspot.trackers")
 
 
 def own_distributions() -> tuple[str, ...]:

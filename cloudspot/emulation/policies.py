@@ -1,4 +1,4 @@
-"""Evaluate policies in the JSON format of AWS and Alibaba Cloud: statements that allow or deny actions.
+"""Evaluate policies in the JSON format that several clouds share: statements that allow or deny actions.
 
 Source: IAM user guide, "Policy evaluation logic", "IAM JSON policy elements: Condition operators"; RAM user
 guide, "Policy elements" (checked 2026-11). A condition with an operator that is not supported here holds for

@@ -57,6 +57,8 @@ class Sandbox:
     is_isolated: bool
     is_bare: bool = False
     """Whether its account begins with only an administrator."""
+    contrary: frozenset[str] = frozenset()
+    """See ``EmulatedCloud.contraries``."""
 
     def planned(self, machine: EmulatedMachine) -> tuple[PlannedReclaim, ...]:
         """Return the planned reclaims of a machine that starts now."""
@@ -241,6 +243,7 @@ def _serve(sandbox: Sandbox, leash: int, writer: int) -> int:
         try:
             cloud = sandbox.cloud()
             cloud.is_bare = sandbox.is_bare
+            cloud.contrary = sandbox.contrary
             cloud.follow(sandbox.spot_plan)
             with emulated(
                 cloud, sandbox.directory / "state", is_isolated=sandbox.is_isolated, plan=sandbox.planned

@@ -16,6 +16,8 @@ _BLOCK_BYTES = 4096
 """A multiple of all usual disks' logical block; O_DIRECT requires it of memory, offset and length."""
 _PIECE_BYTES = 1 << 20
 """The size of a piece, whose copy stays in the processor's cache until it is written."""
+_IN_PLACE_BYTES = 8 << 20
+"""The bytes that one call writes from memory that the disk accepts; they are not copied."""
 _FILE_SYSTEMS = ("ext4",)
 """The file systems where this was tested. Network file systems have their own cache, and may be slower."""
 
@@ -36,38 +38,64 @@ def write_past_cache(descriptor: int, data: memoryview) -> int:
     try:
         if _file_system(os.fstat(descriptor).st_dev) not in _FILE_SYSTEMS:
             return 0
-        # O_DIRECT needs memory that begins at a block, so the data is copied. The copy goes into a file,
-        # because a write to a file lets other threads run, and a copy in memory does not.
+    except OSError:
+        return 0
+    import fcntl
+
+    flags, written = fcntl.fcntl(descriptor, fcntl.F_GETFL), 0
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | flag)
+        with data[:size] as blocks:
+            # Arena slots, and their chunks, begin at a page. Other data is copied to memory that does.
+            written = _write_in_place(descriptor, blocks)
+            if written == 0:
+                written = _write_copies(descriptor, blocks)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+    return written
+
+
+def _write_in_place(descriptor: int, data: memoryview) -> int:
+    """Write without a copy; return how many bytes were written, which is 0 if the disk refuses the memory."""
+    written = 0
+    try:
+        while written < len(data):
+            with data[written : written + _IN_PLACE_BYTES] as given:
+                count = os.write(descriptor, given)
+            written += count
+            if count == 0 or count % _BLOCK_BYTES:  # cut short, for example by a full disk
+                break
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return written
+
+
+def _write_copies(descriptor: int, data: memoryview) -> int:
+    """Write from memory that begins at a block; return how many bytes were written."""
+    try:
+        # The copy goes into a file, because a write to a file lets other threads run, and a copy in memory
+        # does not.
         copy = os.memfd_create("direct-write", os.MFD_CLOEXEC)
     except OSError:
         return 0
+    written = 0
     try:
-        return _write(descriptor, data, size, flag, copy)
-    finally:
-        os.close(copy)
-
-
-def _write(descriptor: int, data: memoryview, size: int, flag: int, copy: int) -> int:
-    import fcntl
-
-    os.ftruncate(copy, min(size, _PIECE_BYTES))
-    flags, written = fcntl.fcntl(descriptor, fcntl.F_GETFL), 0
-    with mmap.mmap(copy, 0) as memory, memoryview(memory) as piece:
-        try:
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | flag)
-            while written < size:
-                with data[written : min(written + len(piece), size)] as given:
+        os.ftruncate(copy, min(len(data), _PIECE_BYTES))
+        with mmap.mmap(copy, 0) as memory, memoryview(memory) as piece:
+            while written < len(data):
+                with data[written : written + len(piece)] as given:
                     length = os.pwrite(copy, given, 0)
                 with piece[:length] as aligned:
-                    count = os.write(descriptor, aligned)
+                    count = _write_in_place(descriptor, aligned)
                 written += count
-                if count == 0 or count % _BLOCK_BYTES:  # cut short, for example by a full disk
+                if count < length:
                     break
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-        finally:
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+    finally:
+        os.close(copy)
     return written
 
 

@@ -45,6 +45,8 @@ MAX_WORLD_SIZE: Final = 9999
 
 POLICIES: Final = ("spot", "spot-then-on-demand", "deadline", "on-demand")
 """The market policies that need no plugin."""
+TRACKERS: Final = ("mlflow", "tensorboard", "wandb")
+"""The experiment trackers that the plugin of this repository knows; others may bring more."""
 SIGNALS: Final = ("SIGTERM", "SIGUSR1")
 """The signals that can be the notice to a script."""
 _SIGNAL_NAME: Final = "SIG[A-Z0-9]+"
@@ -104,6 +106,9 @@ _Policy = Annotated[
         f'expected one of {", ".join(_quoted(sorted(POLICIES)))}, or the name of a plugin\'s; got "{{}}"',
         known=tuple(sorted(POLICIES)),
     ),
+]
+_Tracker = Annotated[
+    str, text_like("[a-z][a-z0-9-]*", '"{}" is not the name of a tracker, such as "wandb"', known=TRACKERS)
 ]
 _Insides = Annotated[tuple[Inside, ...], msgspec.Meta(extra_json_schema={"minItems": 1})]
 _OnNotice = Annotated[
@@ -220,6 +225,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     there are kept, up to 1 GiB, except checkpoints, inputs, caches and
     [some more](outputs.md#what-is-not-kept). They are among the job's
     [artifacts](cli.md#cloudspot-artifacts), and the next machine gets them back."""
+
+    trackers: Annotated[tuple[_Tracker, ...], ONCE] = ()
+    """The experiment trackers whose run is to continue as one across reclaims, moves and resumes:
+    ``"mlflow"``, ``"tensorboard"``, ``"wandb"``, or another plugin's. [Trackers](trackers.md) says how."""
 
     exec: bool = True
     """Whether anyone who may write to the store may [run commands](remote.md) on the job's nodes while it
@@ -384,6 +393,11 @@ class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     on_idle: Literal["warn", "stop"] = "warn"
     """``"warn"`` names idle nodes; ``"stop"`` also saves and ends the job, with or without a driver, once all
     nodes are idle."""
+
+    keep_failed: PositiveDuration | None = None
+    """When the job has failed for good, the machine of the rank that failed first is kept for so long, for
+    ``cloudspot shell`` and the like. It is paid for: it ends earlier where ``max_cost`` or ``max_runtime``
+    would be passed, and at ``cloudspot stop``. If left out: it ends at once."""
 
     rules: ClassVar[tuple[TableRule, ...]] = (Needs("on_idle", "idle_after", value="stop"),)
 

@@ -33,7 +33,7 @@ class FunctionLimits:
     """The code that a host of functions can run, and its greatest size."""
 
     host: str
-    """The host's name, such as ``AWS Lambda``."""
+    """The host's name, in the cloud's own words."""
     runtime: str
     """The name of the runtime for this Python in messages, such as ``Lambda's python3.12``."""
     machines: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Compare policies in the format that AWS and Alibaba Cloud share: statements that allow actions."""
+"""Compare policies in the JSON format that several clouds share: statements that allow actions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _statements(document: Document) -> Sequence[Mapping[str, Any]]:
 
 
 def _principals(statement: Mapping[str, Any]) -> list[str]:
-    """Return the statement's principals, such as ``Service ec2.amazonaws.com``; ``[""]`` if it names none."""
+    """Return the statement's principals, such as ``Service vm.example.com``; ``[""]`` if it names none."""
     found = statement.get("Principal", "")
     if not isinstance(found, Mapping):
         return [str(found)]

@@ -96,8 +96,9 @@ def _measured(history: History) -> Sequence[Heartbeat]:
 
 
 def _saves(history: History, beats: Sequence[Heartbeat]) -> float:
-    """Return the share of the time spent on saves: the last stall over the time between two saves."""
-    stall = max((beat.stall_seconds or 0.0 for beat in beats), default=0.0)
+    """Return the share of the time spent on saves: the cost of one over the time between two."""
+    lost = [beat.save_cost.lost_seconds or 0.0 for beat in beats if beat.save_cost is not None]
+    stall = max([*(beat.stall_seconds or 0.0 for beat in beats), *lost], default=0.0)
     newest = (
         [commit.at for commit in history.commits if commit.generation == beats[-1].generation]
         if beats

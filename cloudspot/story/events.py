@@ -13,6 +13,7 @@ from cloudspot.jobstore.layout.records import (
     Finished,
     Generation,
     Intent,
+    Kept,
     Moved,
     Resumed,
     Seat,
@@ -20,6 +21,7 @@ from cloudspot.jobstore.layout.records import (
     Suspended,
     Turn,
 )
+from cloudspot.jobstore.nodes.keeping import kept_text
 from cloudspot.story.node_names import named
 from cloudspot.story.outcomes import how_it_ended, launch_end, own_exit
 from cloudspot.story.states import is_holding, nodes_of
@@ -37,6 +39,7 @@ class EventKind(enum.Enum):
     NOTICED = "a node has a notice that its machine will be taken"
     COMMITTED = "a checkpoint exists"
     NODE_ENDED = "a node wrote its exit record, or its machine has provably ended"
+    KEPT = "the machine of a node stays for inspection, as the job has failed"
     LAUNCH_ENDED = "all nodes of a launch have ended"
     STOP_REQUESTED = "a person or a limit asked the job to checkpoint and end"
     JOB_FINISHED = "the job is over"
@@ -66,7 +69,7 @@ def diff(old: History | None, new: History) -> tuple[Event, ...]:
 
 def _diff(old: History | None, new: History) -> Iterator[Event]:
     if new.stop is not None and (old is None or old.stop is None):
-        yield Event(EventKind.STOP_REQUESTED, stop_text(new.stop), new.stop.at)
+        yield Event(EventKind.STOP_REQUESTED, stop_text(new.stop, new.kept), new.stop.at)
     known_launches = () if old is None else old.launches
     before = [known_launches[n] if n < len(known_launches) else None for n in range(len(new.launches))]
     for known, launch in zip(before, new.launches, strict=True):
@@ -100,10 +103,13 @@ def _turned(turn: Turn) -> Event:
     return Event(_TURNS[type(turn)], turn_text(turn), turn.at, outcome)
 
 
-def stop_text(stop: StopRequest) -> str:
-    """Return in one line why the job was asked to end, with the figures."""
+def stop_text(stop: StopRequest, kept: Kept | None = None) -> str:
+    """Return in one line why the job was asked to end, or the machine that is kept, with the figures."""
     figures = f"; {stop.detail}" if stop.detail else ""
-    return f"stop requested ({stop.reason}): the job checkpoints and ends{figures}"
+    ends = "the job checkpoints and ends"
+    if kept is not None and kept.at <= stop.at:
+        ends = f"the machine of node {kept.seat}, which is kept for inspection, ends"
+    return f"stop requested ({stop.reason}): {ends}{figures}"
 
 
 def turn_text(turn: Turn) -> str:
@@ -214,6 +220,8 @@ def _ended(before: LaunchHistory | None, launch: LaunchHistory) -> Iterator[Even
         elif proof is not None:
             told = f"node {node} ({slot.instance_id}) {how_it_ended(proof)}"
             yield Event(EventKind.NODE_ENDED, told, proof.ended_at, "lost")
+    if launch.kept is not None and (before is None or before.kept is None):
+        yield Event(EventKind.KEPT, kept_text(launch.kept), launch.kept.at)
     end = launch_end(launch) if before is None or before.ended_at is None else None
     if end is not None:
         why = "" if end.detail == told else _because(end.detail)  # not twice the same detail

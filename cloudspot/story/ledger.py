@@ -20,11 +20,11 @@ from cloudspot.story.stretches import stretches
 DEFAULT_CURRENCY = "USD"
 _NEITHER_LISTED_NOR_HEARD = timedelta(minutes=10)
 """A machine that is not listed and has been silent for this long is not billed further."""
-PURPOSES = ("starting", "standby", "holding", "training", "lost", "transfer")
+PURPOSES = ("starting", "standby", "holding", "training", "lost", "kept", "transfer")
 """The purposes of a machine's cost, in this order: its boot and setup; the wait until the training takes it
 in; being kept warm in a generation of too few nodes; the rest of its time in the training, including
-delivery; steps that were repeated, or are in no checkpoint of a job that has ended; and, apart from its time,
-the transfer of bytes to and from a bucket in another region."""
+delivery; steps that were repeated, or are in no checkpoint of a job that has ended; being kept for inspection
+after a failure; and, apart from its time, the transfer of bytes to and from a bucket in another region."""
 
 
 class Paid(NamedTuple):
@@ -214,6 +214,9 @@ def _times(
         ready = [one.at for one in phases if one.state == "ready" and one.generation == 0]
         marks += [(at, "standby") for at in ready[:1]]
         marks += turns.get(Seat(line.launch, line.rank), ())
+        kept = history.launches[line.launch - 1].kept
+        if kept is not None and kept.rank == line.rank:
+            marks.append((kept.at, "kept"))
     end = max(line.started, line.ended or now)
     # These times are from different clocks, so they are forced into order.
     moments = [min(at, end) for at in accumulate((at for at, _ in marks), max)]
@@ -287,7 +290,7 @@ def _lines(
         # A cloud may stop listing a machine whose seat was made void before its end was proven.
         ended = None if instance_id in ranks else voided.get(instance_id)
         if rank is not None and (left := left_at(launch, rank)) is not None:
-            ended = min(left, now)
+            ended = None if _is_kept(launch, rank, left, now) else min(left, now)
         elif rank is not None and instances is not None and instance is None:
             sign = last_sign(launch, rank)
             ended = sign if now - sign > _NEITHER_LISTED_NOR_HEARD else None
@@ -300,6 +303,13 @@ def _lines(
         started = min(started, ended or now)  # A node's clock may run ahead.
         is_reclaimed = instance is not None and instance.end_reason is EndReason.RECLAIMED
         yield _line(launch, rank, instance_id, started, ended, now, is_reclaimed=is_reclaimed)
+
+
+def _is_kept(launch: LaunchHistory, rank: int, heard_at: datetime, now: datetime) -> bool:
+    """Return whether the machine is kept for inspection and still runs, as far as is known."""
+    kept = launch.kept
+    is_ours = kept is not None and kept.rank == rank
+    return is_ours and kept is not None and now < kept.until and now - heard_at <= _NEITHER_LISTED_NOR_HEARD
 
 
 def _spent(launch: LaunchHistory, started: datetime, ended: datetime) -> float:

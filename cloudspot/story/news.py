@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, tzinfo
 from cloudspot.jobfile.notify import NewsKind
 from cloudspot.jobstore.journal.history import History, LaunchHistory
 from cloudspot.jobstore.layout.records import Finished, Resumed, Suspended
+from cloudspot.jobstore.nodes.keeping import kept_text
 from cloudspot.model import EndReason
 from cloudspot.story.events import launch_text, stop_text, turn_text
 from cloudspot.story.node_names import named
@@ -48,7 +49,7 @@ def news(history: History, now: datetime, zone: tzinfo) -> Iterator[News]:
             yield News(NewsKind.STALLED, f"stalled-generation-{generation.number}", text, generation.at)
     if history.stop is not None and history.stop.reason != "user":
         key = f"capped-{history.submission.resumption}"
-        yield News(NewsKind.CAPPED, key, stop_text(history.stop), history.stop.at)
+        yield News(NewsKind.CAPPED, key, stop_text(history.stop, history.kept), history.stop.at)
     yield from _turned(history)
     if history.finished is None and history.stop is None:
         if history.suspended is None:
@@ -80,7 +81,9 @@ def _turned(history: History) -> Iterator[News]:
             yield News(NewsKind.STALLED, f"stalled-turn-{index}", turn_text(turn), turn.at)
         elif isinstance(turn, Finished):
             kind = NewsKind.FAILED if turn.outcome == "failed" else NewsKind.FINISHED
-            yield News(kind, f"{kind.value}-turn-{index}", turn_text(turn), turn.at)
+            kept = history.kept
+            stays = "" if kept is None else f"; {kept_text(kept)}, and paid for"
+            yield News(kind, f"{kind.value}-turn-{index}", f"{turn_text(turn)}{stays}", turn.at)
 
 
 def _standing(history: History, now: datetime) -> Iterator[News]:

@@ -150,13 +150,16 @@ def end_by_nodes(history: History) -> JobEnd | None:
     """Return the end of the job that follows from its nodes' records alone, or None.
 
     The job succeeds if all members of the newest generation report success after the same number of steps. A
-    stop, or a failure that would repeat on any machine, is the end once no claimed seat is live.
+    stop, or a failure that would repeat on any machine, is the end once no claimed seat is live. Once a node
+    is kept for inspection, the job has failed, also if it is asked to stop after that.
     """
     if succeeded(history):
         unequal = _unequal(history)
         return JobEnd("failed", unequal, 1) if unequal else JobEnd("succeeded", _left_early(history), 0)
     if any(set(launch.claimed) & set(launch.live_ranks) for launch in history.live_launches):
         return None
+    if history.kept is not None:
+        return JobEnd("failed", history.kept.detail, history.kept.exit_code or 1)
     if history.stop is not None:
         reason, figures = history.stop.reason, history.stop.detail
         detail = _STOP_DETAILS.get(reason, reason) + (f": {figures}" if figures else "")
@@ -256,11 +259,14 @@ def left_at(launch: LaunchHistory, rank: int) -> datetime | None:
     """Return when the owner of the rank wrote its exit record, or None; not before its last heartbeat.
 
     The exit record follows the last heartbeat within seconds, and the heartbeat has the store's time. In a
-    copied store this time is that of the copy, so it moves the result only as far as a clock may be slow.
+    copied store this time is that of the copy, so it moves the result only as far as a clock may be slow. A
+    node that was kept for inspection went on with its heartbeats after its exit record.
     """
     last = own_exit(launch, rank)
     if last is None:
         return None
+    if launch.kept is not None and launch.kept.rank == rank:
+        return max(last.at, last_sign(launch, rank))
     behind = max(timedelta(), launch.intent.at - launch.slots[rank].at)
     return max(last.at, min(last_sign(launch, rank), last.at + behind + _LONGEST_BOOT))
 

@@ -21,6 +21,7 @@ from cloudspot.jobstore.layout.records import (
     Summary,
     Turn,
 )
+from cloudspot.jobstore.nodes.keeping import kept_now, kept_text
 from cloudspot.model import EndReason
 from cloudspot.story.advice import idleness, silence, warnings
 from cloudspot.story.answers import Answer
@@ -29,6 +30,7 @@ from cloudspot.story.ledger import PURPOSES, Ledger, LedgerLine, Paid, bill, pur
 from cloudspot.story.outcomes import JobEnd, end_by_nodes, launch_end, member_exits, own_beat, own_exit
 from cloudspot.story.outlays import outlays
 from cloudspot.story.progress import StepsLost, newest_step, steps_lost, steps_total
+from cloudspot.story.save_costs import save_cost, save_cost_text
 from cloudspot.story.spans import Span
 from cloudspot.story.states import ended_at, held_generations, is_over, job_state, labels_of, nodes_of
 from cloudspot.story.stretches import Stretch
@@ -45,6 +47,7 @@ def show_json(history: History, now: datetime, *, verified: bool | None = None) 
     times, nodes, held = timeline(history, now), nodes_of(history), held_generations(history)
     paid = purposes(history, ledger, now)
     end, over, limit = ended_at(history), _end(history), bottleneck(history)
+    cost = save_cost(history)
     return {
         "id": history.submission.job_id,
         "name": history.submission.spec.get("name", history.submission.job_id),
@@ -60,10 +63,11 @@ def show_json(history: History, now: datetime, *, verified: bool | None = None) 
         "turns": [_turn(turn) for _, turn in history.turns],
         "stop_requested": None if history.stop is None else history.stop.reason,
         "stop_detail": "" if history.stop is None else history.stop.detail,
+        "kept": _kept(history, now),
         "nodes_min": nodes.min,
         "nodes_max": nodes.max,
         "launches": [_launch(launch, ledger) for launch in history.launches],
-        "nodes": list(_nodes(history, ledger)),
+        "nodes": list(_nodes(history, ledger, now)),
         "generations": [
             _generation(one, part, is_holding=one.number in held)
             for one, part in zip(history.generations, times.stretches, strict=True)
@@ -76,6 +80,7 @@ def show_json(history: History, now: datetime, *, verified: bool | None = None) 
         "metrics": metrics(history),
         "limited_by": None if limit is None else _values(limit) | {"text": limit.text},
         "utilization": _utilization(history),
+        "saves": None if cost is None else msgspec.to_builtins(cost) | {"text": save_cost_text(cost)},
         "last_commit": None if newest is None else _last_commit(newest, verified=verified),
         "goodput": None if times.goodput is None else round(times.goodput, 4),
         "time": {
@@ -93,7 +98,30 @@ def show_json(history: History, now: datetime, *, verified: bool | None = None) 
         },
         "ledger": [_ledger_line(line, one) for line, one in zip(ledger.lines, paid, strict=True)],
         "final": _final(history),
-        "warnings": [*silence(history, now), *warnings(history)],
+        "warnings": [*silence(history, now), *kept_warning(history, now), *warnings(history)],
+    }
+
+
+def kept_warning(history: History, now: datetime) -> Iterator[str]:
+    """Yield that a machine is kept for inspection, if one is."""
+    kept = kept_now(history, now)
+    if kept is not None:
+        yield f"{kept_text(kept)}, and paid for"
+
+
+def _kept(history: History, now: datetime) -> dict[str, Any] | None:
+    """Return the node that was kept for inspection after the job had failed, or None."""
+    kept = history.kept
+    if kept is None:
+        return None
+    certificate = history.launches[kept.launch - 1].certificates.get(kept.instance_id)
+    return {
+        "node": str(kept.seat),
+        "instance_id": kept.instance_id,
+        "since": _time(kept.at),
+        "until": _time(kept.until),
+        "is_kept": kept_now(history, now) is not None,
+        "ended": None if certificate is None else _time(certificate.ended_at),
     }
 
 
@@ -113,7 +141,7 @@ def _last_commit(commit: Commit, *, verified: bool | None) -> dict[str, Any]:
 def summarise(history: History, now: datetime, *, ledger: Ledger | None = None) -> Summary:
     """Return the small record that ``ps`` reads; ``ledger`` is the bill at ``now``, computed if None."""
     ledger = ledger or bill(history, now)
-    submission = history.submission
+    submission, kept = history.submission, kept_now(history, now)
     return Summary(
         job_id=submission.job_id,
         provider=submission.provider,
@@ -130,6 +158,8 @@ def summarise(history: History, now: datetime, *, ledger: Ledger | None = None) 
         metrics=Metrics(metrics(history)),
         detail=detail(history),
         idle=idleness(history),
+        kept=None if kept is None else kept.seat,
+        kept_until=None if kept is None else kept.until,
         at=now,
         name=submission.spec.get("name"),
         code_sha256=submission.code_sha256,
@@ -204,7 +234,8 @@ def _final(history: History) -> dict[str, Any] | None:
     return None
 
 
-def _nodes(history: History, ledger: Ledger) -> Iterator[dict[str, Any]]:
+def _nodes(history: History, ledger: Ledger, now: datetime) -> Iterator[dict[str, Any]]:
+    kept = kept_now(history, now)
     lines = {(line.launch, line.instance_id): line for line in ledger.lines}
     for launch in history.launches:
         for rank, slot in launch.claimed.items():
@@ -218,7 +249,9 @@ def _nodes(history: History, ledger: Ledger) -> Iterator[dict[str, Any]]:
                 "address": slot.address,
                 "claimed": _time(slot.at),
                 "ended": None if over is None else _time(over),
-                "state": _node_state(launch, rank),
+                "state": "kept"
+                if kept is not None and kept.instance_id == slot.instance_id
+                else _node_state(launch, rank),
                 "outcome": _node_outcome(launch, rank),
                 "exit_code": None if last is None else last.exit_code,
                 "detail": "" if last is None else last.detail,

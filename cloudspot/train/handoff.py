@@ -28,6 +28,7 @@ A generation has a directory of its own, named by ``CLOUDSPOT_HANDOFF``::
     own-state-R.json       trainer -> agent  rank R hands over nothing of what it alone has: {"problem"}
     likeness-R.json        trainer -> agent  how far rank R is like the others, if it is lost: `RankLikeness`
     imports-R.json         trainer -> agent  what rank R imports slowly, and may be imported once a machine
+    variables-R            agent -> launcher what run.trackers adds to the environment of rank R
     started-R              launcher -> agent torchrun has started rank R
     exited-R               launcher -> agent the exit status of rank R, as a shell tells it
 
@@ -216,7 +217,8 @@ def publish_held(handoff: Path) -> None:
 #               are modules], "layouts": {item: {"strides", "device"}}, "seed", "position", "left"}
 #   rank_states {rank: its JSON state (RNG, data position)}: of this rank, of those that it has relieved, and
 #               of those that are lost and had handed theirs over to it
-#   stall_seconds  how long the copy held up the training
+#   stall_seconds  how long the save held up the training
+#   way, copy_seconds, lost_seconds  how it was copied, and what such saves cost: see ``records.SaveCost``
 #   boot, sealed_monotonic  when it was sealed: the name of the machine's boot, and its monotonic seconds
 #
 # ``restore.json`` is {"generation", "step", "world_size", "parts": [{"rank", "file", "seal"}, ...]}:
@@ -372,6 +374,11 @@ def read_rescue(handoff: Path) -> RescueWord | None:
 def imports_path(handoff: Path, rank: int) -> Path:
     """Return the file of a rank's slow imports: {"seconds": {name: seconds}}, by what run.preload takes."""
     return handoff / f"imports-{rank}.json"
+
+
+def variables_path(handoff: Path, rank: int) -> Path:
+    """Return the file of shell assignments that the rank's launcher reads, if it is there."""
+    return handoff / f"variables-{rank}"
 
 
 def started_path(handoff: Path, rank: int) -> Path:

@@ -1,4 +1,4 @@
-"""A small network learns to read handwritten digits, with Accelerate. What is cloudspot's is marked."""
+"""A small network learns to read handwritten digits, with Accelerate. The lines for cloudspot are marked."""
 
 import sys
 
@@ -16,7 +16,7 @@ def accuracy(accelerator, model, loader, run):
     model.eval()
     right = []
     for images, labels in loader:
-        run.check()  # cloudspot: a notice is heard here, too
+        run.check()  # cloudspot: obey a notice here too
         with torch.no_grad():
             answers = model(images).argmax(dim=1)
         right.append(accelerator.gather_for_metrics(answers == labels))

@@ -1,7 +1,7 @@
-"""Stands in for a console script such as ms-swift's ``swift sft``, with transformers' Trainer within.
+"""A stand-in for a console script such as ms-swift's ``swift sft``; it runs transformers' Trainer.
 
-It knows nothing of cloudspot. Like most such programs it writes ``output_dir/checkpoint-N``, and goes on from
-the newest one if it is told to, as ``main`` does.
+It does not know cloudspot. Like most such programs, it writes ``output_dir/checkpoint-N``, and ``main`` makes
+it resume from the newest one.
 """
 
 import time
@@ -17,7 +17,7 @@ class Words(torch.utils.data.Dataset):
         return 4000
 
     def __getitem__(self, index):
-        time.sleep(0.005)  # as if the model were larger than it is
+        time.sleep(0.005)  # simulates a larger model
         words = torch.randint(0, 64, (16,), generator=torch.Generator().manual_seed(index)).cumsum(0) % 64
         return {"input_ids": words, "labels": words}
 

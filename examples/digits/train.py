@@ -1,7 +1,7 @@
 """Learn to read handwritten digits: 1,797 scans of 8 by 8 pixels that scikit-learn ships.
 
-An ordinary DistributedDataParallel script; what begins with ``spot.`` or ``run.`` is cloudspot's.
-It also runs by itself: ``python train.py``, or ``torchrun --nproc-per-node 2 train.py``.
+This is an ordinary DistributedDataParallel script; the calls of ``spot.`` and ``run.`` are cloudspot's.
+It also runs without a job: ``python train.py``, or ``torchrun --nproc-per-node 2 train.py``.
 """
 
 import json
@@ -18,7 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 import cloudspot.train as spot
 
 EPOCHS = 20
-BATCH_SIZE = 32  # of each process
+BATCH_SIZE = 32  # per process
 NUM_TEST_IMAGES = 360
 
 
@@ -64,7 +64,7 @@ def accuracy(counts: torch.Tensor) -> float:
 def main() -> None:
     device = spot.init_process_group()
     random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 - the global generator, as most scripts have it
+    np.random.seed(0)  # noqa: NPY002 - the global generator, as in most scripts
     torch.manual_seed(0)
 
     train, test = load_data(device)
@@ -81,7 +81,7 @@ def main() -> None:
             print(f"back again: going on at step {run.step}, nothing to learn twice", flush=True)
         else:
             print(f"{len(train)} digits to learn from, {len(test)} to be examined on", flush=True)
-    torch.manual_seed(run.rank)  # each process drops other neurons
+    torch.manual_seed(run.rank)  # dropout differs between processes
 
     for images, labels in run.batches(loader, epochs=EPOCHS):
         loss = nn.functional.cross_entropy(trained(images), labels, label_smoothing=0.1)

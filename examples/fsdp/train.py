@@ -1,7 +1,7 @@
 """Learn to read handwritten digits with a transformer that FSDP shards over all processes.
 
-An ordinary FSDP script; what begins with ``spot.`` or ``run.`` is cloudspot's. By itself it runs with
-``torchrun --nproc-per-node 2 train.py``.
+This is an ordinary FSDP script; the calls of ``spot.`` and ``run.`` are cloudspot's. Without a job, it runs
+with ``torchrun --nproc-per-node 2 train.py``.
 """
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 import cloudspot.train as spot
 
 EPOCHS = 10
-BATCH_SIZE = 32  # of each process
+BATCH_SIZE = 32  # per process
 NUM_TEST_IMAGES = 360
 WIDTH = 64
 
@@ -49,7 +49,7 @@ def load_data() -> tuple[TensorDataset, TensorDataset]:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, test: TensorDataset, device: torch.device) -> float:
-    """Return the share that is read right; all processes call it, since each holds a part of the model."""
+    """Return the share of correct answers; all processes must call it, each with a part of the model."""
     images, labels = test.tensors
     model.eval()
     answers = model(images.to(device)).argmax(dim=1).cpu()
@@ -69,7 +69,7 @@ def main() -> None:
     loader = DataLoader(train, batch_size=BATCH_SIZE, sampler=DistributedSampler(train))
 
     run = spot.session(model=model, optimizer=optimizer)
-    torch.manual_seed(run.rank)  # each process drops other neurons
+    torch.manual_seed(run.rank)  # dropout differs between processes
     for images, labels in run.batches(loader, epochs=EPOCHS):
         loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""A small Llama learns to write Python, with the Trainer of transformers. What is cloudspot's is marked."""
+"""A small Llama learns to write Python, with transformers' Trainer. The lines for cloudspot are marked."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ CONTEXT = 48
 
 
 class Windows(torch.utils.data.Dataset):
-    """Every 37th window of a Python file's bytes; one in eight is left for the evaluation."""
+    """Every 37th window of a Python file's bytes; one window in eight is for the evaluation."""
 
     def __init__(self, path, *, is_for_training):
         text = torch.tensor(list(Path(path).read_bytes()[:30_000]))

@@ -1,4 +1,4 @@
-"""A small network learns to read handwritten digits, with Lightning. What is cloudspot's is marked."""
+"""A small network learns to read handwritten digits, with Lightning. The lines for cloudspot are marked."""
 
 import os
 import sys
@@ -39,7 +39,7 @@ def main(epochs):
     labels = torch.tensor(digits.target, dtype=torch.int64)
     trainer = lightning.Trainer(
         max_epochs=epochs,
-        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),  # as many as torchrun has started
+        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),  # the number of processes of torchrun
         num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
         callbacks=[SpotCallback()],  # cloudspot
         enable_checkpointing=False,  # the session saves

@@ -1,8 +1,8 @@
 """Train a small GPT on text that every machine has: the source of the Python standard library.
 
-Each byte is a token. ``--size`` picks a model; ``--state-mib`` asks for one whose checkpoint has a given
-weight. What begins with ``spot.`` or ``run.`` is cloudspot's; the rest is an ordinary
-DistributedDataParallel script, which runs by itself too: ``python train.py``, or with torchrun.
+Each byte is a token. ``--size`` selects a model; ``--state-mib`` selects one by the size of its checkpoint.
+The calls of ``spot.`` and ``run.`` are cloudspot's; the rest is an ordinary DistributedDataParallel script,
+which also runs without a job: ``python train.py``, or with torchrun.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - what everyone calls it
+from torch.nn import functional as F  # noqa: N812 - the usual name
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
@@ -20,19 +20,19 @@ from torch.utils.data.distributed import DistributedSampler
 import cloudspot.train as spot
 
 VOCABULARY = 256
-TEXT_BYTES = 3 * 2**20  # as many on every version of Python, so that all nodes count the same steps
-STATE_BYTES = 12  # of a parameter: the weight and Adam's two moments, 4 bytes each
+TEXT_BYTES = 3 * 2**20  # equal for every version of Python, so that all nodes have the same steps
+STATE_BYTES = 12  # per parameter: the weight and Adam's two moments, 4 bytes each
 PROMPT = b"def "
 
 
 @dataclass(frozen=True)
 class Size:
-    """A model by the weight of its checkpoint, and how long it trains."""
+    """A model by the size of its checkpoint, and the length of its training."""
 
     state_mib: float
-    context: int  # how many bytes the model looks back
-    batch_size: int  # windows in a step of each process
-    windows: int  # of the text, evenly spread: one epoch
+    context: int  # the number of bytes that the model sees
+    batch_size: int  # windows per step and process
+    windows: int  # windows per epoch, spread evenly over the text
     epochs: int
 
 
@@ -64,7 +64,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """As GPT-2: as many heads as layers, the width a multiple of them."""
+    """A model like GPT-2: the number of heads equals that of layers and divides the width."""
 
     def __init__(self, context: int, layers: int, dim: int, hidden: int) -> None:
         super().__init__()
@@ -86,9 +86,9 @@ def count_parameters(context: int, layers: int, dim: int, hidden: int) -> int:
 
 
 def shape_for(state_mib: float, context: int) -> tuple[int, int, int]:
-    """Return the layers, width and MLP width of a GPT whose weights and moments take so many MiB."""
+    """Return the layers, width and MLP width of a GPT whose weights and moments have this size."""
     parameters = int(state_mib * 2**20 / STATE_BYTES)
-    layers = max(1, round((parameters / 12 / 64**2) ** (1 / 3)))  # GPT-2's 64 of width to a layer
+    layers = max(1, round((parameters / 12 / 64**2) ** (1 / 3)))  # in GPT-2, the width is 64 per layer
     dim = layers * 8
     while count_parameters(context, layers, dim + layers * 8, 4 * (dim + layers * 8)) <= parameters:
         dim += layers * 8
@@ -100,7 +100,7 @@ def shape_for(state_mib: float, context: int) -> tuple[int, int, int]:
 
 
 class Windows(Dataset):
-    """Pieces of the text: what the model sees, and the same one byte later."""
+    """Pieces of the text for the model, each with the target: the same piece one byte later."""
 
     def __init__(self, text: torch.Tensor, context: int, count: int) -> None:
         self.text, self.context, self.count = text, context, count
@@ -128,7 +128,7 @@ def read_library() -> torch.Tensor:
 
 @torch.no_grad()
 def generate(model: GPT, device: torch.device, length: int) -> str:
-    """Return what the model writes after the prompt."""
+    """Return the model's continuation of the prompt."""
     chance = torch.Generator().manual_seed(0)
     tokens = list(PROMPT)
     for _ in range(length):
@@ -155,7 +155,7 @@ def parse_arguments(words: list[str] | None = None) -> Size:
 def main() -> None:
     size = parse_arguments()
     device = spot.init_process_group()
-    torch.set_num_threads(1)  # nodes on one computer would wait for each other's cores
+    torch.set_num_threads(1)  # nodes on one computer would otherwise compete for cores
     torch.manual_seed(0)
     layers, dim, hidden = shape_for(size.state_mib, size.context)
     model = GPT(size.context, layers, dim, hidden).to(device)
@@ -165,7 +165,7 @@ def main() -> None:
     loader = DataLoader(windows, batch_size=size.batch_size, sampler=sampler, shuffle=sampler is None)
     total = size.epochs * len(loader)
     optimizer = torch.optim.AdamW(model.parameters(), lr=min(3e-3, 0.4 / dim))
-    scheduler = torch.optim.lr_scheduler.LambdaLR(  # up for some steps, then down to a tenth
+    scheduler = torch.optim.lr_scheduler.LambdaLR(  # rise for some steps, then fall to a tenth
         optimizer, lambda step: min((step + 1) / 10, max(0.1, 1 - step / total))
     )
 

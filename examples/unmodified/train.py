@@ -1,7 +1,7 @@
-"""A training script as one finds it: it knows nothing of cloudspot and looks after itself.
+"""A usual training script, which does not know cloudspot and saves its own checkpoints.
 
-Every SAVE_EVERY steps it writes ``output/checkpoint-N``; when it starts, it goes on from the newest
-one that it finds. It learns to read the handwritten digits that scikit-learn ships.
+Every SAVE_EVERY steps, it writes ``output/checkpoint-N``; at its start, it resumes from the newest one. It
+learns to read the handwritten digits that scikit-learn ships.
 """
 
 import os
@@ -17,7 +17,7 @@ OUTPUT = Path("output")
 TOTAL_STEPS = int(os.environ.get("TOTAL_STEPS", "600"))
 SAVE_EVERY = 50
 BATCH_SIZE = 64
-STEP_SECONDS = float(os.environ.get("STEP_SECONDS", "0.06"))  # as if the net were larger than it is
+STEP_SECONDS = float(os.environ.get("STEP_SECONDS", "0.06"))  # simulates a larger model
 
 
 def newest_checkpoint() -> Path | None:

@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 from support.records.made_journal import open_launch
@@ -29,6 +30,7 @@ from cloudspot.agent.notices.notice_pipe import tell_agent
 from cloudspot.agent.reclaim import understand
 from cloudspot.agent.training.launching import trainer
 from cloudspot.agent.training.launching.trainer import processes_of
+from cloudspot.agent.training.launching.variables import INTERNAL, PROMISED
 from cloudspot.agent.training.programs import container
 from cloudspot.errors import AuthError, ObjectMissing
 from cloudspot.host.kept_processes import KeptProcesses
@@ -159,6 +161,39 @@ def end_machine(bench):
 
 
 # --- the ways a training ends ---------------------------------------------------------------------
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("launcher", ["torchrun", "none"])
+def test_a_training_finds_the_variables_that_the_docs_promise_and_no_unknown_ones_of_ours(bench, launcher):
+    data = bench.root / "corpus"
+    data.mkdir()
+    (data / "a.txt").write_text("a")
+    script = (
+        "import json, os\nfrom pathlib import Path\n"
+        "Path(os.environ['CLOUDSPOT_ARTIFACTS'], 'env.json').write_text(json.dumps(dict(os.environ)))\n"
+    )
+    (bench.root / "env.py").write_text(script)
+    run = {"command": [sys.executable, str(bench.root / "env.py")]} if launcher == "none" else {}
+    life = bench.life(
+        script, run=run, nodes={"min": 1, "max": 2}, data={"corpus": {"url": data.as_uri() + "/"}}
+    )
+    life.run()
+    found = json.loads((life.context.node.artifacts / "env.json").read_text())
+    ours = {name for name in found if name.startswith("CLOUDSPOT_")}
+    promised = {name for names in PROMISED for name in names.split(", ") if name.startswith("CLOUDSPOT_")}
+    promised = promised - {"CLOUDSPOT_DATA_NAME"} | {"CLOUDSPOT_DATA_CORPUS"}
+    assert promised <= ours
+    inherited = {name for name in os.environ if name.startswith("CLOUDSPOT_")}
+    assert ours - promised - INTERNAL - inherited == set()
+    assert (found["CLOUDSPOT_JOB"], found["CLOUDSPOT_GENERATION"]) == (JOB, "1")
+    assert (Path(found["CLOUDSPOT_DATA_CORPUS"]) / "a.txt").read_text() == "a"
+    if launcher == "none":
+        of_command = {
+            name for names, (when, _) in PROMISED.items() if "none" in when for name in names.split(", ")
+        }
+        assert of_command <= found.keys()
+        assert (found["NODES"], found["NODE_RANK"], found["WORLD_SIZE"]) == ("1", "0", "1")
 
 
 @pytest.mark.full

@@ -43,6 +43,7 @@ from cloudspot.jobstore.layout.records import (
     Generation,
     Heartbeat,
     Intent,
+    Kept,
     KnownEnding,
     Member,
     Notice,
@@ -349,6 +350,25 @@ class Jobs:
         )
         self.add_certificate(job_id, 1, started=20, ended=22)
         self.add_finished(job_id, "failed", minutes=22, detail="train.py ended with 3")
+        return job_id
+
+    def kept(self, job_id: str = "broken-abcd") -> str:
+        """Write a job that has just failed, and whose machine is kept for half an hour from now."""
+        self.submit(job_id, minutes=20)
+        self.add_intent(job_id, 1, minutes=20)
+        self.claim(job_id, 1, minutes=20.5)
+        self.add_generation(job_id, 1, minutes=21)
+        now = datetime.now(timezone.utc)
+        kept = Kept(
+            launch=1, rank=0, instance_id="m-1", until=now + timedelta(minutes=30), detail="it ended with 3",
+            exit_code=3, at=now, writer=new_nonce(),
+        )  # fmt: skip
+        append(self.store, job_id, kept)
+        self.add_heartbeat(job_id, 1, step=0, minutes=22, state="kept", agent="5" * 16)
+        self.add_exit(
+            job_id, 1, "failed", step=0, minutes=22, exit_code=3, permanent=True, detail="it ended with 3"
+        )
+        self.add_finished(job_id, "failed", minutes=22, detail="it ended with 3")
         return job_id
 
     def stopped(self, job_id: str = "digits-1") -> str:

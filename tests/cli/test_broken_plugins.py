@@ -390,6 +390,7 @@ HOOKS = {
     "sandboxes": ("cloudspot_sandbox", "sandbox sky -- true", "sandbox"),
     "policies": ("cloudspot_market_policy", "simulate --length 1h --policy sky", "market policy"),
     "notifiers": ("cloudspot_notifier", "run {job} --detach", "notifier"),
+    "trackers": ("cloudspot_tracker", 'run {job} --detach --set run.trackers=["sky"]', "tracker"),
     "commands": ("cloudspot_command", "sky", "command"),
 }
 

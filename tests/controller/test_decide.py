@@ -622,6 +622,87 @@ def test_a_job_that_failed_too_often_ends_only_when_its_last_nodes_have_left(rec
     assert (type(wait), wait.why) == (Postpone, "no machine is bought: failed 1 times in a row: failed")
 
 
+# --- a machine that is kept for inspection --------------------------------------------------------
+
+KEEPS = {"limits": {"keep_failed": 1800}}
+
+
+def test_a_machine_that_is_kept_is_left_alone_with_what_it_uses_until_its_time_is_over(records):
+    history = records.failed_and_kept()
+    machine = records.observed(records.instance(), ending_seconds={Ending("over", Seat(1, 0)): 9999.0})
+    assert act(records, history, machine, at=1899.0, **KEEPS) == ()
+    # It ends itself then; a driver that has to do it comes a minute later.
+    assert act(records, history, machine, at=1901.0, **KEEPS) == (CleanUp(),)
+    late, clean = act(records, history, machine, at=1961.0, **KEEPS)
+    assert late == Terminate(("i-1-0",), "the time to inspect node 1.0 is over")
+    assert clean == CleanUp()
+
+
+def test_a_machine_that_is_kept_is_ended_at_once_when_somebody_asks_the_job_to_stop(records):
+    history = records.failed_and_kept(stop=records.stop(at=300.0))
+    end, clean = act(records, history, records.observed(records.instance()), at=301.0, **KEEPS)
+    assert end == Terminate(("i-1-0",), "stop requested (user): node 1.0 is not kept any longer")
+    assert clean == CleanUp()
+
+
+def test_a_machine_that_is_kept_ends_before_the_limit_on_cost_is_passed(records):
+    # A stop costs the look, and what it takes a machine to end: 150 s, as nothing was measured.
+    tables = {"limits": {"keep_failed": 1800, "max_cost": 0.4}}
+    history, machine = records.failed_and_kept(beat=1200.0), records.observed(records.instance(launched=0.0))
+    assert act(records, history, machine, at=1289.0, **tables) == ()
+    (stop,) = act(records, history, machine, at=1291.0, **tables)
+    assert (type(stop), stop.reason) == (RequestStop, "max_cost")
+    gone = records.observed(records.instance(state="ended", ended_at=records.at(1295.0), launched=0.0))
+    certified = next(
+        one for one in act(records, history, gone, at=1300.0, **tables) if isinstance(one, Certify)
+    )
+    assert certified.certificate.ended_at == records.at(1295.0)
+
+
+def test_a_listing_that_misses_it_for_half_a_minute_proves_no_end_of_a_machine_that_is_kept(records):
+    history = records.failed_and_kept(beat=290.0)
+    absent = records.observed(absent_seconds={"i-1-0": 45.0})
+    assert act(records, history, absent, at=300.0, **KEEPS) == ()
+    absent = records.observed(absent_seconds={"i-1-0": records.absence_seconds})
+    (proof,) = act(records, history, absent, at=400.0, **KEEPS)
+    assert proof.certificate.ended_at == records.at(290.0)
+
+
+def test_a_job_whose_machine_is_kept_has_failed_and_buys_nothing_whoever_stops_it(records):
+    launch = records.launch(
+        exits={0: records.exit("failed", permanent=True, exit_code=3)}, kept=records.kept()
+    )
+    for stop in (None, records.stop(at=105.0)):
+        history = records.history(launch, num_records=2, stop=stop)
+        found = act(records, history, at=100.0, **KEEPS)
+        assert ended(records, 3, "failed", "broken", 1) in found
+    waiting = records.launch(intent=records.intent(num_nodes=2), exits=launch.exits, kept=records.kept())
+    history = records.history(waiting, num_records=2, generations=(records.generation(1, ranks=(0, 1)),))
+    machines = records.observed(records.instance(), records.instance("i-1-1", rank=1))
+    assert act(records, history, machines, nodes=2, **KEEPS) == ()
+
+
+def test_a_driver_that_ends_the_job_keeps_the_node_that_failed_first_of_those_that_wait(records):
+    waits = {"waits_until": records.at(180.0), "generation": 1}
+    exits = {
+        0: records.exit("failed", at=95.0, **waits),
+        1: records.exit("failed", instance_id="i-1-1", rank=1, at=92.0, **waits),
+    }
+    launch = records.launch(intent=records.intent(num_nodes=2), exits=exits)
+    history = records.history(launch, generations=(records.generation(1, ranks=(0, 1)),))
+    tables = {"limits": {"keep_failed": 1800, "max_restarts": 0}, "nodes": 2}
+    (kept,) = act(records, history, at=100.0, **tables)
+    assert (kept.record.seat, kept.record.until) == (Seat(1, 1), records.at(1900.0))
+    assert kept.record.detail == "failed 1 times in a row: failed"
+    # Too late for both, or the job has gone on since, and no machine is kept.
+    (end,) = act(records, history, at=181.0, **tables)
+    assert isinstance(end.record, Finished)
+    later = records.launch(2, intent=records.intent(2, at=98.0), outcome="voided", ended=99.0)
+    history = records.history(launch, later, generations=history.generations)
+    (end,) = act(records, history, at=100.0, **tables)
+    assert isinstance(end.record, Finished)
+
+
 # --- limits ---------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ NODE = Seat(1, 0)
 
 def reap(records, history, *instances, **known):
     seats = seats_of(history.launches, history.generations)
-    return reapable(history, seats, records.observed(*instances, **known))
+    return reapable(history, seats, records.observed(*instances, **known), records.at(0))
 
 
 def test_the_machines_of_live_seats_are_left_alone(records):
@@ -175,7 +175,7 @@ def test_a_stopping_node_that_fell_silent_has_no_longer_grace(records):
 def test_without_a_listing_nothing_is_ended(records):
     history = records.history(records.launch(outcome="succeeded"))
     observed = records.observed(instances=None, ending_seconds={Ending("over", NODE): 9000.0})
-    assert reapable(history, seats_of(history.launches, ()), observed) == ()
+    assert reapable(history, seats_of(history.launches, ()), observed, records.at(0)) == ()
 
 
 def test_ended_machines_and_those_of_other_jobs_are_none_of_our_business(records):

@@ -262,12 +262,12 @@ class WithoutPrincipals(assessment.Assessment):
 def test_if_the_reaper_ends_who_has_a_notice_drained_steps_are_lost(monkeypatch):
     real = reap._why
 
-    def why(history, seats, instance, observed):
+    def why(history, seats, instance, observed, now):
         launch = (
             history.launches[instance.launch - 1] if 1 <= instance.launch <= len(history.launches) else None
         )
         has_notice = launch is not None and instance.rank in launch.notices
-        return "it has a notice" if has_notice else real(history, seats, instance, observed)
+        return "it has a notice" if has_notice else real(history, seats, instance, observed, now)
 
     monkeypatch.setattr(reap, "_why", why)
     assert first_violation("every right to run", known=(52,)) is not None

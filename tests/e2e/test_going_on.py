@@ -34,7 +34,7 @@ def test_a_stopped_job_that_is_resumed_ends_like_one_that_nothing_disturbed(
 ) -> None:
     step = stop_in_the_middle(user, "halved")
     done = user.cloudspot("resume", "halved", "--set", "run.env.TINY_STEP_SECONDS=0")
-    assert f"it goes on at step {step}" in done.stdout
+    assert f", at step {step}" in done.stdout
     check_end(user, "halved")
     shown = user.show("halved")
     assert [turn["what"] for turn in shown["turns"]] == ["stopped", "resumed", "succeeded"]

@@ -8,13 +8,12 @@ wait; ``look``, what its owner sees when the job is over; ``check``, what must b
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import shlex
 
 import pytest
 from support.clouds.sandboxed import DOCS, run_sandboxed, weights_of
-from support.jobs.acting_user import EXAMPLES, JOBS, PLUGINS
+from support.jobs.acting_user import EXAMPLES, JOBS
 from support.jobs.isolated_machines import needs_isolated_machines
 
 pytestmark = [
@@ -58,12 +57,9 @@ def test_a_job_survives_a_reclaim_and_makes_the_weights_that_it_makes_locally(
 
 @pytest.mark.soak
 def test_machines_that_all_have_the_same_index_share_the_seats_out(user):
-    path = os.pathsep.join((str(PLUGINS / "alike"), user.environ["PYTHONPATH"]))
     words = [word for one in ("nodes=3", *SETS) for word in ("--set", one)]
-    plan = ["--reclaim", "none"]
-    seen = run_sandboxed(
-        user, "aws", TINY, sandbox="alike-aws", arguments=words, options=plan, environ={"PYTHONPATH": path}
-    )
+    plan = ["--reclaim", "none", "--contrary", "same-launch-index"]
+    seen = run_sandboxed(user, "aws", TINY, arguments=words, options=plan)
     assert seen.show["state"] == "succeeded"
     assert [one["nodes"] for one in seen.show["generations"]] == [["1.0", "1.1", "1.2"]]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from pathlib import Path
 
@@ -33,6 +34,19 @@ def test_whole_blocks_are_written_from_memory_that_begins_anywhere(descriptor, s
 
 
 @pytest.mark.usefixtures("on_ext4")
+@pytest.mark.parametrize("size", [4096, 3 * PIECE + 4095])
+def test_memory_that_begins_at_a_page_is_not_copied(descriptor, monkeypatch, tmp_path, size):
+    (tmp_path / "slot").write_bytes(DATA)
+    with (tmp_path / "slot").open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    monkeypatch.setattr(direct_writes, "_write_copies", None)
+    with memoryview(mapped)[:size] as data:
+        assert write_past_cache(descriptor, data) == size - size % 4096
+    mapped.close()  # no view of it is kept
+    assert os.pread(descriptor, 4 * PIECE, 0) == DATA[: size - size % 4096]
+
+
+@pytest.mark.usefixtures("on_ext4")
 def test_nothing_of_it_is_in_the_kernels_cache(descriptor):
     write_past_cache(descriptor, memoryview(DATA)[:PIECE])
     with pytest.raises(BlockingIOError):
@@ -62,7 +76,10 @@ def test_other_file_systems_are_left_to_the_caller(descriptor, monkeypatch):
     ids=str,
 )
 def test_a_disk_that_refuses_or_is_full(descriptor, monkeypatch, second, told):
-    write, answers = os.write, iter((PIECE, second))
+    write, answers = (
+        os.write,
+        iter((errno.EINVAL, PIECE, second)),
+    )  # at first it refuses memory that begins anywhere
 
     def answer(descriptor, data):
         asked = next(answers)

@@ -10,6 +10,17 @@ def texts(events):
     return [event.text for event in events]
 
 
+def test_a_machine_that_is_kept_is_told_and_what_ends_it(records):
+    before = records.history(records.launch())
+    kept = records.failed_and_kept()
+    told = diff(before, kept)
+    assert "node 1.0 is kept for inspection until 2026-01-01 00:31:40 UTC" in texts(told)
+    stopped = records.change(kept, stop=records.stop(at=300.0))
+    assert texts(diff(kept, stopped)) == [
+        "stop requested (user): the machine of node 1.0, which is kept for inspection, ends"
+    ]
+
+
 def test_nothing_new_is_no_event(records):
     history = records.history(records.launch(heartbeats={0: records.heartbeat()}))
     assert diff(history, history) == ()

@@ -25,6 +25,22 @@ def test_machines_that_have_ended_are_billed_by_their_certificates(records):
     ]
 
 
+def test_a_machine_that_is_kept_after_its_last_word_is_billed_on(records):
+    history = records.failed_and_kept(beat=1000.0)
+    ledger = bill(history, records.at(1010.0))
+    assert (ledger.lines[0].ended, ledger.machine_seconds) == (None, 1000.0)
+    # When its time is over without a word of its end, or it is silent, it is billed until it was heard of last.
+    assert bill(history, records.at(1901.0)).machine_seconds == 990.0
+    assert bill(records.failed_and_kept(beat=200.0), records.at(1010.0)).machine_seconds == 190.0
+    launch = records.change(
+        history.launches[0], certificates=proofs(records.certificate(started=5.0, ended=1805.0))
+    )
+    history = records.change(history, launches=(launch,))
+    (paid,) = purposes(history, bill(history, records.at(9999.0)), records.at(9999.0))
+    assert paid["kept"].seconds == 1705.0  # since it was said to be kept
+    assert sum(one.seconds for one in paid.values()) == 1800.0
+
+
 def test_a_machine_that_runs_is_billed_from_its_claim_until_now(records):
     ledger = bill(records.history(records.launch()), records.at(3610.0))
     assert ledger.spent == pytest.approx(1.0)

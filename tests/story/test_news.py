@@ -67,6 +67,17 @@ def test_the_end_of_a_job_and_a_limit_are_news_and_a_persons_stop_is_none(record
     }
 
 
+def test_a_machine_that_is_kept_is_told_with_the_failure_and_that_a_limit_ends_it_with_the_limit(records):
+    failed = "job failed: broken; node 1.0 is kept for inspection until 2026-01-01 00:31:40 UTC, and paid for"
+    history = records.failed_and_kept()
+    assert told(records, history) == {"failed-turn-0": ("failed", failed)}
+    capped = records.change(history, stop=records.stop("max_cost", at=500.0, detail="5 of 5 USD"))
+    assert told(records, capped)["capped-0"] == (
+        "capped",
+        "stop requested (max_cost): the machine of node 1.0, which is kept for inspection, ends; 5 of 5 USD",
+    )
+
+
 def test_a_job_that_is_suspended_or_was_stuck_has_stalled(records):
     suspended = records.history(turns=((0, records.suspended()),))
     assert told(records, suspended, 10_000) == {"stalled-turn-0": ("stalled", "job suspended: no capacity")}

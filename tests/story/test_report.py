@@ -86,6 +86,7 @@ def test_show_tells_the_whole_story_of_a_job(records, reclaimed_once):
             "holding": {"seconds": 0.0, "spent": 0.0},
             "training": {"seconds": 3580.0, "spent": 1.494444},
             "lost": {"seconds": 0.0, "spent": 0.0},
+            "kept": {"seconds": 0.0, "spent": 0.0},
             "transfer": {"seconds": 0.0, "spent": 0.0},
         },
     }

@@ -216,7 +216,7 @@ class CheckpointFiles:
 
 
 def any_of(patterns: Iterable[str]) -> re.Pattern[str]:
-    """Return an expression that matches whatever any of the patterns matches."""
+    """Return an expression that matches if any of the patterns matches."""
     return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
 
 

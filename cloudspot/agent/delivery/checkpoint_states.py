@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-LOGS = ("*.log", "*.csv", "*.tsv", "*.jsonl", "events.out.tfevents.*")
+LOGS = ("*.log", "*.csv", "*.tsv", "*.jsonl", "events.out.tfevents.*", "*.wandb")
 """Names of files that grow from save to save: they are part of a checkpoint but no evidence."""
 _LOG = re.compile("|".join(map(fnmatch.translate, LOGS)))
 

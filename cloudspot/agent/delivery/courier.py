@@ -30,7 +30,7 @@ from cloudspot.jobstore.checkpoints import manifests, parts, retention
 from cloudspot.jobstore.checkpoints.compression import Compression
 from cloudspot.jobstore.journal.lineage import head, may_follow
 from cloudspot.jobstore.layout import keys
-from cloudspot.jobstore.layout.records import Commit, Generation, SaveId, new_nonce
+from cloudspot.jobstore.layout.records import Commit, Generation, SaveCost, SaveId, new_nonce
 from cloudspot.jobstore.layout.seals import Seal, parse_seal
 from cloudspot.train import handoff as files
 
@@ -64,8 +64,10 @@ class _SealFile:
 class Courier(Worker):
     """A thread that uploads and commits the seals of the trainer, a drain's first."""
 
-    def __init__(self, context: NodeContext) -> None:
+    def __init__(self, context: NodeContext, *, before_upload: Callable[[], None] = lambda: None) -> None:
+        """``before_upload`` delivers what a checkpoint that is no last save must not come before."""
         super().__init__("courier")
+        self._before_upload = before_upload
         self._context = context
         self._store = context.store
         self._node = context.node
@@ -86,7 +88,9 @@ class Courier(Worker):
         self._compression = Compression() if spec.checkpoint.compression == "zstd" else None
         self._directories: DirectoryUploads | None = None
         if spec.checkpoint.directory is not None:
-            self._directories = DirectoryUploads(context, self._sent, self._compression)
+            self._directories = DirectoryUploads(
+                context, self._sent, self._compression, before_upload=before_upload
+            )
         self._may_seal = context.memory.trainer_pid != 0
         """Whether a running trainer may still seal a slot."""
         self._has_committed = False
@@ -325,9 +329,15 @@ class Courier(Worker):
             return
         seal = self._seal(taken, name)
         self._status.stall_seconds = max(seal.stall_seconds, 0.0)
+        if seal.way and seal.kind == "interval":
+            self._status.save_cost = SaveCost(
+                way=seal.way, copy_seconds=seal.copy_seconds, lost_seconds=seal.lost_seconds
+            )
         upload = self._begun.get(name.number)
         is_continued = upload is not None
         if upload is None:
+            if not is_last:
+                self._before_upload()
             sealed_at = self._context.now() - timedelta(seconds=_age_seconds(seal) or 0.0)
             upload = self._begun[name.number] = parts.Upload(
                 self._store,

@@ -79,8 +79,16 @@ class DirectoryUploads(Worker):
     together. While the script runs, the first node chooses and notes it, and the others follow.
     """
 
-    def __init__(self, context: NodeContext, sent: SentChunks, compression: Compression | None) -> None:
+    def __init__(
+        self,
+        context: NodeContext,
+        sent: SentChunks,
+        compression: Compression | None,
+        *,
+        before_upload: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__("checkpoint watch")
+        self._before_upload = before_upload
         job = context.job.spec
         self._context = context
         self._sent = sent
@@ -342,6 +350,7 @@ class DirectoryUploads(Worker):
                 return
             has_failed = True
             try:
+                self._before_upload()
                 self._carry_whole(taken, commit)
                 has_failed = False
             finally:

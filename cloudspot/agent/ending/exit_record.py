@@ -29,6 +29,7 @@ def write_exit_record(
         detail=leaving.detail,
         exit_code=leaving.exit_code,
         permanent=leaving.permanent,
+        waits_until=leaving.waits_until,
         is_cut_off=leaving.is_cut_off,
         fingerprint=leaving.fingerprint,
         log_tail=leaving.log_tail,

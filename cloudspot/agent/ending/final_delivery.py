@@ -63,6 +63,12 @@ class FinalDelivery:
 
         If a notice comes meanwhile, the delivery ends by its deadline.
         """
+        leaving = self.deliver(leaving)
+        self.fall_silent()
+        self.say_last_word(leaving)
+
+    def deliver(self, leaving: Leaving) -> Leaving:
+        """Deliver checkpoints and artifacts; return how the node leaves, which a loss of them may change."""
         context = self._context
         context.status.state = "ending"
         # Even an unneeded node may alone have its last checkpoint, until another generation begins.
@@ -82,13 +88,21 @@ class FinalDelivery:
         left = context.orders.deadline(otherwise=now + LAST_WORD_SECONDS) - now
         self._end_pass(min(PASS_SECONDS, PASS_SHARE * max(0.0, left)))
         _log.info("leaving: %s (%s)", leaving.outcome, leaving.detail)
+        return leaving
+
+    def fall_silent(self) -> None:
+        """Deliver the last log lines, and end the heartbeat."""
         now = time.monotonic()
-        deadline = context.orders.deadline(otherwise=now + LAST_WORD_SECONDS)
+        deadline = self._context.orders.deadline(otherwise=now + LAST_WORD_SECONDS)
         if not self._logs.finish(deadline=now + 0.7 * max(0.0, deadline - now)):
             _log.error("log lines were lost: the sink did not take them in time")
         self._stop_heartbeat()
+
+    def say_last_word(self, leaving: Leaving) -> bool:
+        """Write the exit record; return whether it stands."""
+        context = self._context
         end = time.monotonic() + LAST_WORD_SECONDS
-        _attempt(
+        return _attempt(
             lambda: context.retry_until(
                 lambda: write_exit_record(
                     context.store, context.node, context.job.identity, leaving, context.status

@@ -59,6 +59,8 @@ class Failure:
     """A value that is equal for failures of the same kind; None if the script may not be the cause."""
     is_cut_short: bool = False
     """Whether it exited 0 in the middle of its session's loop."""
+    is_consequence: bool = False
+    """Whether another node's failure has caused it, as far as is known."""
     brings_part: bool = True
     """Whether a new checkpoint proves progress of this node's script."""
 
@@ -105,15 +107,17 @@ def fingerprint_of(exit_code: int, error: RankError | None) -> str | None:
         return None
     if error is None:
         return f"exit status {exit_code}"
-    if error.type in CONNECTION_ERRORS:
-        return None
-    if any(
-        _FULL_DISK.search(text) or _LOST_CONNECTION.search(text) for text in (error.message, *error.causes)
-    ):
+    if has_lost_another(error) or any(_FULL_DISK.search(text) for text in (error.message, *error.causes)):
         return None
     first_line = error.message.strip().partition("\n")[0]
     text = f"{error.type} {_WITH_DIGIT.sub('#', first_line)}"
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()
+
+
+def has_lost_another(error: RankError) -> bool:
+    """Return whether the error says that another rank has ended or was not found."""
+    texts = (error.message, *error.causes)
+    return error.type in CONNECTION_ERRORS or any(_LOST_CONNECTION.search(text) for text in texts)
 
 
 def saved_without_progress(commits: Collection[Commit]) -> frozenset[CheckpointId]:

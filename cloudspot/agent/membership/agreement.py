@@ -285,7 +285,13 @@ class Membership:
             self._patience.spend(found)
             if isinstance(found, Leave):
                 raise LeavingError(
-                    Leaving(found.outcome, found.detail, found.exit_code, permanent=found.permanent)
+                    Leaving(
+                        found.outcome,
+                        found.detail,
+                        found.exit_code,
+                        permanent=found.permanent,
+                        is_consequence=found.permanent,
+                    )
                 )
             if isinstance(found, Adopt | Hold):
                 among = self._cut_off.intersection(found.generation.seats)
@@ -428,7 +434,7 @@ class Membership:
         return Member(launch=seat.launch, rank=seat.rank, instance_id=instance_id, address=address or "")
 
     def _why(self, why: str, roster: Roster, seats: Collection[Seat]) -> str:
-        """Return why a generation of these nodes starts; ``why`` is what ended the training here."""
+        """Return why a generation of these nodes starts; ``why`` is the reason of the training's end here."""
         if roster.newest is None:
             return "first"
         left, come = set(roster.members) - set(seats), set(seats) - set(roster.members)

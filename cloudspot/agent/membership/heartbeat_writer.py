@@ -103,6 +103,7 @@ class HeartbeatWriter(Worker):
             metrics=status.metrics(),
             committed=status.committed,
             stall_seconds=status.stall_seconds,
+            save_cost=status.save_cost,
             upload_seconds=status.upload_seconds,
             notice_seconds=status.notice_seconds,
             at_risk=status.is_at_risk,

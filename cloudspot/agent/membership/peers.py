@@ -20,6 +20,7 @@ from cloudspot.jobstore.layout.records import (
     Heartbeat,
     Intent,
     JournalRecord,
+    Kept,
     NodeOutcome,
     Resumed,
     Seat,
@@ -149,6 +150,8 @@ class Roster:
     """The seats of all launches since the job was last resumed."""
     principals: Mapping[Seat, Seat]
     """By stand-in, the node whose place it takes."""
+    kept: Kept | None = None
+    """The node that is kept for inspection since the job was last resumed, after its failure; or None."""
 
     @cached_property
     def candidates(self) -> frozenset[Seat]:
@@ -162,9 +165,13 @@ def roster_of(journal: Sequence[JournalRecord]) -> Roster:
     ever: set[Seat] = set()
     seats: set[Seat] = set()
     principals: dict[Seat, Seat] = {}
+    kept: Kept | None = None
     for record in journal:
         if isinstance(record, Resumed):
             seats.clear()
+            kept = None
+        elif isinstance(record, Kept):
+            kept = record
         elif isinstance(record, Intent):
             seats.update(Seat(record.launch, rank) for rank in range(record.num_nodes))
             principals.update(record.principals)
@@ -172,7 +179,7 @@ def roster_of(journal: Sequence[JournalRecord]) -> Roster:
             newest = record
             ever.update(record.seats)
     members = () if newest is None else tuple(seat for seat in newest.seats if seat in seats)
-    return Roster(newest, members, frozenset(ever), frozenset(seats), principals)
+    return Roster(newest, members, frozenset(ever), frozenset(seats), principals, kept)
 
 
 @dataclass(frozen=True)
@@ -329,6 +336,9 @@ def verdict(view: View) -> Verdict:
             return Adopt(newest) if len(roster.members) >= view.min_nodes else Hold(newest)
     elif newest is not None and view.seat in roster.ever:
         return Leave("superseded", f"generation {newest.number} goes on without this node")
+    if roster.kept is not None:
+        kept = roster.kept
+        return Leave("failed", f"node {kept.seat}: {kept.detail}", True, kept.exit_code)
     for seat, word in sorted(view.exits.items()):
         counts = seat in roster.members or not roster.members
         if counts and word.outcome == "failed" and word.permanent:

@@ -47,6 +47,11 @@ class RemoteCommands(Worker):
         if self._context.job.spec.run.exec:
             super().start()
 
+    @property
+    def serves(self) -> bool:
+        """Whether commands can be run now."""
+        return self._environment is not None
+
     def serve(self, environment: Mapping[str, str]) -> None:
         """Run commands from now on, in this environment."""
         self._environment = environment

@@ -37,6 +37,8 @@ LOOK_SECONDS = 0.1
 """How often a command looks whether the node has to go, and so how soon it ends then."""
 CLOSE_SECONDS = 10.0
 """How long the node's word waits for the person of a command that was cut off to have read it."""
+FULL_LOOK_SECONDS = 0.02
+"""How often it looks whether a program that reads slowly takes more input."""
 SAID_BYTES = 2000
 """How much of the message of a relay that cannot start is passed on."""
 _READ_BYTES = 256 << 10
@@ -64,6 +66,8 @@ class RunningCommand:
         self._directory = context.node.directory / _COMMANDS / call.writer
         self._cut_off: str | None = None
         self._status: int | None = None
+        self._given_bytes = self._taken_bytes = 0
+        """Of the program's input: what was given to its relay, and what of that it has read."""
         self._has_closed = threading.Event()
         """The person has read the last frame, or wants to hear nothing more."""
         self._thread = threading.Thread(target=self._run, name=f"command {call.writer}", daemon=True)
@@ -89,6 +93,7 @@ class RunningCommand:
             user=call.user,
             words=call.words,
             has_terminal=call.rows > 0,
+            agent=context.agent,
             at=context.now(),
             writer=new_nonce(),
         )
@@ -192,11 +197,18 @@ class RunningCommand:
         with suppress(ChannelEnded):
             while frame is None or frame.kind is not Kind.CLOSE:
                 if frame is not None:
+                    self._given_bytes += len(frame.data) if frame.kind is Kind.INPUT else 0
                     with suppress(OSError, ValueError):  # it has ended
                         process.stdin.write(frame.encode())
                         process.stdin.flush()
-                frame = self._channel.take(1.0)
+                # Input that nobody reads must not hold up a signal.
+                is_full = process.poll() is None and self._num_waiting >= relay.MAX_WAITING_BYTES
+                frame = self._channel.take(FULL_LOOK_SECONDS if is_full else 1.0, urgent_only=is_full)
             self._has_closed.set()
+
+    @property
+    def _num_waiting(self) -> int:
+        return self._given_bytes - self._taken_bytes
 
     def _pass_out(self, process: subprocess.Popen[bytes]) -> None:
         """Pass on the relay's frames, and keep the status of the program for the last one."""
@@ -208,7 +220,10 @@ class RunningCommand:
                     if frame.kind is Kind.STATUS:
                         self._status = int(frame.data)
                         return
-                    self._channel.send(frame)
+                    if frame.kind is Kind.TAKEN:
+                        self._taken_bytes = int(frame.data)
+                    else:
+                        self._channel.send(frame)
 
 
 def end_leftovers(node: Node) -> None:

@@ -226,6 +226,7 @@ class GenerationEnd:
             why=end.why,
             fingerprint=end.fingerprint,
             is_cut_short=end.is_cut_short,
+            is_consequence=end.is_consequence,
             brings_part=status.has_session or 0 in status.ranks or context.job.spec.checkpoint.nodes == "all",
         )
         tail = self._tail()
@@ -249,7 +250,14 @@ class GenerationEnd:
         if isinstance(verdict, GiveUp):
             # If packets still travel in one direction, only other nodes see that the network is cut.
             permanent = verdict.permanent and self._membership.votes.others_reach_all()
-            return Leaving("failed", verdict.detail, end.code, permanent=permanent, log_tail=tail)
+            return Leaving(
+                "failed",
+                verdict.detail,
+                end.code,
+                permanent=permanent,
+                is_consequence=failure.is_consequence,
+                log_tail=tail,
+            )
         committed = context.status.committed
         if committed is not None and committed.step == failure.step:
             verdict = max(verdict, AT_THE_STEP_SECONDS)

@@ -25,6 +25,7 @@ from cloudspot.agent.training.generation_end import GenerationEnd
 from cloudspot.agent.training.launching.fork_server import ForkServer
 from cloudspot.agent.training.launching.network_interface import gloo_environment
 from cloudspot.agent.training.launching.preparation import start_runtime
+from cloudspot.agent.training.launching.tracking import track
 from cloudspot.agent.training.launching.trainer import (
     Trainer,
     TrainerPlan,
@@ -205,6 +206,17 @@ class GenerationRun:
             environment[files.HAND_OVER] = f"{record.writer}@{context.job.identity.address}"
         if restored.directory is not None:
             environment[files.RESTORE] = str(restored.directory)
+        self._artifacts.begin_training()  # what trackers write is an output, too
+        if run.trackers:
+            tracked = track(
+                context,
+                self._runtime,
+                environment,
+                generation=record.number,
+                step=None if restored.directory is None else status.restored_step,
+            )
+            if run.launcher_or_default == "none":  # nobody else tells the command
+                environment |= tracked[status.ranks[0]]
         plan = TrainerPlan(
             python=self._runtime.python,
             words=run.words(self._runtime.python),
@@ -229,7 +241,6 @@ class GenerationRun:
         memory.restored_step = status.restored_step
         memory.next_why = "agent-restarted"
         memory.save(node)
-        self._artifacts.begin_training()
         trainer = Trainer.start(plan, handoff, self._runtime)
         memory.trainer_pid = trainer.pid
         memory.trainer_started_at = time.monotonic()

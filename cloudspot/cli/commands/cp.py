@@ -152,15 +152,16 @@ def _fetch(talk: _Talk, remote: str, local: Path) -> tuple[str, int, int]:
     told = talk.hear()
     # Use the requested name: the node must not choose which file is replaced here.
     path = local / Path(remote).name if local.is_dir() else local
-    talk.say({"has": file_copy.blocks_of(file_copy.partial_of(path))})
-    start = talk.hear()["start"]
-    size = told["about"]["size"]
-    with transfer(f"to {path}", size - start) as advance:
+    with file_copy.writing(path) as file:
+        talk.say({"has": file_copy.blocks_of(file_copy.partial_of(path))})
+        start = talk.hear()["start"]
+        size = told["about"]["size"]
+        with transfer(f"to {path}", size - start) as advance:
 
-        def read(most: int) -> bytes:
-            data = talk.read(most)
-            advance(len(data))
-            return data
+            def read(most: int) -> bytes:
+                data = talk.read(most)
+                advance(len(data))
+                return data
 
-        file_copy.write_from(path, told["about"], start, read)
+            file_copy.write_from(path, file, told["about"], start, read)
     return str(path), size, size - start

@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 
 from cloudspot.cli.commands.schema import shipped_schema_url
+from cloudspot.cli.preparing.imported_trackers import imported_trackers
 from cloudspot.cli.preparing.preparedjob import opens_session
 from cloudspot.cli.screen import output
 from cloudspot.errors import CloudspotError, SpecError
@@ -39,6 +40,7 @@ _FRAMEWORK = re.compile(r"\b(torch|lightning|pytorch_lightning|transformers|acce
 _FOR_A_SHELL = re.compile(r"[$`|&;<>*?~]")
 """Characters that only a shell interprets. In quotes they do not need a shell, which then does no harm."""
 _WITH_SESSION = 'interval = "auto"  # balances the cost of saves against the cost of losses'
+_TRACKERS = "# trackers = {}  # keeps one run in each across reclaims, moves and resumes\n"
 _WITHOUT_SESSION = """\
 # The script opens no session (cloudspot.train.session), so name its own checkpoints here, directories or
 # files, and it resumes from the newest one. Without this, it starts over after each reclaim.
@@ -92,6 +94,7 @@ def init(directory: Path, entrypoint: str | None, command_line: str | None, forc
             has_session=has_session,
             slow=slow,
             saved=saved,
+            trackers=() if script is None else imported_trackers([directory / script]),
         )
         with job_file.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -212,10 +215,12 @@ def job_file_text(
     has_session: bool,
     slow: Mapping[str, float] | None = None,
     saved: Sequence[str] = (),
+    trackers: Sequence[str] = (),
 ) -> str:
     """Return a commented job file for a script, or for a command given as its words.
 
-    ``slow`` are the script's slow imports, and ``saved`` the files that it seems to save.
+    ``slow`` are the script's slow imports, ``saved`` the files that it seems to save, and ``trackers`` the
+    experiment trackers that it imports.
     """
     slow = slow or {}
     preload = f"# preload = {json.dumps([*slow])}  # would save {sum(slow.values()):.1f} s of each restart\n"
@@ -230,6 +235,7 @@ def job_file_text(
         "RUN": f"{field} = {json.dumps(runs, ensure_ascii=False)}  # {why}",
         "NAME": json.dumps(name),
         "PRELOAD": preload if sum(slow.values()) >= _WORTH_SECONDS else "",
+        "TRACKERS": _TRACKERS.format(json.dumps([*trackers])) if trackers else "",
         "CHECKPOINT": _WITH_SESSION if has_session else _without_session(saved),
     }
     return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], _template("job.toml.txt"))

@@ -13,7 +13,13 @@ import msgspec
 
 from cloudspot.cli.jobs import new_job_id
 from cloudspot.cli.preparing.inputs import FoundInput, check_places, find_inputs, inputs_json, inputs_text
-from cloudspot.cli.preparing.preparedjob import PreparedJob, agent_archive, prepare_job, warn_of_losses
+from cloudspot.cli.preparing.preparedjob import (
+    PreparedJob,
+    agent_archive,
+    prepare_job,
+    suggest_trackers,
+    warn_of_losses,
+)
 from cloudspot.cli.preparing.prospects import (
     Prospects,
     anyway_option,
@@ -100,6 +106,7 @@ def print_plan(
     planned = make_plan(spec, prepared.provider, submission, store.url, label=store_label(store))
     prospects = find_prospects(prepared, [launch.offer for launch in planned], anyway=anyway)
     warn_of_losses(prepared)
+    suggest_trackers(prepared)
     if as_json:
         output.echo_json(_plan_json(planned, store, submission, spec, prospects, inputs))
         return
@@ -142,6 +149,8 @@ def print_plan(
     if planned[0].offer.price_text:
         output.echo(f"price parts of offer 1 per hour: {planned[0].offer.price_text}")
     output.echo(_overlap_text(spec, planned))
+    if spec.limits.keep_failed is not None:
+        output.echo(_keep_text(spec.limits.keep_failed, planned))
     if shows_request:
         output.echo()
         output.echo("request for offer 1 (--json prints all requests):", style="bold")
@@ -153,6 +162,13 @@ def _overlap_text(spec: JobSpec, planned: Sequence[PlannedLaunch]) -> str:
     most = MOST_AT_ONCE * spec.nodes.max
     price = money_text(most * dearest.price_per_hour, dearest.currency)
     return f"while new machines replace old ones, at most {most} run at once, for up to {price} an hour"
+
+
+def _keep_text(seconds: float, planned: Sequence[PlannedLaunch]) -> str:
+    dearest = max((launch.offer for launch in planned), key=lambda offer: offer.price_per_hour)
+    price = money_text(seconds / 3600 * dearest.price_per_hour, dearest.currency)
+    lasts = output.duration_text(seconds)
+    return f"if the job fails for good, the machine that failed first is kept for {lasts}, for up to {price}"
 
 
 def _start_text(spec: JobSpec) -> str:
@@ -195,6 +211,7 @@ def _plan_json(
         "image": spec.run.image,
         "data": inputs_json(inputs),
         "most_machines": MOST_AT_ONCE * spec.nodes.max,
+        "keep_failed_seconds": spec.limits.keep_failed,
         "forecast": prospects_json(prospects),
         "launches": [
             {

@@ -173,6 +173,9 @@ def _as_json(job: Summary) -> dict[str, Any]:
         "metrics": job.metrics,
         "detail": job.detail,
         "idle": job.idle,
+        "kept": None
+        if job.kept is None or job.kept_until is None
+        else {"node": str(job.kept), "until": job.kept_until.isoformat()},
         "seen": job.at.isoformat(),
         "driven": driven_json(job),
     }

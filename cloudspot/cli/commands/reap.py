@@ -131,7 +131,7 @@ def reap(
         _show(judged, problems, stores)
     done: Sequence[Ended] = ()
     if orphans and not dry_run:
-        question = f"End {'this' if len(orphans) == 1 else f'these {len(orphans)} things'} for good?"
+        question = f"End {'this' if len(orphans) == 1 else f'these {len(orphans)} things'} permanently?"
         output.confirm(question, action="end them", otherwise="nothing was ended", yes=yes)
         done = reaper.end(orphans)
     if as_json:

@@ -41,6 +41,7 @@ from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import Intent
 from cloudspot.jobstore.logs.objectlog import ObjectStoreLogSink
+from cloudspot.jobstore.nodes.keeping import kept_now
 from cloudspot.model import InstanceState, LogPiece
 from cloudspot.registry import open_provider, with_driver_options
 from cloudspot.story.states import is_over
@@ -192,9 +193,10 @@ def _check_provider(job: Job, history: History) -> None:
         if machine.state is not InstanceState.ENDED and is_ours(machine, label, history)
     ]
     if alive:
+        is_kept = kept_now(history, store_time(job.store)) is not None
         raise CloudspotError(
             f"job {job.id} still has machines: {', '.join(alive)}; end them with: "
-            f"{job.command('reconcile --job')}"
+            f"{job.command('stop' if is_kept else 'reconcile --job')}"
         )
 
 

@@ -36,6 +36,14 @@ MARKET_HELP = (
     "config file is not changed. This is for `cloudspot setup`.",
 )
 @click.option(
+    "--contrary",
+    "contraries",
+    multiple=True,
+    metavar="NAME",
+    help="Let the cloud do something that cloudspot does not expect of it, such as listing-lags; "
+    "docs/sandbox.md lists them. Repeatable.",
+)
+@click.option(
     "--loopback",
     is_flag=True,
     help="Do not isolate the machines, as on a host without namespaces. They get addresses in 127.0.0.0/8.",
@@ -47,6 +55,7 @@ def sandbox(
     spells: tuple[str, ...],
     keep: bool,
     is_bare: bool,
+    contraries: tuple[str, ...],
     loopback: bool,
 ) -> None:
     """Run a command inside an emulated cloud.
@@ -73,6 +82,10 @@ def sandbox(
     spot_plan = parse_market(spells, cloud)
     if is_bare and not cloud.can_be_bare:
         raise SpecError(f"--bare: the sandbox {name} cannot start without its store and rights")
+    unknown = sorted({*contraries} - {*cloud.contraries})
+    if unknown:
+        known = ", ".join(sorted(cloud.contraries)) or "none"
+        raise SpecError(f"--contrary {unknown[0]}: the sandbox {name} knows {known}")
     check_command(command)
     reason = "as requested" if loopback else why_not_isolated()
     if reason is None:
@@ -86,7 +99,8 @@ def sandbox(
     with sandbox_directory(name, keep=keep) as directory:
         try:
             status = run_in_sandbox(
-                Sandbox(cloud, plan, spot_plan, directory, reason is None, is_bare), command
+                Sandbox(cloud, plan, spot_plan, directory, reason is None, is_bare, frozenset(contraries)),
+                command,
             )
         finally:
             end = (

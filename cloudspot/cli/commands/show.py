@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from cloudspot.cli.charts.plots import check_plot, plot_job, take_picture
-from cloudspot.cli.jobs import open_job
+from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
-from cloudspot.cli.screen.jobdetails import echo_details
+from cloudspot.cli.screen.jobdetails import TABLES, echo_details
 from cloudspot.cli.screen.jobsummary import (
+    MAX_ARTIFACTS,
     echo_last_lines,
     echo_title,
     headline_fields,
@@ -24,8 +25,10 @@ from cloudspot.cli.screen.jobsummary import (
 from cloudspot.cli.sharedoptions import job_argument, json_option, plot_option, store_option
 from cloudspot.cli.stored.storedjobs import StoredJobs, driven_json
 from cloudspot.errors import CorruptData
+from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.layout.records import RemoteCommand, Seat
 from cloudspot.jobstore.remote.places import read_commands
+from cloudspot.story.outcomes import own_beat
 from cloudspot.story.states import TERMINAL_STATES
 
 UNDRIVEN_SECONDS = 900.0
@@ -33,6 +36,13 @@ UNDRIVEN_SECONDS = 900.0
 MAX_COMMANDS = 3
 MAX_WARNINGS = 8
 """How many warnings are shown. Many nodes may report the same one, each with its own figures."""
+FEW = 2
+"""The number of artifacts, commands and warnings in the overview."""
+SHORT, MARGIN = 120, 40
+"""The overview cuts a warning after ``SHORT`` characters if it has at least ``MARGIN`` more."""
+TAIL_LINES = 5
+"""The number of a failed node's last lines in the overview."""
+SECTIONS = (*TABLES, "warnings", "log")
 
 
 @click.command("show")
@@ -40,7 +50,20 @@ MAX_WARNINGS = 8
 @click.option(
     "--verify", "verify_chunks", is_flag=True, help="Read the whole newest checkpoint and verify it."
 )
-@click.option("-a", "--all", "show_all", is_flag=True, help="Show every row of long tables.")
+@click.option(
+    "--section",
+    "sections",
+    type=click.Choice(SECTIONS),
+    multiple=True,
+    help="Show this in place of the overview. Repeatable.",
+)
+@click.option(
+    "-a",
+    "--all",
+    "show_all",
+    is_flag=True,
+    help="All sections, or those named, with every row of their tables.",
+)
 @plot_option
 @store_option
 @json_option
@@ -49,12 +72,13 @@ def show(
     ctx: click.Context,
     job_id: str,
     verify_chunks: bool,
+    sections: Sequence[str],
     show_all: bool,
     plot: Path | None,
     store_url: str | None,
     as_json: bool,
 ) -> None:
-    """Show everything about one job.
+    """Show one job: an overview that fits a screen, or more by section.
 
     With --verify, exits with 8 if the newest checkpoint is corrupt.
     """
@@ -64,33 +88,65 @@ def show(
     report = job_json(job, job.first_history, verify_chunks=verify_chunks)
     summary = StoredJobs(job.store).find_summary(job.id)
     report["driven"] = None if summary is None else driven_json(summary)
-    report["commands"] = [_command_json(one) for one in read_commands(job.store, job.id)]
+    report["commands"] = [_command_json(one, job.first_history) for one in read_commands(job.store, job.id)]
     if as_json:
         output.echo_json(report)
     else:
         echo_title(report)
-        output.echo_fields(
-            [
-                *headline_fields(job, report),
-                ("provider", report["provider"]),
-                ("labels", ", ".join(f"{name}={text}" for name, text in report["labels"].items())),
-                ("submitted", output.moment_text(report["created"])),
-                ("forked from", _origin(report["forked_from"])),
-                ("resumed", ", ".join(_resumptions(report["turns"]))),
-                ("stop", _stop(report)),
-                ("driver", _driver_text(report)),
-                *summary_fields(job, report),
-                ("commands", _commands(report["commands"])),
-                ("warnings", _warnings(report["warnings"])),
-            ]
-        )
-        echo_details(report, show_all=show_all)
-        echo_last_lines(job, report)
+        if not sections:
+            _echo_fields(job, report, show_all=show_all)
+        shown = sections or (SECTIONS if show_all else ())
+        if "warnings" in sections:
+            output.echo_fields([("warnings", _warnings(report["warnings"], len(report["warnings"])))])
+        echo_details(report, shown, show_all=show_all)
+        if "log" in shown:
+            echo_last_lines(job, report)
+        elif not sections:
+            echo_last_lines(job, report, max_lines=TAIL_LINES)
+            _echo_more(job, report)
     if plot is not None:
         plot_job(plot, take_picture(job))
         output.echo(f"drawn: {plot}", error=True)
     if report["last_commit"] is not None and report["last_commit"]["verified"] is False:
         ctx.exit(CorruptData.exit_code)
+
+
+def _echo_fields(job: Job, report: Mapping[str, Any], *, show_all: bool) -> None:
+    many = (MAX_ARTIFACTS, MAX_COMMANDS, MAX_WARNINGS) if show_all else (FEW, FEW, FEW)
+    max_artifacts, max_commands, max_warnings = many
+    output.echo_fields(
+        [
+            *headline_fields(job, report),
+            ("provider", report["provider"]),
+            ("labels", ", ".join(f"{name}={text}" for name, text in report["labels"].items())),
+            ("submitted", output.moment_text(report["created"])),
+            ("forked from", _origin(report["forked_from"])),
+            ("resumed", ", ".join(_resumptions(report["turns"]))),
+            ("stop", _stop(report)),
+            ("driver", _driver_text(report)),
+            *summary_fields(job, report, max_artifacts=max_artifacts),
+            ("commands", _commands(report["commands"], max_commands)),
+            ("warnings", _warnings(report["warnings"], max_warnings, is_short=not show_all)),
+        ]
+    )
+
+
+def _echo_more(job: Job, report: Mapping[str, Any]) -> None:
+    """Name the sections that hold something, with how many rows."""
+    if not report["launches"]:
+        return
+    counts = {
+        "launches": report["launches"],
+        "generations": report["generations"],
+        "notices": report["notices"],
+        "machines": report["ledger"],
+        "warnings": report["warnings"],
+    }
+    names = ["time", *(f"{name} ({len(rows)})" for name, rows in counts.items() if rows)]
+    if report["state"] == "failed":
+        names.append("log")
+    output.echo()
+    output.echo(f"more: {job.command('show')} --section NAME, of {', '.join(names)}; or --all", style="dim")
 
 
 def _stop(value: Mapping[str, Any]) -> str:
@@ -108,7 +164,8 @@ def _driver_text(value: Mapping[str, Any]) -> str:
     seconds = (datetime.now(timezone.utc) - datetime.fromisoformat(driven["at"])).total_seconds()
     who = driven["by"] or "an unnamed driver"
     if seconds < UNDRIVEN_SECONDS:
-        return f"{who}, {output.duration_text(max(0.0, seconds))} ago"
+        undone = f"; it does not do what it is asked for: {driven['undone']}" if driven["undone"] else ""
+        return f"{who}, {output.duration_text(max(0.0, seconds))} ago{undone}"
     return f"nobody for {output.duration_text(seconds)}; the last was {who}"
 
 
@@ -125,7 +182,15 @@ def _resumptions(turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         before = f"moved to {turn['detail']}" if turn["what"] == "moved" else turn["what"]
 
 
-def _command_json(one: RemoteCommand) -> dict[str, Any]:
+def _command_json(one: RemoteCommand, history: History) -> dict[str, Any]:
+    launch = history.launch_of(Seat(one.launch, one.rank))
+    beat = None if launch is None else own_beat(launch, one.rank)
+    # Its agent notes its end, unless it has ended with it.
+    has_vanished = one.ended is None and (
+        launch is None
+        or launch.certificate(one.rank) is not None
+        or (beat is not None and bool(one.agent) and beat.agent != one.agent)
+    )
     return {
         "node": str(Seat(one.launch, one.rank)),
         "user": one.user,
@@ -134,21 +199,26 @@ def _command_json(one: RemoteCommand) -> dict[str, Any]:
         "started": one.at.isoformat(),
         "ended": None if one.ended is None else one.ended.isoformat(),
         "status": one.status,
-        "cut_off": one.why,
+        "cut_off": "its agent has ended" if has_vanished else one.why,
     }
 
 
-def _commands(commands: Sequence[Mapping[str, Any]]) -> str:
+def _commands(commands: Sequence[Mapping[str, Any]], most: int) -> str:
     """Return a line for each of the newest commands that people have run on nodes."""
     lines = []
-    for one in commands[-MAX_COMMANDS:]:
-        ended = "runs" if one["ended"] is None else one["cut_off"] or f"ended with {one['status']}"
+    for one in commands[-most:]:
+        runs = one["ended"] is None and not one["cut_off"]
+        ended = "runs" if runs else one["cut_off"] or f"ended with {one['status']}"
         lines.append(f"{one['user']} on {one['node']}: {shlex.join(one['words'])} ({ended})")
-    left = len(commands) - MAX_COMMANDS
+    left = len(commands) - most
     return "\n".join([*([f"{left} older; see them all with --json"] if left > 0 else []), *lines])
 
 
-def _warnings(warnings: Sequence[str]) -> str:
-    left = len(warnings) - MAX_WARNINGS
-    more = [f"and {left} more; see them all with --json"] if left > 0 else []
-    return "\n".join([*warnings[:MAX_WARNINGS], *more])
+def _warnings(warnings: Sequence[str], most: int, *, is_short: bool = False) -> str:
+    shown = [
+        f"{one[:SHORT]}... (--section warnings)" if is_short and len(one) > SHORT + MARGIN else one
+        for one in warnings[:most]
+    ]
+    left = len(warnings) - most
+    more = [f"and {left} more: --section warnings"] if left > 0 else []
+    return "\n".join([*shown, *more])

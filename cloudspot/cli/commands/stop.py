@@ -10,8 +10,9 @@ from cloudspot.cli.jobs import Job, open_job
 from cloudspot.cli.screen import output
 from cloudspot.cli.sharedoptions import job_argument, store_option
 from cloudspot.errors import NotAdopted
-from cloudspot.jobstore.access.store_clock import clock_of
+from cloudspot.jobstore.access.store_clock import clock_of, store_time
 from cloudspot.jobstore.jobs.submission import request_stop
+from cloudspot.jobstore.nodes.keeping import kept_now
 from cloudspot.story.states import is_over, job_state
 
 
@@ -24,17 +25,22 @@ def stop(ctx: click.Context, job_id: str, wait: bool, store_url: str | None) -> 
     """Save a checkpoint and stop a job.
 
     A script without a session saves a checkpoint only if checkpoint.on_notice tells it to. Safe to repeat;
-    a job that has already ended stays as it is. With --wait, exits with the job's own status.
+    a job that has already ended stays as it is, but a machine that is kept after its failure
+    (limits.keep_failed) ends at once. With --wait, exits with the job's own status.
     """
     job = open_job(store_url, job_id)
     job.check_not_moved()
-    if is_over(job.first_history):
+    kept = None if job.first_history.kept is None else kept_now(job.first_history, store_time(job.store))
+    if is_over(job.first_history) and kept is None:
         state = job_state(job.first_history)
         output.echo(f"job {job.id} has already ended: {state}")
         ctx.exit(exit_codes.OF_OUTCOME[state] if wait else exit_codes.SUCCEEDED)
     clock_of(job.store).compare(job.store)
     request_stop(job.store, job.id, "user", resumption=job.first_history.submission.resumption)
-    output.echo(_answer(job))
+    if kept is None:
+        output.echo(_answer(job))
+    else:
+        output.echo(f"asked node {kept.seat} of job {job.id}, which is kept for inspection, to end")
     if wait:
         ctx.exit(follow(job))
     # Make one pass, for a job without other drivers: without a machine, it ends here.

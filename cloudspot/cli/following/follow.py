@@ -34,6 +34,7 @@ from cloudspot.errors import CloudspotError, JobResumed, NotAdopted, TransientEr
 from cloudspot.jobstore.access.store_clock import clock_of
 from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.logs.log_streams import FOR_PROGRAMS, METRICS
+from cloudspot.jobstore.nodes.keeping import kept_now
 from cloudspot.model import LogRecord
 from cloudspot.story.events import Event, EventKind
 from cloudspot.story.report import summarise
@@ -59,6 +60,7 @@ _FRAME = re.compile(r"(\[rank\d+\]:)?\s*frame #\d+: ")
 HINT = "Ctrl-C detaches; the job continues"
 DETACHING_HINT = "detaching; press Ctrl-C again to leave immediately"
 ENDING_HINT = "the job has ended; waiting for its machines to end"
+KEPT_HINT = "Ctrl-C leaves the kept machine, which ends by itself; cloudspot stop ends it"
 
 
 def follow(
@@ -95,6 +97,10 @@ def follow(
         else:
             history = _follow_live(job, feed, is_new=is_new, since=since)
     except Detached:
+        kept = None if feed.history is None else kept_now(feed.history, clock_of(job.store).now())
+        if feed.history is not None and kept is not None and feed.history.finished is not None:
+            echo_summary(job, feed.history)
+            return exit_codes.OF_OUTCOME[feed.history.finished.outcome]
         output.echo(f"detached; job {job.id} continues. Follow it again with: {job.command('attach')}")
         tell_of_drivers(job)
         return exit_codes.INTERRUPTED
@@ -139,7 +145,7 @@ def _follow_live(job: Job, feed: LiveFeed, *, is_new: bool, since: History | Non
         if view is None:
             return [Text(hint, style="dim")]
         if feed.history is not None and feed.history.finished is not None and not interrupts.is_asked:
-            hint = ENDING_HINT
+            hint = ENDING_HINT if kept_now(feed.history, clock_of(job.store).now()) is None else KEPT_HINT
         return render(view, width=width, height=height, ascii_only=ascii_only, hint=hint)
 
     screen = LiveScreen(draw)
@@ -213,6 +219,8 @@ class _Follower:
         """The writers, by stream and source, whose last line was a frame of a C++ stack."""
         self._log_complaint = ""
         self._has_told_of_absence = False
+        self._has_told_of_kept = False
+        self._kept_commands = (job.command("shell"), job.command("stop"))
         self._told_step = 0
         self._told_at = 0.0
 
@@ -237,12 +245,22 @@ class _Follower:
         self.print_new_lines(lines)
         if tick.history is not None and not self._is_live:
             self._print_progress(tick.history)
+        if tick.kept is not None and tick.history is not None and tick.history.finished is not None:
+            self._tell_of_kept()
         if tick.is_settled and tick.unproven and not self._has_told_of_absence:
             self._has_told_of_absence = True
             machines, has = ", ".join(tick.unproven), "has" if len(tick.unproven) == 1 else "have"
             text = f"checking that {machines} {has} ended, which usually takes half a minute"
             self._screen.print([event_line(Event(EventKind.WAITING, text), self._now())])
         self._check()
+
+    def _tell_of_kept(self) -> None:
+        if self._has_told_of_kept:
+            return
+        self._has_told_of_kept = True
+        shell, stop = self._kept_commands
+        text = f"the job has failed; look at the machine that is kept with: {shell}; end it with: {stop}"
+        self._screen.print([event_line(Event(EventKind.KEPT, text), self._now())])
 
     def sleep(self, seconds: float) -> None:
         """Sleep for the controller, but print log lines meanwhile; Ctrl-C raises Detached."""

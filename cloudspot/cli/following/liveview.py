@@ -173,7 +173,7 @@ def look(
         commit_age_seconds=None if commit is None else max(0.0, (now - commit.at).total_seconds()),
         upload_seconds=max(uploads, default=None),
         notice_seconds=min(notices, default=None),
-        warnings=(*_notices(history, now), *warnings(history)),
+        warnings=(*_notices(history, now), *report.kept_warning(history, now), *warnings(history)),
     )
 
 

@@ -18,6 +18,7 @@ from cloudspot.cli.config import open_configured, with_configured
 from cloudspot.cli.invocation import ChosenStore, current_invocation
 from cloudspot.cli.jobs import Job, unnamed_store
 from cloudspot.cli.preparing.image_digest import with_digest
+from cloudspot.cli.preparing.imported_trackers import imported_trackers
 from cloudspot.cli.preparing.notifying import check_messages, with_notify
 from cloudspot.cli.screen import output
 from cloudspot.errors import SpecError
@@ -30,7 +31,7 @@ from cloudspot.jobstore.code.extraction import read_bundle
 from cloudspot.jobstore.jobs.forking import code_of
 from cloudspot.jobstore.jobs.submission import check_secrets
 from cloudspot.model import Capability
-from cloudspot.registry import driver_distributions, open_store, plugin_distributions
+from cloudspot.registry import driver_distributions, open_store, open_tracker, plugin_distributions
 
 _SESSION = re.compile(r"\bcloudspot\.train\b|\bfrom cloudspot import train\b")
 
@@ -83,10 +84,12 @@ def open_pinned(
     If the provider keeps images, the pinned options include the key of the job's setup; ``digests`` returns
     those of the job's code.
 
-    An image's tag is replaced by its digest. A plugin's market policy is opened, too, and the messages of the
-    job are checked. ``environ`` has the secrets for the image's log-in and for the messages.
+    An image's tag is replaced by its digest. A plugin's market policy and trackers are opened, too, and the
+    messages of the job are checked. ``environ`` has the secrets for the image's log-in and for the messages.
     """
     check_messages(spec.notify, environ)
+    for tracker in spec.run.trackers:
+        open_tracker(tracker)
     spec = with_configured(spec, provider_name)
     provider = open_configured(provider_name, spec)
     if spec.run.image is not None:
@@ -157,6 +160,19 @@ def warn_of_losses(job: PreparedJob) -> None:
         )
 
 
+def suggest_trackers(job: PreparedJob) -> None:
+    """Name the trackers that the code imports and ``run.trackers`` lacks."""
+    code = [job.workdir / name for name in code_files(job.workdir) if name.endswith(".py")]
+    found = [name for name in imported_trackers(code) if name not in job.spec.run.trackers]
+    if found:
+        listed = ", ".join(f'"{name}"' for name in (*job.spec.run.trackers, *found))
+        output.echo(
+            f"the code imports {' and '.join(found)}: with trackers = [{listed}] in [run], each keeps one "
+            "run across reclaims, moves and resumes",
+            error=True,
+        )
+
+
 def _own_checkpoints(job: PreparedJob, code: Sequence[str]) -> list[str]:
     """Return the code files that belong to checkpoints of the script, as local test runs leave them."""
     found = [path for pattern in job.spec.checkpoint.patterns for path in expand(job.workdir, pattern)]
@@ -192,6 +208,7 @@ def agent_archive(provider: Provider, store: ObjectStore, spec: JobSpec) -> Agen
     if provider.boot_profile().has_cloudspot:
         return None
     urls = (store.url, *(one.url for one in spec.data.values() if not one.is_http))
+    trackers = spec.run.trackers
     if spec.nodes.drive:
-        return make_agent_archive(driver_distributions(provider.name, *urls), drives=True)
-    return make_agent_archive(plugin_distributions(provider.name, *urls))
+        return make_agent_archive(driver_distributions(provider.name, *urls, trackers=trackers), drives=True)
+    return make_agent_archive(plugin_distributions(provider.name, *urls, trackers=trackers))

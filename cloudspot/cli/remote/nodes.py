@@ -9,7 +9,9 @@ import click
 from cloudspot.cli.jobs import Job
 from cloudspot.cli.screen import output
 from cloudspot.errors import CloudspotError, SpecError
+from cloudspot.jobstore.access.store_clock import store_time
 from cloudspot.jobstore.layout.records import Seat
+from cloudspot.jobstore.nodes.keeping import kept_now
 from cloudspot.jobstore.remote.calling import RemoteProcess, call_node
 from cloudspot.jobstore.remote.channel import (
     BUSY_PER_HOUR,
@@ -42,7 +44,7 @@ def python_words(module: str) -> tuple[str, ...]:
 
 
 def choose_nodes(job: Job, node: Seat | None) -> list[Seat]:
-    """Return the node that is named, or all that train, or else all that have a machine.
+    """Return the node that is named, or all that train, or else all that have a machine, kept ones too.
 
     Raises:
         CloudspotError: there is none, or no command may run there.
@@ -56,6 +58,8 @@ def choose_nodes(job: Job, node: Seat | None) -> list[Seat]:
         for rank in launch.claimed
         if rank in launch.live_ranks
     ]
+    kept = None if history.kept is None else kept_now(history, store_time(job.store))
+    claimed += [] if kept is None else [kept.seat]
     found = [*live_members(history)] or claimed
     if node is not None:
         found = [one for one in claimed if one == node]
@@ -75,7 +79,7 @@ def call(
     except UnicodeEncodeError as error:
         raise SpecError(f"{word!a} is not UTF-8; the words of a command must be") from error
     idle, busy = (
-        f"{one.num_reads + one.num_writes:,} requests of the store an hour ({one.usd:.3f} USD at S3's prices)"
+        f"{one.num_reads + one.num_writes:,} requests of the store an hour (usually {one.usd:.3f} USD)"
         for one in (IDLE_PER_HOUR, BUSY_PER_HOUR)
     )
     output.echo(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from cloudspot.cli.screen import output
 from cloudspot.cli.screen.jobsummary import steps_lost_text
@@ -23,21 +23,18 @@ KEPT_ROWS = 4
 """How many of its newest rows a folded table shows, besides those of live launches, nodes and machines."""
 
 
-def echo_details(value: Mapping[str, Any], *, show_all: bool = False) -> None:
-    """Print the tables of a job; ``value`` is what ``show --json`` prints. Empty tables are left out.
+def echo_details(value: Mapping[str, Any], sections: Collection[str], *, show_all: bool = False) -> None:
+    """Print these tables of a job; ``value`` is what ``show --json`` prints. Empty tables are left out.
 
     Unless ``show_all``, long tables show the newest and the live rows, and count the others in one line.
     """
     most = sys.maxsize if show_all else MOST_ROWS
-    _echo_time(value)
-    _echo_launches(value, most)
-    _echo_nodes(value, most)
-    _echo_generations(value, most)
-    _echo_notices(value, most)
-    _echo_machines(value, most)
+    for section, echo in _TABLES.items():
+        if section in sections:
+            echo(value, most)
 
 
-def _echo_time(value: Mapping[str, Any]) -> None:
+def _echo_time(value: Mapping[str, Any], _most: int) -> None:
     total = value["time"]["total"]
     shown = [
         (state, seconds) for state, seconds in value["time"].items() if state != "total" and seconds >= 0.05
@@ -112,6 +109,8 @@ def _echo_nodes(value: Mapping[str, Any], most: int) -> None:
 def _node_outcome(node: Mapping[str, Any]) -> str:
     if node["ended"] is None:
         return str(node["state"])
+    if node["state"] == "kept":
+        return f"{node['outcome']}, and kept: {node['detail']}"
     return f"{node['outcome']}{': ' if node['detail'] else ''}{node['detail']}"
 
 
@@ -276,3 +275,15 @@ def _echo(headers: Sequence[str], rows: Sequence[Sequence[str]], *, num_folding:
 
 def _seconds_between(start: str, end: str) -> float:
     return max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds())
+
+
+_TABLES: Final[Mapping[str, Callable[[Mapping[str, Any], int], None]]] = {
+    "time": _echo_time,
+    "launches": _echo_launches,
+    "nodes": _echo_nodes,
+    "generations": _echo_generations,
+    "notices": _echo_notices,
+    "machines": _echo_machines,
+}
+TABLES: Final = (*_TABLES,)
+"""The names of the tables, in their order."""

@@ -94,6 +94,8 @@ def _driven_cell(job: Summary) -> str:
 
 def _detail_cell(job: Summary) -> str:
     is_told = bool(job.metrics) and job.state in _STATES_WITH_METRICS
+    if job.kept_until is not None and job.kept_until > datetime.now(timezone.utc):
+        return f"node {job.kept} is kept until {output.moment_text(job.kept_until)}; {job.detail}"
     return job.idle or ("" if is_told else job.detail)
 
 

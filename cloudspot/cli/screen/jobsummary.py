@@ -109,8 +109,17 @@ def headline_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]
         steps if value["counts_steps"] else ("last save", f"{value['step']}; steps lost: {told}"),
         ("cost", _cost_text(value["cost"])),
         ("duration", output.duration_text(value["time"]["total"])),
+        ("kept", _kept_text(job, value["kept"])),
         ("next", _next_text(job, value)),
     ]
+
+
+def _kept_text(job: Job, kept: Mapping[str, Any] | None) -> str:
+    """Return which machine is kept for inspection, and how to use and end it; empty: none is."""
+    if kept is None or not kept["is_kept"]:
+        return ""
+    until = output.moment_text(kept["until"])
+    return f"node {kept['node']} until {until}: {job.command('shell')}; end it: {job.command('stop')}"
 
 
 def _next_text(job: Job, value: Mapping[str, Any]) -> str:
@@ -129,8 +138,10 @@ def _next_text(job: Job, value: Mapping[str, Any]) -> str:
     return f"follow and drive it: {job.command('attach')}"
 
 
-def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the other lines about the whole job."""
+def summary_fields(
+    job: Job, value: Mapping[str, Any], *, max_artifacts: int = MAX_ARTIFACTS
+) -> list[tuple[str, str]]:
+    """Return the other lines about the whole job, with the names of so many artifacts."""
     final, commit = value["final"], value["last_commit"]
     weights = "" if final is None else weights_text(final)
     return [
@@ -139,24 +150,25 @@ def summary_fields(job: Job, value: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("data", "\n".join(_inputs_texts(value["nodes"]))),
         ("notices", str(len(value["notices"]))),
         ("last commit", _commit_text(commit, "step" if value["counts_steps"] else "save")),
+        ("saves", "" if value["saves"] is None else value["saves"]["text"]),
         ("goodput", _goodput_text(value)),
         ("limited by", "" if value["limited_by"] is None else value["limited_by"]["text"]),
         ("weights", weights),
         ("metrics", output.metrics_text(value["metrics"])),
         ("logs", job.command("logs")),
-        ("artifacts", _artifacts_text(job)),
+        ("artifacts", _artifacts_text(job, max_artifacts)),
     ]
 
 
-def _artifacts_text(job: Job) -> str:
+def _artifacts_text(job: Job, most: int) -> str:
     """Return the names and sizes of the largest artifacts, and the command that downloads all."""
     artifacts = sorted(list_artifacts(job.store, job.id), key=lambda one: (-one.size, one.name))
     if not artifacts:
         return ""
     total = size_text(sum(one.size for one in artifacts))
-    lines = [f"{one.name}, {size_text(one.size)}" for one in artifacts[:MAX_ARTIFACTS]]
-    if len(artifacts) > MAX_ARTIFACTS:
-        lines.append(f"and {len(artifacts) - MAX_ARTIFACTS} more; {total} in all")
+    lines = [f"{one.name}, {size_text(one.size)}" for one in artifacts[:most]]
+    if len(artifacts) > most:
+        lines.append(f"and {len(artifacts) - most} more; {total} in all")
     return "\n".join([*lines, f"get them: {job.command('artifacts download')}"])
 
 
@@ -226,8 +238,11 @@ def _goodput_text(value: Mapping[str, Any]) -> str:
     return f"{output.bar(goodput)} {least}{100 * goodput:.0f}%"
 
 
-def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:
-    """Print the last log lines of the nodes that failed last, or a note that the job has kept nothing."""
+def echo_last_lines(job: Job, value: Mapping[str, Any], *, max_lines: int | None = None) -> None:
+    """Print the last log lines of the nodes that failed last, or a note that the job has kept nothing.
+
+    ``max_lines`` prints only this many lines of the first of these nodes.
+    """
     if value["state"] == "succeeded" and value["last_commit"] is None:
         if not list_artifacts(job.store, job.id):
             output.echo()
@@ -236,15 +251,16 @@ def echo_last_lines(job: Job, value: Mapping[str, Any]) -> None:
     if value["state"] != "failed":
         return
     failed = list(_failed_nodes(value))
-    for node in failed[:MAX_TAILS]:
+    num_shown = MAX_TAILS if max_lines is None else 1
+    for node in failed[:num_shown]:
         output.echo()
         output.echo(f"last lines of node {node['name']} (exit code {node['exit_code']}):", style="bold")
-        for line in node["log_tail"]:
+        for line in node["log_tail"][-(max_lines or 0) :]:
             output.echo(f"  {line}")
-    if len(failed) > MAX_TAILS:
+    if len(failed) > num_shown:
         output.echo()
         command = f"{job.command('logs')} --node NODE"
-        output.echo(f"{len(failed) - MAX_TAILS} more nodes failed; see their last lines with: {command}")
+        output.echo(f"{len(failed) - num_shown} more nodes failed; see their last lines with: {command}")
     missing = [_MISSING.search(line) for node in failed for line in node["log_tail"]]
     if found := next(filter(None, missing), None):
         output.echo()

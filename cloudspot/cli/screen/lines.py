@@ -79,6 +79,7 @@ _EVENT_STYLES = {
     EventKind.NOTICED: output.WARNING_STYLE,
     EventKind.WARNED: output.WARNING_STYLE,
     EventKind.HOLDING: output.WARNING_STYLE,
+    EventKind.KEPT: output.WARNING_STYLE,
     EventKind.STOP_REQUESTED: output.WARNING_STYLE,
     EventKind.LAUNCHED: "cyan",
     EventKind.STARTED: "cyan",

@@ -36,7 +36,9 @@ _Found = TypeVar("_Found")
 
 def driven_json(job: Summary) -> dict[str, str] | None:
     """Return the last driver of the job and its time for ``ps`` and ``show``, or None if unknown."""
-    return None if job.driven_at is None else {"by": job.driven_by, "at": job.driven_at.isoformat()}
+    if job.driven_at is None:
+        return None
+    return {"by": job.driven_by, "at": job.driven_at.isoformat(), "undone": job.undone}
 
 
 class StoredJobs:

@@ -10,6 +10,8 @@ from functools import cached_property
 from cloudspot.controller.assess.limits import Budget, Reached, budget_of, reached_limit
 from cloudspot.jobfile.spec import JobSpec
 from cloudspot.jobstore.journal.history import History
+from cloudspot.jobstore.layout.records import Kept
+from cloudspot.jobstore.nodes.keeping import kept_now
 from cloudspot.jobstore.nodes.seats import Seats, seats_of
 from cloudspot.model import Instance
 from cloudspot.story.ledger import Ledger, bill
@@ -29,6 +31,11 @@ class Assessment:
     def seats(self) -> Seats:
         """Return which seats may hold a machine, and which of these are to stay."""
         return seats_of(self.history.launches, self.history.generations)
+
+    @cached_property
+    def kept(self) -> Kept | None:
+        """Return the node whose machine is kept for inspection; None: there is none, or none any more."""
+        return kept_now(self.history, self.now)
 
     @cached_property
     def ledger(self) -> Ledger:

@@ -157,7 +157,8 @@ def stop_seconds(history: History) -> float:
     """Return how long a stop that is due now takes, by the longest times measured.
 
     The stop has four parts: all nodes learn of it, all reach a boundary, they save and upload, and the
-    machines end after the nodes' exit records. A part that was not measured yet counts as its default.
+    machines end after the nodes' exit records. A part that was not measured yet counts as its default. Once
+    the job has ended, nothing is saved any more: a machine that is kept for inspection only has to end.
     """
     beats = [
         beat
@@ -167,15 +168,24 @@ def stop_seconds(history: History) -> float:
     ]
     boundary = max((2 * step for beat in beats for step in _step_seconds(beat)), default=None)
     saves = [
-        beat.upload_seconds + (beat.stall_seconds or 0.0) for beat in beats if beat.upload_seconds is not None
+        beat.upload_seconds + max(beat.stall_seconds or 0.0, _copy_seconds(beat))
+        for beat in beats
+        if beat.upload_seconds is not None
     ]
     ends = [seconds for launch in history.launches for seconds in _end_seconds(launch)]
+    if history.finished is not None:
+        return LOOK_SECONDS + max(ends, default=DEFAULT_END_SECONDS)
     return (
         LOOK_SECONDS
         + (DEFAULT_BOUNDARY_SECONDS if boundary is None else boundary)
         + max(saves, default=DEFAULT_SAVE_SECONDS)
         + max(ends, default=DEFAULT_END_SECONDS)
     )
+
+
+def _copy_seconds(beat: Heartbeat) -> float:
+    """Return how long a save is copied, which a drain does not do next to a step."""
+    return 0.0 if beat.save_cost is None else beat.save_cost.copy_seconds
 
 
 def _step_seconds(beat: Heartbeat) -> Iterator[float]:

@@ -126,6 +126,8 @@ def _is_at_risk(history: History, seat: Seat) -> bool:
 
 def _is_ending(history: History, seats: Seats) -> bool:
     """Return whether the training is ending by itself, so that a new machine would come too late."""
+    if history.kept is not None:
+        return True
     exits = [one for one in member_exits(history) if one is not None]
     if any(one.outcome == "succeeded" or (one.outcome == "failed" and one.permanent) for one in exits):
         return bool(seats.live.intersection(seats.members))

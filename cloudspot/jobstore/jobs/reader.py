@@ -25,6 +25,7 @@ from cloudspot.jobstore.layout.records import (
     Finished,
     Intent,
     JournalRecord,
+    Kept,
     Moved,
     Repriced,
     Resumed,
@@ -124,6 +125,9 @@ class HistoryReader:
         self._has_recalled = False
         self.num_copied = 0
         """The number of launches that came from the copy of settled launches."""
+        self.task_times: dict[tuple[str, bool], datetime] = {}
+        """The time of each task's request (by name and False) and of its last start (by name and True), as
+        of the newest listing of the nodes' records."""
         self._first_unsettled = 1
         """The first launch that was not settled in the previous pass; older ones have been read
         completely."""
@@ -153,8 +157,11 @@ class HistoryReader:
             submission, sha256 = self._read_submissions(turns)
             intents = [record for record in journal if isinstance(record, Intent)]
         prices = [record for record in journal if isinstance(record, Repriced)]
+        kept = {record.launch: record for record in journal if isinstance(record, Kept)}
         launches = tuple(
-            self._fold_launch(intent, [one for one in prices if one.launch == intent.launch])
+            self._fold_launch(
+                intent, [one for one in prices if one.launch == intent.launch], kept.get(intent.launch)
+            )
             for intent in intents
         )
         for launch in launches[self._first_unsettled - 1 :]:
@@ -195,7 +202,7 @@ class HistoryReader:
         }
         if any(len(self._records[keys.slot][number]) < num_nodes for number, num_nodes in unsettled.items()):
             return None
-        listed = list(self._list_nodes())
+        listed = self._list_nodes()
         new, beating = self._sort(listed, unsettled)
         stop = keys.stop(self._job_id, known.submission.resumption)
         if new or (self._stop is None and any(meta.key == stop for meta in listed)):
@@ -205,7 +212,7 @@ class HistoryReader:
         if self._is_behind(known.commits, len(known.generations)):
             return None
         changed = [known.launches[number - 1] for number in sorted(unsettled)]
-        changed = [self._fold_launch(launch.intent, launch.prices) for launch in changed]
+        changed = [self._fold_launch(launch.intent, launch.prices, launch.kept) for launch in changed]
         launches = (*known.launches[: self._first_unsettled - 1], *changed)
         self._history = dataclasses.replace(known, launches=launches)
         return self._history
@@ -283,10 +290,18 @@ class HistoryReader:
         self._read_places([*places, *beating[:MAX_REREADS]])
         return {meta.key for meta in new}
 
-    def _list_nodes(self) -> Iterable[ObjectMeta]:
+    def _list_nodes(self) -> Sequence[ObjectMeta]:
         """List the nodes' records, from the first unsettled launch on."""
         after = keys.launch_nodes_prefix(self._job_id, self._first_unsettled)
-        return self._store.list_objects(keys.nodes_prefix(self._job_id), after=after)
+        found = list(self._store.list_objects(keys.nodes_prefix(self._job_id), after=after))
+        forms = (keys.task, False), (keys.task_done, True)
+        self.task_times = {
+            (match[1], is_done): meta.modified_at
+            for meta in found
+            for form, is_done in forms
+            if (match := form.match(meta.key)) is not None
+        }
+        return found
 
     def _is_behind(self, commits: Sequence[Commit], number: int) -> bool:
         """Return whether nodes name a commit or a generation that is not among these."""
@@ -340,7 +355,7 @@ class HistoryReader:
                 if place.form is keys.heartbeat:
                     self._beats_read[place.key] = place.version
 
-    def _fold_launch(self, intent: Intent, prices: Sequence[Repriced]) -> LaunchHistory:
+    def _fold_launch(self, intent: Intent, prices: Sequence[Repriced], kept: Kept | None) -> LaunchHistory:
         launch = intent.launch
         return LaunchHistory(
             intent=intent,
@@ -351,4 +366,5 @@ class HistoryReader:
             certificates=dict(self._records[keys.certificate][launch]),
             beats_listed=dict(self._beats_listed.get(launch, {})),
             prices=tuple(prices),
+            kept=kept,
         )

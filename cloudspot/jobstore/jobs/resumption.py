@@ -18,7 +18,7 @@ from cloudspot.interfaces import ObjectStore
 from cloudspot.jobfile.spec import JobSpec, spec_to_json
 from cloudspot.jobstore.access.creation import create
 from cloudspot.jobstore.access.retrying_store import with_retries
-from cloudspot.jobstore.access.store_clock import clock_of
+from cloudspot.jobstore.access.store_clock import clock_of, store_time
 from cloudspot.jobstore.access.stored_records import find_meta
 from cloudspot.jobstore.code.bundle import OpenProgress, no_progress
 from cloudspot.jobstore.jobs.job_lists import mark_live, resumed_writer, unmark_live
@@ -36,6 +36,7 @@ from cloudspot.jobstore.journal.history import History
 from cloudspot.jobstore.journal.journal import Journal
 from cloudspot.jobstore.layout import codec, keys
 from cloudspot.jobstore.layout.records import Moved, Resumed, Seat, Submission, new_nonce
+from cloudspot.jobstore.nodes.keeping import kept_now, kept_text
 
 if TYPE_CHECKING:
     from cloudspot.boot.agentarchive import AgentArchive
@@ -48,7 +49,8 @@ def check_resumable(store: ObjectStore, history: History) -> None:
     """Check that no machine of the job runs, that it is not done, and that it may continue in this store.
 
     Raises:
-        CloudspotError: it has succeeded, was moved to another store, or one of its machines may still run.
+        CloudspotError: it has succeeded, was moved to another store, or one of its machines may still run or
+            is kept for inspection.
     """
     job_id = history.submission.job_id
     if history.moved_to not in {None, store.canonical_url}:
@@ -64,6 +66,13 @@ def check_resumable(store: ObjectStore, history: History) -> None:
     if history.submission.bakes:
         raise CloudspotError(
             f"job {job_id!r} was submitted by `cloudspot image bake`: run that again instead"
+        )
+    # This computer's own clock may be wrong, so the store is asked.
+    kept = None if history.kept is None else kept_now(history, store_time(store))
+    if kept is not None:
+        raise CloudspotError(
+            f"{kept_text(kept)} of job {job_id!r}, and paid for; end it first with: "
+            f"cloudspot stop {job_id} --store {store.url}"
         )
     if history.live_launches:
         launch = history.live_launches[0]

@@ -16,6 +16,7 @@ from cloudspot.jobstore.layout.records import (
     Generation,
     Intent,
     JournalRecord,
+    Kept,
     Moved,
     Notice,
     Repriced,
@@ -31,6 +32,7 @@ class JournalOrder:
     Launches, generations and resumptions are numbered from 1, and only a resumption follows an end. A
     generation has only nodes of launches since the newest resumption, none that an earlier generation left
     out, and resumes from a commit. Only the newest generation commits, and each commit may follow the head.
+    Once a machine is kept for inspection, no launch and no generation follows until the job is resumed.
     """
 
     def __init__(self, job_id: str) -> None:
@@ -43,6 +45,8 @@ class JournalOrder:
         """The number of launches at the newest resumption."""
         self._resumed = 0
         self._has_ended = False
+        self._has_kept = False
+        """Whether a machine is kept since the job was last resumed: the job has failed."""
         self._generation = 0
         self._members: frozenset[Seat] = frozenset()
         """The nodes of the newest generation."""
@@ -69,10 +73,10 @@ class JournalOrder:
     def problem(self, record: JournalRecord) -> str | None:
         """Return why the record cannot be the next one, or None."""
         if isinstance(record, Intent):
-            fits = record.launch == len(self._num_nodes) + 1 and not self._has_ended
+            fits = record.launch == len(self._num_nodes) + 1 and not self._is_over
             return self._intent_problem(record) if fits else f"it opens launch {record.launch}"
         if isinstance(record, Generation):
-            fits = record.number == self._generation + 1 and not self._has_ended
+            fits = record.number == self._generation + 1 and not self._is_over
             return self._generation_problem(record) if fits else f"it is generation {record.number}"
         if isinstance(record, Commit):
             is_next = may_follow(record.save, self._head) and not self._has_ended
@@ -81,6 +85,9 @@ class JournalOrder:
         if isinstance(record, Repriced):
             fits = 1 <= record.launch <= len(self._num_nodes) and not self._has_ended
             return None if fits else f"it prices launch {record.launch}"
+        if isinstance(record, Kept):
+            is_known = record.launch > self._num_launches_before and self._has_seat(record.seat)
+            return None if is_known and not self._is_over else f"it keeps node {record.seat}"
         if isinstance(record, Resumed):
             fits = record.resumption == self._resumed + 1
             return None if fits else f"it is resumption {record.resumption}"
@@ -88,6 +95,10 @@ class JournalOrder:
             return None if self._has_ended else "it moves the job"
         what = "suspends" if isinstance(record, Suspended) else "ends"
         return None if not self._has_ended else f"it {what} the job"
+
+    @property
+    def _is_over(self) -> bool:
+        return self._has_ended or self._has_kept
 
     def _intent_problem(self, record: Intent) -> str | None:
         principals = [seat for seat in record.stands_in_for if seat is not None]
@@ -123,8 +134,10 @@ class JournalOrder:
             self._head = record.id
             self._commits.add(record.id)
         elif isinstance(record, Resumed):
-            self._resumed, self._has_ended = record.resumption, False
+            self._resumed, self._has_ended, self._has_kept = record.resumption, False, False
             self._num_launches_before = len(self._num_nodes)
+        elif isinstance(record, Kept):
+            self._has_kept = True
         elif isinstance(record, Finished):
             self._has_ended = True
 

@@ -20,6 +20,7 @@ from cloudspot.jobstore.layout.records import (
     Heartbeat,
     Intent,
     JournalRecord,
+    Kept,
     Moved,
     Notice,
     Repriced,
@@ -51,6 +52,8 @@ class LaunchHistory:
     beat, whether it was read or not."""
     prices: tuple[Repriced, ...] = ()
     """The changes of the price since the intent, in order."""
+    kept: Kept | None = None
+    """The node whose machine stayed for inspection after the job had failed."""
 
     @property
     def number(self) -> int:
@@ -170,6 +173,14 @@ class History:
     def current_launches(self) -> tuple[LaunchHistory, ...]:
         """The launches since the newest resumption, on which decisions about the job are based."""
         return self.launches[max((n for n, turn in self.turns if isinstance(turn, Resumed)), default=0) :]
+
+    @cached_property
+    def kept(self) -> Kept | None:
+        """Return the node that was kept for inspection since the job was last resumed; None: none was.
+
+        ``keeping.in_force`` says whether it still is.
+        """
+        return next((launch.kept for launch in self.current_launches if launch.kept is not None), None)
 
     @cached_property
     def asked_at(self) -> datetime:

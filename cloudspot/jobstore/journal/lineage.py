@@ -31,9 +31,14 @@ def newest_generation(journal: Sequence[JournalRecord]) -> Generation | None:
     return next((record for record in reversed(journal) if isinstance(record, Generation)), None)
 
 
-def why_over(journal: Sequence[JournalRecord], launch: int) -> str | None:
-    """Return why the nodes of the launch have nothing left to do in the job, or None."""
+def why_over(journal: Sequence[JournalRecord], launch: int, *, is_kept: bool = False) -> str | None:
+    """Return why the nodes of the launch have nothing left to do in the job, or None.
+
+    The end of the job is no reason for a node that ``is_kept`` for inspection.
+    """
     for record in reversed(journal):
+        if is_kept and isinstance(record, Finished):
+            continue
         if isinstance(record, Finished | Moved):
             return "the job is over"
         if isinstance(record, Resumed):

@@ -289,6 +289,11 @@ nodes' reports, so that a listing of those shows it without another request."""
 remote_call = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/call")
 """A request to a node to run a command; overwritten by the next request. It is stored here for the same
 reason."""
+task = Key[[str, str]]("jobs/{job}/nodes/tasks/{event}/asked")
+"""A request to the drivers for periodic work, by the name of a plugin's task; overwritten, and deleted to end
+it. It is stored here for the same reason."""
+task_done = Key[[str, str]]("jobs/{job}/nodes/tasks/{event}/done")
+"""A mark that a driver has started this work; overwritten, and dated by the store."""
 REPORTS: tuple[Key[[str, int, int]], ...] = (heartbeat, notice, exit_record)
 """The forms of a node's reports."""
 logs_prefix = Key[[str]]("jobs/{job}/logs/")

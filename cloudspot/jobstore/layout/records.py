@@ -53,7 +53,9 @@ VoidOutcome = Literal["capacity", "quota", "refused", "voided"]
 """The outcomes of a launch that never trained."""
 LaunchOutcome = VoidOutcome | Literal["succeeded", "reclaimed", "stopped", "failed", "lost", "left"]
 """The outcomes of a launch without live nodes; ``left`` means that its nodes were not needed."""
-NodeState = Literal["setup", "staging", "restoring", "ready", "running", "draining", "uploading", "ending"]
+NodeState = Literal[
+    "setup", "staging", "restoring", "ready", "running", "draining", "uploading", "ending", "kept"
+]
 NodeOutcome = Literal["succeeded", "drained", "stopped", "failed", "left", "superseded"]
 FailureKind = Literal["trainer-failed", "trainer-stuck", "not-connected", "not-restored"]
 TransferKind = Literal["staging", "restoring", "uploading"]
@@ -347,9 +349,30 @@ class Repriced(_Written, frozen=True, kw_only=True, tag="repriced"):
     """The price of one node, in the currency of the launch's offer."""
 
 
+class Kept(_Written, frozen=True, kw_only=True, tag="kept"):
+    """The job has failed for good, and the machine of this node stays for inspection: ``limits.keep_failed``.
+
+    No launch and no generation follows, only what was uploaded before, and the end of the job.
+    """
+
+    launch: Ordinal
+    rank: Rank
+    instance_id: InstanceId
+    until: datetime
+    """It ends by then, whatever becomes of its agent and of drivers."""
+    detail: str
+    """Why the job has failed."""
+    exit_code: ExitStatus
+
+    @property
+    def seat(self) -> Seat:
+        """Name the node."""
+        return Seat(self.launch, self.rank)
+
+
 Turn = Finished | Suspended | Resumed | Moved
 """Records about the job as a whole."""
-JournalRecord = Intent | Generation | Commit | Repriced | Turn
+JournalRecord = Intent | Generation | Commit | Repriced | Kept | Turn
 
 
 class JournalCopy(msgspec.Struct, frozen=True, kw_only=True):
@@ -573,6 +596,17 @@ class LogStanding(msgspec.Struct, frozen=True, kw_only=True):
     """Why the sink has not accepted the last lines; it is empty if it has."""
 
 
+class SaveCost(msgspec.Struct, frozen=True, kw_only=True):
+    """How a session's newest interval save was copied, and the cost of such saves to the training."""
+
+    way: str
+    """``boundary``: between two steps. ``overlapped``: large tensors next to the step that follows."""
+    copy_seconds: Seconds
+    """How long the copying took."""
+    lost_seconds: float | None = None
+    """The time that a save adds until the next boundary, over the newest such saves; None if unknown."""
+
+
 class Heartbeat(Dated, frozen=True, kw_only=True):
     """A node's report about itself, every few seconds; overwritten."""
 
@@ -595,6 +629,8 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     committed: CheckpointId | None
     stall_seconds: Seconds | None
     """How long the last save stopped the training."""
+    save_cost: SaveCost | None = None
+    """None if no session here has made an interval save, or an earlier version has saved."""
     upload_seconds: Seconds | None
     """How long the upload and the commit of that save took."""
     notice_seconds: Seconds | None = None
@@ -685,6 +721,8 @@ class RemoteCommand(_Written, frozen=True, kw_only=True):
     """The name that the caller stated."""
     words: tuple[str, ...]
     has_terminal: bool
+    agent: str = ""
+    """The agent that runs it: it ends with that."""
     ended: datetime | None = None
     status: ExitStatus | None = None
     """The exit status, as in a shell; None if the command was interrupted."""
@@ -721,6 +759,9 @@ class Exit(_Written, frozen=True, kw_only=True):
     """The exit code of the training script if the outcome is ``failed``, otherwise 0."""
     permanent: bool = False
     """Whether another machine would fail in the same way, so that the job ends."""
+    waits_until: datetime | None = None
+    """``failed``: until then the node waits for a driver to decide that the job has failed and that this
+    machine is kept (``Kept``). It is set only if the job has ``limits.keep_failed``."""
     is_cut_off: bool = False
     """Whether the network to other members, which are alive, is interrupted."""
     fingerprint: str | None = None
@@ -926,6 +967,9 @@ class Summary(Dated, frozen=True, kw_only=True):
     """The most nodes that the job may have."""
     idle: str = ""
     """The nodes that do not use their resources; it is empty if none is known."""
+    kept: Seat | None = None
+    """The node whose machine is kept for inspection after the job's failure, if one is."""
+    kept_until: datetime | None = None
     name: str | None = None
     """The name in the job file."""
     code_sha256: Sha256 | None = None
@@ -940,6 +984,8 @@ class Summary(Dated, frozen=True, kw_only=True):
     """The last driver of the job, such as ``run on laptop``; it is empty if unknown."""
     driven_at: datetime | None = None
     """The time of its last pass, by its own clock."""
+    undone: str = ""
+    """The tasks that it was asked for and does not do, with reasons; empty if none is known."""
 
 
 class StandingDriver(Dated, frozen=True, kw_only=True):

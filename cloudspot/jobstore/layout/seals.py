@@ -77,6 +77,11 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     rank_states: dict[str, Any]
     """The JSON state of this rank and of the ranks that it has relieved, by rank."""
     stall_seconds: Seconds
+    way: str = ""
+    """How it was copied: see ``records.SaveCost``, which has the next two as well. Empty: an earlier version
+    has written the seal."""
+    copy_seconds: Seconds = 0.0
+    lost_seconds: float | None = None
     boot: str = ""
     """The boot of the machine on which it was sealed; it is empty if an earlier version wrote the seal."""
     sealed_monotonic: Seconds = 0.0

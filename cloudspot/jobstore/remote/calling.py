@@ -69,7 +69,7 @@ class RemoteProcess:
             self.channel.leave(Frame(Kind.CLOSE))
             is_told = self.channel.finish(_FINISH_SECONDS)
         self.channel.end("it is over")
-        awaits_us = is_told and not self._is_cut_off
+        awaits_us = (is_told or self.channel.has_said_goodbye) and not self._is_cut_off
         delete_command(self._store, self._job_id, self._call, but_input=awaits_us)
 
 

@@ -13,13 +13,13 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cloudspot.errors import CloudspotError, CorruptData, ObjectExists, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.stored_records import find_bytes
-from cloudspot.jobstore.remote.relay import Frame, FrameReader, Kind
+from cloudspot.jobstore.remote.relay import MAX_FRAME_BYTES, Frame, FrameReader, Kind
 
 FIRST_LOOK_SECONDS = 0.1
 """The shortest time between two puts and between two looks for the next piece.
@@ -36,6 +36,14 @@ ALIVE_SECONDS = 20.0
 SILENT_SECONDS = 75.0
 """An end that has put nothing for this long counts as gone."""
 MAX_PIECE_BYTES = 4 << 20
+FIRST_PIECE_BYTES = 512 << 10
+PUT_SECONDS = 3.0
+"""How long the put of a piece is to take: pieces become smaller where the way to the store is slow, so that
+the other end does not take a long one for silence."""
+LAST_REQUESTS = 8
+"""How many requests an end may make beyond its limit, to say that it leaves."""
+_URGENT = frozenset({Kind.SIGNAL, Kind.SIZE})
+"""The kinds of frames that overtake input, even input that the other end does not take."""
 WINDOW_BYTES = 16 << 20
 """The most bytes that are put before the other end has acknowledged them."""
 _ACKNOWLEDGED_BYTES = 4 << 20
@@ -50,6 +58,10 @@ class ChannelEnded(CloudspotError):
     """Nothing more can be sent or will come: the message says why."""
 
 
+class RequestsUsed(ChannelEnded):
+    """This end may make no more requests."""
+
+
 @dataclass
 class Requests:
     """How many requests an end has made to the store, and how many it may make at most."""
@@ -60,14 +72,14 @@ class Requests:
 
     @property
     def usd(self) -> float:
-        """The cost of the requests at S3's prices in us-east-1; other object stores cost about the same."""
-        # https://aws.amazon.com/s3/pricing/, S3 Standard: for 1,000 GETs, and for 1,000 PUTs.
+        """The cost of the requests at the usual prices of object stores, which ``docs/remote.md`` names."""
+        # For 1,000 reads, and for 1,000 writes.
         return (self.num_reads * 0.0004 + self.num_writes * 0.005) / 1000
 
-    def check(self) -> None:
-        """Raise ChannelEnded where no more may be made."""
-        if self.num_reads + self.num_writes >= self.most:
-            raise ChannelEnded(f"it has used the {self.most:,.0f} requests of the store that it may make")
+    def check(self, *, is_last: bool = False) -> None:
+        """Raise RequestsUsed where no more may be made; ``is_last``: except to say that it leaves."""
+        if self.num_reads + self.num_writes >= self.most + (LAST_REQUESTS if is_last else 0):
+            raise RequestsUsed(f"it has used the {self.most:,.0f} requests of the store that it may make")
 
 
 IDLE_PER_HOUR = Requests(
@@ -104,14 +116,21 @@ class Channel:
         self._outgoing: deque[Frame] = deque()
         self._outgoing_bytes = 0
         self._sent_bytes = self._acknowledged_bytes = 0
+        self._piece_bytes = min(FIRST_PIECE_BYTES, MAX_PIECE_BYTES)
         self._incoming: deque[Frame] = deque()
+        self._urgent: deque[Frame] = deque()
         self._taken_bytes = self._told_bytes = 0
         self._is_finishing = False
         self._is_leaving = False
         self._has_finished = False
+        self._leaves_for: str | None = None
+        """Why this end leaves by itself."""
+        self.has_said_goodbye = False
+        """Whether the piece that tells the other end that this one has left was put."""
         self.is_left = False
         """Whether the other end has left. Its earlier frames may still wait to be taken."""
         self._ended: str | None = None
+        self._num_put = 0
         self._active_at = time.monotonic()
         self._threads = [
             threading.Thread(target=self._run, args=(loop,), name=f"channel {name}", daemon=True)
@@ -145,7 +164,7 @@ class Channel:
                 lambda: self._ended or self._is_leaving or self._outgoing_bytes < MAX_PIECE_BYTES
             )
             if self._ended is not None or self._is_leaving:
-                raise ChannelEnded(self._ended or "this end has left")
+                raise ChannelEnded(self._ended or self._leaves_for or "this end has left")
             self._outgoing.append(frame)
             self._outgoing_bytes += frame.size
             self._active_at = time.monotonic()
@@ -174,20 +193,29 @@ class Channel:
         with self._changed:
             if self._ended is not None:
                 raise ChannelEnded(self._ended)
-            self._outgoing = deque(last)
-            self._outgoing_bytes = sum(frame.size for frame in last)
-            self._is_leaving = True
-            self._changed.notify_all()
+            self._leave_with(last)
 
-    def take(self, seconds: float) -> Frame | None:
-        """Return the next frame that has come; None: there was none for that long.
+    def _leave_with(self, last: Sequence[Frame]) -> None:
+        self._outgoing = deque(last)
+        self._outgoing_bytes = sum(frame.size for frame in last)
+        self._is_leaving = True
+        self._changed.notify_all()
+
+    def take(self, seconds: float, *, urgent_only: bool = False) -> Frame | None:
+        """Return the next frame that has come, or None if none came within ``seconds``.
+
+        Urgent frames come first; with ``urgent_only``, no others are returned.
 
         Raises:
-            ChannelEnded: none will come.
+            ChannelEnded: the channel has ended, so none will come.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._incoming or self._ended, seconds)
-            if self._incoming:
+            self._changed.wait_for(
+                lambda: self._urgent or (self._incoming and not urgent_only) or self._ended, seconds
+            )
+            if self._urgent:
+                return self._urgent.popleft()
+            if self._incoming and not urgent_only:
                 frame = self._incoming.popleft()
                 self._taken_bytes += frame.size
                 if self._taken_bytes - self._told_bytes >= _ACKNOWLEDGED_BYTES:
@@ -208,17 +236,32 @@ class Channel:
     def _run(self, loop: Callable[[], None]) -> None:
         try:
             loop()
+        except RequestsUsed as error:
+            if self._leaves_for is not None:
+                self.end(self._leaves_for)
+                return
+            # Otherwise the other end would wait for this one, and bill, until it takes it for gone.
+            with self._changed:
+                self._leaves_for = str(error)
+                self._leave_with((Frame(Kind.SAID, str(error).encode()), Frame(Kind.CLOSE)))
+            if loop == self._put_pieces:
+                self._run(loop)
         except (CloudspotError, ValueError) as error:
             self.end(str(error))
 
     # --- putting ------------------------------------------------------------------------------------
 
     def _put_pieces(self) -> None:
-        number = 0
         while (data := self._gather()) is not None:
             began = time.monotonic()
-            self._put(number, data)
-            number += 1
+            self._put(self._num_put, data)
+            self._num_put += 1
+            self._fit_pieces(len(data), time.monotonic() - began)
+            if self._is_leaving and not self._outgoing:
+                self.has_said_goodbye = True
+            if self._leaves_for is not None:
+                self.end(self._leaves_for)
+                return
             with self._changed:  # what comes meanwhile goes into one piece
                 rest = began + FIRST_LOOK_SECONDS - time.monotonic()
                 self._changed.wait_for(lambda: self._ended or self._is_finishing or self._is_leaving, rest)
@@ -226,13 +269,19 @@ class Channel:
             self._has_finished = True
             self._changed.notify_all()
 
+    def _fit_pieces(self, num_bytes: int, seconds: float) -> None:
+        """Choose how large pieces are from now on, by how long the last one took."""
+        if num_bytes >= self._piece_bytes // 2:
+            fits = int(num_bytes * PUT_SECONDS / max(seconds, 1e-3))
+            self._piece_bytes = min(max(MAX_FRAME_BYTES, fits), 2 * self._piece_bytes, MAX_PIECE_BYTES)
+
     def _gather(self) -> bytes | None:
         """Wait for frames and return them encoded, or None if the channel has ended or finished."""
         with self._changed:
             has_come = self._changed.wait_for(
                 lambda: (
                     self._ended is not None
-                    or (self._outgoing and self._may_put)
+                    or self._may_put
                     or self._taken_bytes - self._told_bytes >= _ACKNOWLEDGED_BYTES
                     or (self._is_finishing and not self._outgoing)
                 ),
@@ -248,7 +297,7 @@ class Channel:
             if self._taken_bytes > self._told_bytes:
                 self._told_bytes = self._taken_bytes
                 data += Frame(Kind.TAKEN, str(self._told_bytes).encode()).encode()
-            while self._outgoing and len(data) < MAX_PIECE_BYTES and self._may_put:
+            while len(data) < self._piece_bytes and self._may_put:
                 frame = self._outgoing.popleft()
                 self._outgoing_bytes -= frame.size
                 self._sent_bytes += frame.size
@@ -258,14 +307,17 @@ class Channel:
 
     @property
     def _may_put(self) -> bool:
-        return self._is_leaving or self._sent_bytes - self._acknowledged_bytes < WINDOW_BYTES
+        if not self._outgoing:
+            return False
+        is_urgent = self._is_leaving or self._outgoing[0].kind in _URGENT
+        return is_urgent or self._sent_bytes - self._acknowledged_bytes < WINDOW_BYTES
 
     def _put(self, number: int, data: bytes) -> None:
         key = self._sends(number)
         piece = self._seal(key, data) + data
         end = time.monotonic() + SILENT_SECONDS
         while True:
-            self.requests.check()
+            self.requests.check(is_last=self._is_leaving)
             self.requests.num_writes += 1
             try:
                 if not self._is_taken(key, piece):
@@ -289,7 +341,7 @@ class Channel:
     def _look_for_pieces(self) -> None:
         reader, number, pause = FrameReader(), 0, FIRST_LOOK_SECONDS
         heard_at = time.monotonic()
-        while self._ended is None and not self._has_finished:
+        while self._ended is None and not self._has_finished and self._leaves_for is None:
             self.requests.check()
             self.requests.num_reads += 1
             key = self._takes(number)
@@ -328,7 +380,8 @@ class Channel:
                     self._acknowledged_bytes = max(self._acknowledged_bytes, int(frame.data))
                 elif frame.kind is not Kind.ALIVE:
                     self.is_left = self.is_left or frame.kind is Kind.CLOSE
-                    self._incoming.append(frame)
+                    is_urgent = frame.kind in _URGENT
+                    (self._urgent if is_urgent else self._incoming).append(frame)
                     self._active_at = time.monotonic()
             self._changed.notify_all()
 

@@ -7,6 +7,8 @@ on the same stream. The other end uses ``read_from`` and ``write_from``, too.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -91,27 +93,65 @@ def partial_of(path: Path) -> Path:
     return path.with_name(f".{path.name}{PARTIAL}")
 
 
-def write_from(path: Path, about: dict[str, Any], start: int, read: Callable[[int], bytes]) -> None:
-    """Write a file from ``start`` on, with the bytes of ``read(most)``, and put it in place once it is whole.
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """Open the part of a file that has come so far, which no other copy writes to meanwhile.
 
     Raises:
-        CopyError: it differs from its hash, or cannot be written. The part that has come is kept.
+        CopyError: another copy does, or it cannot be opened.
     """
     partial = partial_of(path)
     try:
-        with partial.open("r+b" if partial.exists() else "w+b") as file:
-            file.truncate(start)
-            file.seek(start)
-            left = about["size"] - start
-            while left > 0:
-                data = read(min(left, BLOCK_BYTES))
-                if not data:
-                    raise CopyError(f"{path}: {left} bytes are missing; copy it again to go on there")
-                file.write(data)
-                left -= len(data)
-            file.flush()
-            os.fsync(file.fileno())
-            os.fchmod(file.fileno(), about["mode"] & 0o777)
+        while True:
+            file = os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+            with file:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if not _is_at(file, partial):
+                        continue  # another copy has put it in place since it was opened
+                    try:
+                        yield file
+                    finally:
+                        if os.fstat(file.fileno()).st_size == 0 and _is_at(file, partial):
+                            partial.unlink()
+                    return
+                raise CopyError(f"{path}: another copy is writing it; try again when that has ended")
+    except OSError as error:
+        raise CopyError(f"{path}: {error.strerror}") from error
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    """Return whether the file that is open lies there."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def write_from(
+    path: Path, file: BinaryIO, about: dict[str, Any], start: int, read: Callable[[int], bytes]
+) -> None:
+    """Write a file from ``start`` on, with the bytes of ``read(most)``, and put it in place once it is whole.
+
+    ``file`` is what ``writing`` has opened.
+
+    Raises:
+        CopyError: the file does not match its hash, or cannot be written. An incomplete part is kept.
+    """
+    partial = partial_of(path)
+    try:
+        file.truncate(start)
+        file.seek(start)
+        left = about["size"] - start
+        while left > 0:
+            data = read(min(left, BLOCK_BYTES))
+            if not data:
+                raise CopyError(f"{path}: {left} bytes are missing; copy it again to go on there")
+            file.write(data)
+            left -= len(data)
+        file.flush()
+        os.fsync(file.fileno())
+        os.fchmod(file.fileno(), about["mode"] & 0o777)
         if describe(partial)["sha256"] != about["sha256"]:
             partial.unlink()
             raise CopyError(f"{path}: it has changed meanwhile, or a block was damaged; copy it again")
@@ -133,9 +173,10 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
     if request["do"] == "write":
         if path.is_dir():
             path /= request["name"]
-        send(target, {"path": str(path), "has": blocks_of(partial_of(path))})
-        start = json.loads(source.readline())["start"]
-        write_from(path, request["about"], start, source.read)
+        with writing(path) as file:
+            send(target, {"path": str(path), "has": blocks_of(partial_of(path))})
+            start = json.loads(source.readline())["start"]
+            write_from(path, file, request["about"], start, source.read)
         send(target, {"done": True})
         return
     about = describe(path)

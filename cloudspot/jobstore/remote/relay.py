@@ -25,8 +25,12 @@ MAX_FRAME_BYTES = 256 << 10
 """The most bytes that a frame holds."""
 _HEADER = struct.Struct(">BI")
 _READ_BYTES = 64 << 10
-_MAX_WAITING_BYTES = 1 << 20
-"""As much may wait for the program to read it; then nothing more is taken."""
+MAX_WAITING_BYTES = 1 << 20
+"""The most input that waits for the program to read it; beyond it, the agent passes on only signals."""
+_TOLD_BYTES = 64 << 10
+"""The most bytes that the program reads before the agent is notified."""
+_PIPE_BYTES = 1 << 20
+"""The most that a pipe holds: of each output, no more can be left of what was written before the end."""
 _LEAVE_SECONDS = 2.0
 """How long the program may take to end after SIGHUP before it is killed."""
 _NOT_FOUND, _NOT_RUN = 127, 126
@@ -51,7 +55,7 @@ class Kind(enum.IntEnum):
     SAID = 8
     """A sentence for the person at the other end."""
     TAKEN = 9
-    """How many bytes of frames this end has taken in all; a number in text."""
+    """How many bytes this end has taken in all, of frames, or of the program's input; a number in text."""
     ALIVE = 10
     CLOSE = 11
     """This end has left: it sends nothing more, and reads nothing more."""
@@ -117,7 +121,8 @@ class _Program:
         self.pid = 0
         self.status: int | None = None
         self._waiting: deque[bytes] = deque()
-        self._num_waiting = 0
+        self.num_taken = 0
+        """How many bytes of its input it has read, or will never read."""
         self._input_ended = False
         self.terminal: int | None = None
         if size is not None:
@@ -165,17 +170,14 @@ class _Program:
                 os.killpg(self.pid, number)
 
     @property
-    def is_full(self) -> bool:
-        return self._num_waiting > _MAX_WAITING_BYTES
-
-    @property
     def wants_to_read(self) -> bool:
         return bool(self._waiting)
 
     def give(self, data: bytes) -> None:
         if self.input >= 0:
             self._waiting.append(data)
-            self._num_waiting += len(data)
+        else:
+            self.num_taken += len(data)
 
     def end_input(self) -> None:
         if self.terminal is not None:
@@ -189,15 +191,15 @@ class _Program:
         try:
             while self._waiting and self.input >= 0:
                 written = os.write(self.input, self._waiting[0])
-                self._num_waiting -= written
+                self.num_taken += written
                 rest = self._waiting.popleft()[written:]
                 if rest:
                     self._waiting.appendleft(rest)
         except BlockingIOError:
             return
         except OSError:  # it reads no more
+            self.num_taken += sum(map(len, self._waiting))
             self._waiting.clear()
-            self._num_waiting = 0
             self._input_ended = self.terminal is None
         if self._input_ended and not self._waiting and self.input >= 0:
             os.close(self.input)
@@ -223,31 +225,42 @@ def _relay(program: _Program, reader: FrameReader, given: list[Frame]) -> None:
     open_outputs = set(program.outputs)
     for each in open_outputs:
         selector.register(each, selectors.EVENT_READ)
-    registered = set[int]()
+    selector.register(0, selectors.EVENT_READ)
+    num_told = 0
     while True:
         for frame in given:
             _take(program, frame)
         given = []
-        wanted = {0} if not program.is_full else set()
-        for fd in registered ^ wanted:
-            if fd in wanted:
-                selector.register(fd, selectors.EVENT_READ)
-            else:
-                selector.unregister(fd)
-        registered = wanted
         if program.wants_to_read:
             program.pass_on()
+        if program.num_taken - num_told >= _TOLD_BYTES or (
+            program.num_taken > num_told and not program.wants_to_read
+        ):
+            num_told = program.num_taken
+            _say(Frame(Kind.TAKEN, str(num_told).encode()))
         program.look()
-        # Background processes may keep its outputs open: the output so far is all.
-        if program.status is not None and not _read_outputs(program, selector, open_outputs, seconds=0.0):
+        if program.status is not None:
+            _read_the_rest(program, selector, open_outputs)
             return
-        for fd in _ready(selector, 0.05 if program.wants_to_read or program.status is not None else 0.2):
+        for fd in _ready(selector, 0.05 if program.wants_to_read else 0.2):
             if fd == 0:
                 data = os.read(0, _READ_BYTES)
                 if not data:
                     return
                 given += reader.feed(data)
         _read_outputs(program, selector, open_outputs, seconds=0.0)
+
+
+def _read_the_rest(program: _Program, selector: selectors.BaseSelector, open_outputs: set[int]) -> None:
+    """Pass on what the program had written by its end.
+
+    Processes that it has left behind may keep its outputs open, and write for ever.
+    """
+    for _ in range(_PIPE_BYTES // _READ_BYTES + 1):
+        if not _read_outputs(program, selector, open_outputs, seconds=0.0):
+            break
+    if open_outputs:
+        _say(Frame(Kind.SAID, b"the command has ended; processes that it has left behind are ended too"))
 
 
 def _ready(selector: selectors.BaseSelector, seconds: float) -> list[int]:

@@ -71,9 +71,16 @@ class Link:
         self._thread.start()
 
     def saved(self, stall_seconds: float | None) -> None:
-        """Note an interval save in rank 0's pace; None: there was no slot."""
+        """Note an interval save in rank 0's pace, and what it costs; None: there was no slot."""
         if self._pace is not None and stall_seconds is not None:
             self._pace.saved(time.monotonic(), stall_seconds=stall_seconds)
+
+    def save_again(self) -> None:
+        """Ask for another interval save soon: one that was begun has come to nothing here."""
+        if self._pace is None:
+            self.rounds.wants_interval = True
+        else:
+            self._pace.hasten()
 
     def complete(self) -> SaveOrder | None:
         """Say that the end of the loop was reached: this rank serves no round, but may have to leave."""

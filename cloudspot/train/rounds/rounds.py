@@ -5,7 +5,7 @@ ends at one, but here a step is what lies between two of them. Each rank has two
 arrives at boundaries, its background thread talks to the store. For round r:
 
 1. Rank 0's background thread writes ``round/r``, counted from 1. It alone opens rounds; another rank that
-   needs one sets ``want/drain``.
+   needs one sets ``want/drain``, or the next of ``want/interval/<number>``.
 2. Each rank's background thread makes a promise under the step lock, "I pass no boundary from b on
    without a decision", and publishes it as ``promise/r/<rank>``. In a drain, b is the next boundary; before
    an interval save, ``lookahead`` more may pass, so that short steps go on while the ranks agree.
@@ -50,6 +50,8 @@ round's guard has passed."""
 _WAIT_SECONDS = 0.5
 """Between two looks of a waiting main thread."""
 _LEAVE_WAIT_SECONDS = 0.05
+_LOOK_EVERY = 8
+"""Rank 0 looks once in so many polls whether another rank wants an interval save."""
 _GRACE_SECONDS = 1.0
 """How long after a round's guard the other ranks wait for rank 0 to call it off."""
 
@@ -118,6 +120,9 @@ class Rounds:
         self._drain_guard: float | None = None
         self._drain_notice = False
         self._told_drain = False
+        self.wants_interval = False
+        """Whether this rank, not rank 0, asks for an interval save, since one has come to nothing here."""
+        self._num_wanted = self._num_looks = 0
         self._step_seconds = StepSeconds(start, clock)
         self._presiding: Presiding | None = None
         if rank == 0:
@@ -374,6 +379,12 @@ class Rounds:
             self._told_drain = True
             if self._world_size > 1:
                 self.store.set("want/drain", json.dumps(self._drain_guard - self._clock()))
+        if self.wants_interval:
+            self.wants_interval = False
+            own = str(self._rank)
+            while self.store.compare_set(f"want/interval/{self._num_wanted}", "", own) != own.encode():
+                self._num_wanted += 1
+            self._num_wanted += 1
         if self._presiding is not None:
             self._preside(self._presiding)
         self._take_part()
@@ -386,6 +397,12 @@ class Rounds:
             if self._state == "promised":
                 presiding.decide(self._round, guard=self._round_guard, wanted=self._wanted_drain_guard)
         elif self._state == "idle" and not self._finished and not self._over:
+            self._num_looks += 1
+            # Seldom, since a save seldom comes to nothing.
+            is_turn = self._world_size > 1 and self._num_looks % _LOOK_EVERY == 0
+            if is_turn and self.store.check([f"want/interval/{self._num_wanted}"]):
+                self._num_wanted += 1
+                presiding.wants_interval = True
             presiding.open(self._round, drain_guard=self._wanted_drain_guard())
 
     def _wanted_drain_guard(self) -> float | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -17,18 +16,19 @@ from cloudspot.train.handoff import SEAL_FORMAT, write_json
 from cloudspot.train.rounds import handover
 from cloudspot.train.rounds.handover import HandOver
 from cloudspot.train.rounds.save_order import INTERVAL, MAX_BYTES, RESCUE, SaveOrder
+from cloudspot.train.sessions.overlapped_save import OverlappedSave
+from cloudspot.train.sessions.save_way import Way
 from cloudspot.train.state import checkpoint
 from cloudspot.train.state.arena import Arena, Slot
 from cloudspot.train.state.boundary_marks import Description
+from cloudspot.train.state.overlapped_copy import OverlappedCopy
 from cloudspot.train.state.partition import Item, Placement, Plan, cuts, plan
 from cloudspot.train.state.tree import Json, tensor_bytes
 
-_log = logging.getLogger(__name__)
 _SAME = ("generation", "step", "round", "plan")
 """What a rank that gives and the one that takes have to agree on."""
 _STOP_SECONDS = 5.0
 _SLOT_POLL_SECONDS = 0.01
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 _NOTHING: Mapping[int, Json] = MappingProxyType({})
 
@@ -47,6 +47,8 @@ class Copied:
     """To be done before the part is sealed."""
     taken: Mapping[int, tuple[Placement, ...]]
     """Where the tensors go that others hand over, by their rank and in their order."""
+    tried: OverlappedCopy | None = None
+    """Of a trial, what might have been copied later."""
 
 
 class Saver:
@@ -64,6 +66,8 @@ class Saver:
         self._lock = threading.RLock()  # a copy may be made beside the main thread
         self._claiming: threading.Thread | None = None
         self._claim_error: Exception | None = None
+        self.overlapped: OverlappedSave | None = None
+        """A save whose copy goes on next to the training, or that is about to be sealed."""
         self.sealed_step: int | None = None
         """The step of the newest seal."""
         self.relieved: Collection[int] = ()
@@ -110,25 +114,16 @@ class Saver:
         describe: Describe,
         deadline: Callable[[], float] | None,
         is_held: bool = False,
-    ) -> float | None:
-        """Copy and seal this rank's part; return the seconds that took, or None without a slot.
-
-        An interval save that a full disk has no room for is left out, with a warning: the training goes on.
+    ) -> bool:
+        """Copy and seal this rank's part; return False without a slot.
 
         For an order by which nothing is handed over. The arguments and errors are those of ``copy``. With
         ``is_held``, the agent uploads the part only if this process ends with status 0.
         """
         copied = self.copy(objects, order, step=step, describe=describe, deadline=deadline)
-        if copied is None:
-            return None
-        try:
+        if copied is not None:
             self.seal(copied, is_held=is_held)
-        except OSError as error:
-            if order.kind != INTERVAL or error.errno not in _FULL:
-                raise
-            _log.warning("the state of step %d was not saved: %s", step, error)
-        seconds: float = copied.content["stall_seconds"]
-        return seconds
+        return copied is not None
 
     def copy(
         self,
@@ -139,6 +134,8 @@ class Saver:
         describe: Describe,
         deadline: Callable[[], float] | None,
         kept: Mapping[int, Json] = _NOTHING,
+        way: Way = Way.BOUNDARY,
+        but: Collection[str] = (),
     ) -> Copied | None:
         """Copy this rank's part into a slot, where it stays until the next copy; return None without a slot.
 
@@ -147,12 +144,15 @@ class Saver:
         ``step`` is the boundary: how many steps are in the state. ``describe`` is called once, when a slot is
         found. ``deadline`` is called repeatedly and returns until when (monotonic) to wait for a slot, taking
         back an upload that has not started; None: do not wait. In a rescue, ``kept`` are the states of lost
-        ranks that this one adds to its own.
+        ranks that this one adds to its own. The ``way`` is to copy now or, where large tensors ``but`` some
+        have time, later. A save that is not sealed yet is given up for this one.
 
         Raises:
             SessionError: the state cannot be saved, or there is no room for it.
         """
         with self._lock:
+            if self.overlapped is not None:
+                self.overlapped.cancel()
             started = time.monotonic()
             state = checkpoint.take(objects)
             table = self._plan_for(state.items, order)
@@ -195,18 +195,42 @@ class Saver:
             must_grow = nbytes > slot.capacity
             self._arena.grow(slot, nbytes)
             own = tuple(each for each in placements if each.giver is None) if taken else placements
-            slot.write(own, [state.tensors[placement.item.name] for placement in own])
+            later = {} if way is Way.BOUNDARY else state.optimized
+            copying = slot.write(
+                own,
+                [state.tensors[placement.item.name] for placement in own],
+                later={name: each for name, each in later.items() if name not in but},
+                is_trial=way is Way.TRIAL,
+            )
+            if way is Way.TRIAL:
+                copying.copy_now()
             content |= {
                 "slot": str(slot.path),
                 "nbytes": nbytes,
                 "items": [placement.to_json() for placement in placements],
                 "cuts": cuts(placements),
                 "stall_seconds": time.monotonic() - started,
+                "copy_seconds": time.monotonic() - started,
+                "way": Way.OVERLAPPED.value if way is Way.OVERLAPPED else Way.BOUNDARY.value,
             }
             if must_grow and order.kind == INTERVAL:
                 # The state has outgrown the slots: let the other one grow before a drain needs it.
                 self._prepare(state.items, written=slot)
-            return Copied(slot, content, HandOver(order, rank, takes=taken), taken)
+            handing = HandOver(order, rank, takes=taken)
+            copied = Copied(slot, content, handing, taken, copying if way is Way.TRIAL else None)
+            if way is Way.OVERLAPPED and copying.nbytes:
+                slot.is_being_written = True
+                self.overlapped = OverlappedSave(
+                    copying,
+                    seal=partial(self._seal_later, copied),
+                    release=partial(setattr, slot, "is_being_written", False),
+                )
+            return copied
+
+    def _seal_later(self, copied: Copied, waited: float, seconds: float) -> None:
+        copied.content["stall_seconds"] += waited
+        copied.content["copy_seconds"] += seconds
+        self.seal(copied)
 
     def _giving(
         self, order: SaveOrder, table: Plan, tensors: Mapping[str, Any], content: Mapping[str, Json]

@@ -21,6 +21,7 @@ from cloudspot.train.rounds.link import Link
 from cloudspot.train.rounds.rescue import Held, Rescue
 from cloudspot.train.rounds.save_order import DRAIN, RESCUE, REWOUND, SaveOrder
 from cloudspot.train.sessions import failed_backward, sigterm
+from cloudspot.train.sessions.interval_saves import IntervalSaves
 from cloudspot.train.sessions.own_states import OwnStates
 from cloudspot.train.sessions.saving import Copied, Describe, Saver
 from cloudspot.train.state import checkpoint, own_pieces, randomness
@@ -81,6 +82,7 @@ class Service:
             world=world,
         )
         self._saver = Saver(arena)
+        self._interval_saves = IntervalSaves(self._saver, again=self._save_again)
         self._marks = BoundaryMarks(objects)
         self._standing: dict[int, Mark] = {}
         self._rewound: tuple[Mark, Copied | None] | None = None
@@ -142,7 +144,8 @@ class Service:
 
     @property
     def sealed_step(self) -> int | None:
-        """The step of the newest save."""
+        """The step of the newest save; one that is under way ends first."""
+        self._interval_saves.settle(waits=True)
         return self._saver.sealed_step
 
     @property
@@ -183,6 +186,7 @@ class Service:
         if self._marks.is_frozen:
             self._wait_for_rescue(step)
         order = self.rounds.begin(number)
+        self._interval_saves.pass_boundary(waits=order is not None)
         while order is not None:
             if order.kind == RESCUE:
                 self._wait_for_rescue(step)
@@ -190,10 +194,14 @@ class Service:
                 self._drain(order, step)
             # A boundary at which nothing was done since the last save has nothing to save.
             if not is_end_of_epoch and step not in {self._start, self.sealed_step}:
-                self._link.saved(self._save(order, step, None))
+                seconds = self._interval_saves.save(self._objects, order, step=step, describe=self._describe)
+                self._link.saved(seconds)
             self.rounds.served()
             order = self.rounds.begin(number)
         self._mark(step, is_rare=is_end_of_epoch)
+
+    def _save_again(self) -> None:
+        self._link.save_again()
 
     def _mark(self, step: int, *, is_rare: bool) -> None:
         self._marks.mark(self._num_boundaries, step, self._describe, is_rare=is_rare)
@@ -507,6 +515,7 @@ class Service:
         if os.getpid() != self._pid:
             return
         self._hold_for_rescue()
+        self._interval_saves.close()
         self._closing.close()
         if self._rescue is not None:
             self._rescue.stop()
@@ -557,13 +566,13 @@ class Service:
         until = time.monotonic() + FINAL_SLOT_SECONDS
         # A notice may come while this waits.
         deadline = lambda: min(until, self._link.drain_guard)  # noqa: E731 - a name for the line's sake
-        return self._save(SaveOrder(FINAL, step), step, deadline, is_held=is_held) is not None
-
-    def _save(
-        self, order: SaveOrder, step: int, deadline: Callable[[], float] | None, *, is_held: bool = False
-    ) -> float | None:
         return self._saver.save(
-            self._objects, order, step=step, describe=self._describe, deadline=deadline, is_held=is_held
+            self._objects,
+            SaveOrder(FINAL, step),
+            step=step,
+            describe=self._describe,
+            deadline=deadline,
+            is_held=is_held,
         )
 
 

@@ -12,9 +12,10 @@ import mmap
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,11 +25,15 @@ from cloudspot.host.private_directories import make_private
 from cloudspot.train.distributed import World
 from cloudspot.train.errors import SessionError
 from cloudspot.train.handoff import RESTORE_IN_MEMORY, SealName, seals_directory
+from cloudspot.train.state.overlapped_copy import Deferred, OverlappedCopy
 from cloudspot.train.state.partition import Placement
 
 _CHUNK_BYTES = 64 << 20
 """After this many bytes a claim checks whether it has to stop."""
 _STAGING_BYTES = 64 << 20
+_MIN_LATER_BYTES = 64 << 10
+"""A smaller tensor on the CPU is copied in the time that it would take to watch it."""
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _REMOVAL_SECONDS = 2.0
 _locked_for_good: list[Any] = []
 """What is page-locked and closed: it stays mapped, so that nothing else gets its addresses."""
@@ -52,9 +57,13 @@ class Slot:
         """Bytes."""
         self.seal: Path | None = None
         """The seal of its content; None before the first."""
+        self.is_being_written = False
+        """Whether a copy to it goes on next to the training, or is yet to be sealed."""
 
     def is_free(self) -> bool:
         """Return whether nobody needs the content any more."""
+        if self.is_being_written:
+            return False
         if self.seal is None:
             return True
         # In this order, because the agent may rename the seal to its taken name in between.
@@ -109,19 +118,45 @@ class Slot:
                 return
             self._bytes[start : start + _CHUNK_BYTES].zero_()
 
-    def write(self, placements: Sequence[Placement], tensors: Sequence[Any]) -> None:
-        """Copy each tensor to its place; return when all bytes are there."""
+    def write(
+        self,
+        placements: Sequence[Placement],
+        tensors: Sequence[Any],
+        *,
+        later: Mapping[str, Any] = _NOTHING,
+        is_trial: bool = False,
+    ) -> OverlappedCopy:
+        """Copy each tensor to its place but those for ``later``; return the copy that is to be made of these.
+
+        These have the names of their items, with the DTensor of which one is a part, or None.
+        """
         if self._views is None or self._views[0] is not placements:
             self._views = (placements, [self._view(placement) for placement in placements])
-        on_device = []
-        for view, tensor in zip(self._views[1], tensors, strict=True):
-            if tensor.device.type == "cpu":
+        device = next((each.device for each in tensors if each.device.type == "cuda"), None)
+        if device is not None:
+            self._register(placements[-1].offset + placements[-1].nbytes, device)
+        deferred, on_device = [], []
+        for placement, view, tensor in zip(placements, self._views[1], tensors, strict=True):
+            name = placement.item.name
+            if name in later and self._can_wait(view, tensor):
+                deferred.append(Deferred(name, view, tensor, later[name]))
+            elif tensor.device.type == "cpu":
                 view.copy_(tensor)
             else:
                 on_device.append((view, tensor))
         if on_device:
-            last = placements[-1]
-            self._write_from_devices(on_device, last.offset + last.nbytes)
+            self._write_from_devices(on_device)
+        return OverlappedCopy(deferred, is_trial=is_trial)
+
+    def _can_wait(self, view: Any, tensor: Any) -> bool:
+        """Return whether a tensor can be copied next to the training, and is large enough for it."""
+        if tensor.device.type == "cpu":
+            return bool(tensor.is_contiguous()) and tensor.nbytes >= _MIN_LATER_BYTES
+        return tensor.device.type == "cuda" and self._is_locked(view)
+
+    def _is_locked(self, view: Any) -> bool:
+        """Return whether a view is in memory that is page-locked."""
+        return bool(view.data_ptr() + view.nbytes <= self._bytes.data_ptr() + self._registered_bytes)
 
     def put(self, offset: int, data: memoryview) -> None:
         """Copy bytes to their place."""
@@ -141,15 +176,12 @@ class Slot:
         data = self._bytes[placement.offset : placement.offset + placement.nbytes]
         return data.view(getattr(torch, placement.item.dtype)).view(placement.shape)
 
-    def _write_from_devices(self, copies: list[tuple[Any, Any]], nbytes: int) -> None:
+    def _write_from_devices(self, copies: list[tuple[Any, Any]]) -> None:
         if copies[0][1].device.type != "cuda":
             for view, tensor in copies:
                 view.copy_(tensor)
             return
-        device = copies[0][1].device
-        self._register(nbytes, device)
-        end = self._bytes.data_ptr() + self._registered_bytes
-        is_locked = [view.data_ptr() + view.nbytes <= end for view, _ in copies]
+        is_locked = [self._is_locked(view) for view, _ in copies]
         streams = {}
         for (view, tensor), is_fast in zip(copies, is_locked, strict=True):
             if not is_fast:
@@ -296,7 +328,8 @@ class Arena:
         if free is not None:
             return free
         # Uploads start with the older one, so try the newer one first.
-        newest_first = sorted(self._slots, key=_sealed_at, reverse=True)
+        sealed = [slot for slot in self._slots if not slot.is_being_written]
+        newest_first = sorted(sealed, key=_sealed_at, reverse=True)
         return next((slot for slot in newest_first if slot.withdraw()), None)
 
     def seal_path(self, step: int, number: int, *, is_held: bool = False) -> Path:
@@ -334,7 +367,7 @@ def _forget_error(device: Any) -> None:
 
 
 def _copy_through_staging(copies: list[tuple[Any, Any]]) -> None:
-    staging = torch.empty(_STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
+    staging = torch.empty(_STAGING_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
     for view, tensor in copies:
         source = tensor.contiguous().view(-1).view(torch.uint8)
         target = view.view(-1).view(torch.uint8)

@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from cloudspot.train.state import checkpoint
 from cloudspot.train.state.noted_state import Layout, ModelCopies, Noted, saves_more
+from cloudspot.train.state.optimizer_steps import before_writes
 from cloudspot.train.state.tree import Json, flatten, tensor_bytes
 
 IDLE_SHARE = 0.005
@@ -352,24 +353,14 @@ class BoundaryMarks:
         return None
 
     def _note_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Note that a step begins; with a closure, as Lightning's, it writes only when that has returned."""
+        """Note that a step begins."""
         if not self._is_tracked(optimizer):
             return None
         self._num_doubtful += 1
-        if len(args) > 1 and callable(args[1]):
-            return (args[0], self._noting(args[1]), *args[2:]), kwargs
-        if callable(kwargs.get("closure")):
-            return args, {**kwargs, "closure": self._noting(kwargs["closure"])}
+        return before_writes(args, kwargs, self._count_step)
+
+    def _count_step(self) -> None:
         self._num_steps += 1
-        return None
-
-    def _noting(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        def noting() -> Any:
-            loss = closure()
-            self._num_steps += 1
-            return loss
-
-        return noting
 
     def _note_end_of_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         # Only now, since a closure runs the backward pass within the step, as Lightning's does.

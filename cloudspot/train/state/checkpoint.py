@@ -38,6 +38,9 @@ class State:
     """By the item's name; the live tensors, not copies. What is sharded is this rank's box."""
     items: tuple[Item, ...]
     """The same tensors, described."""
+    optimized: Mapping[str, Any]
+    """The names of those that only an optimizer's step should change, parameters and optimizers' state, as
+    far as they are ordinary tensors; with the DTensor of which one is a part, or None."""
 
 
 def unwrap(module: Any) -> Any:
@@ -125,6 +128,7 @@ def take(objects: Mapping[str, Any]) -> State:
     trees: dict[str, Json] = {}
     pinned: set[str] = set()
     frozen: set[str] = set()
+    parameters: set[str] = set()
     layouts: dict[str, Json] = {}
     models = []
     for name, tracked in objects.items():
@@ -141,6 +145,8 @@ def take(objects: Mapping[str, Any]) -> State:
             # given. An optimizer moves its state to its parameters by itself.
             moved = f"{name}/state/" if isinstance(inner, torch.optim.Optimizer) else None
             for item, tensor in islice(tensors.items(), known, None):
+                if moved is not None and item.startswith(moved):
+                    parameters.add(item)
                 if layout := _layout(tensor, is_moved=moved is not None and item.startswith(moved)):
                     layouts[item] = layout
         else:
@@ -149,16 +155,20 @@ def take(objects: Mapping[str, Any]) -> State:
             pinned.update(
                 f"{name}/{escape(plain(buffer))}" for buffer, _ in inner.named_buffers(remove_duplicate=False)
             )
-            frozen.update(
-                f"{name}/{escape(plain(key))}"
-                for key, one in inner.named_parameters()
-                if not one.requires_grad
-            )
+            named = {f"{name}/{escape(plain(key))}": one for key, one in inner.named_parameters()}
+            parameters.update(named)
+            frozen.update(item for item, one in named.items() if not one.requires_grad)
     items = []
+    optimized: dict[str, Any] = {}
     for name, tensor in tensors.items():
         shards: tuple[Shard, ...] = ()
+        wrapper, local = None, tensor
         if sharding.is_dtensor(tensor):
-            shards, tensors[name] = sharding.describe(name, tensor)
+            wrapper = tensor
+            shards, local = sharding.describe(name, tensor)
+            tensors[name] = local
+        if name in parameters and name not in pinned and _is_watchable(local):
+            optimized[name] = wrapper
         items.append(
             Item(
                 name=name,
@@ -170,7 +180,18 @@ def take(objects: Mapping[str, Any]) -> State:
                 shards=shards,
             )
         )
-    return State(trees, tuple(models), layouts, tensors, tuple(items))
+    return State(trees, tuple(models), layouts, tensors, tuple(items), optimized)
+
+
+def _is_watchable(tensor: Any) -> bool:
+    """Return whether torch counts what is written to a tensor, and its elements lie side by side."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not (tensor.is_quantized or tensor.is_inference() or tensor.is_conj() or tensor.is_neg())
+        and tensor.numel() > 0
+        and (tensor.is_contiguous() or _is_dense(tensor.shape, tensor.stride()))
+    )
 
 
 def _layout(tensor: Any, *, is_moved: bool) -> dict[str, Json]:

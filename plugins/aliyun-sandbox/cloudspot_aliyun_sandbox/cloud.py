@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
-from cloudspot.emulation.cloud import EmulatedMachine, MachineHost
-from cloudspot.emulation.emulated_account import EmulatedAccount
+from cloudspot.emulation.cloud import Contrary, EmulatedMachine, MachineHost
+from cloudspot.emulation.emulated_account import EmulatedAccount, common_contraries
 from cloudspot.emulation.policies import is_allowed
 from cloudspot.emulation.role_credentials import Credentials, Secrets
 from cloudspot_aliyun import permissions
@@ -58,6 +58,21 @@ class EmulatedAliyun(EmulatedAccount):
         OSS_DOMAINS,
     )
     can_be_bare: ClassVar[bool] = True
+    contraries: ClassVar[Mapping[str, Contrary]] = {
+        **common_contraries("aliyun"),
+        "creates-twice": Contrary(
+            "OSS passes over x-oss-forbid-overwrite, and creates an object that is there",
+            "aliyun-create-once",
+        ),
+        "host-names-with-gaps": Contrary(
+            "the host names of a launch are numbered 0, 2, 4 and so on", "aliyun-host-names"
+        ),
+        "notice-late": Contrary(
+            "a notice names a time that is four minutes nearer than it should be", "aliyun-notice"
+        ),
+        "self-release-refused": Contrary("a machine may not release itself", "aliyun-self-release"),
+        "token-forgotten": Contrary("a client token is forgotten after 10 seconds", "aliyun-client-token"),
+    }
     network: ClassVar[str] = "172.16.0.0/16"
     metadata_addresses: ClassVar[tuple[str, ...]] = ("100.100.100.200",)
     metadata_service: ClassVar[str] = "cloudspot_aliyun_sandbox.metadata_server:EcsMetadataService"
@@ -152,7 +167,7 @@ exec curl -sf -H "X-aliyun-ecs-metadata-token: $token" "$METADATA_URL/latest/use
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
         """Add the seed of the roles' keys, and the programs of ECS's images; see EmulatedCloud."""
-        facts = {**machine.metadata, "role-seed": self._keys.seed}
+        facts = {**machine.metadata, "role-seed": self._keys.seed, "contrary": sorted(self.contrary)}
         if self.credential_seconds is not None:
             facts["credential-seconds"] = self.credential_seconds
         return msgspec.structs.replace(machine, metadata=facts, programs={TRAIN_PYTHON: sys.executable})

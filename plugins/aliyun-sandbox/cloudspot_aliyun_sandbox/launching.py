@@ -26,6 +26,8 @@ Parameters = Mapping[str, str]
 MAX_USER_DATA_BYTES: Final = 32768
 TOKEN_SECONDS: Final = 600.0
 """How long a token is honoured: only as long as the plugin assumes."""
+FORGOTTEN_AFTER_SECONDS: Final = 10.0
+"""As long as a contrary account honours it."""
 LEAST_RELEASE_SECONDS: Final = 30 * 60.0
 MAX_GROUPS: Final = 5
 """The most security groups of a network interface ("Security group limits"; from memory)."""

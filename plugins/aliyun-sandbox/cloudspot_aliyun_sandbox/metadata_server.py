@@ -79,7 +79,9 @@ class EcsMetadataService(RoleMetadata):
             instance["instance-name"] = str(facts["instance-name"])
         notice = self.view.notice
         if notice is not None and facts.get("market") == "spot":
-            instance["spot"] = {"termination-time": shown_time(notice.deadline)}
+            is_late = "notice-late" in facts.get("contrary", ())
+            at = notice.deadline - timedelta(minutes=4) if is_late else notice.deadline
+            instance["spot"] = {"termination-time": shown_time(at)}
         tree["instance"] = instance
         card = {
             "network-interface-id": f"eni-{str(facts['instance-id']).partition('-')[2]}",

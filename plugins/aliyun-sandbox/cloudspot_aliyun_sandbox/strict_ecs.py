@@ -228,7 +228,9 @@ class StrictEcs:
         token = given.get("ClientToken", "")
         taken = self._taken.get((region, token)) if token else None
         request = launching.comparable(given)
-        if taken is not None and self._clock() - taken.at < launching.TOKEN_SECONDS:
+        is_short = "token-forgotten" in self.faults.contrary
+        limit = launching.FORGOTTEN_AFTER_SECONDS if is_short else launching.TOKEN_SECONDS
+        if taken is not None and self._clock() - taken.at < limit:
             if taken.request != request:
                 raise ApiError(
                     "IdempotentParameterMismatch",
@@ -313,6 +315,11 @@ class StrictEcs:
         ids = nested(parameters, "InstanceId") or [parameters.get("InstanceId", "")]
         if not 1 <= len(ids) <= 100:
             raise ApiError("InvalidParameter", "The specified InstanceId is not valid.")
+        by_machine = self.faults.is_machine(parameters.get("AccessKeyId", ""))
+        if by_machine and "self-release-refused" in self.faults.contrary:
+            raise ApiError(
+                "Forbidden.RAM", "User not authorized to operate on the specified resource.", status=403
+            )
         machines = [self._machine(one, region) for one in ids]
         for machine in machines:
             if machine.status != "Stopped" and parameters.get("Force") != "true":

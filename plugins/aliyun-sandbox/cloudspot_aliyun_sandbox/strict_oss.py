@@ -47,6 +47,9 @@ class StrictOss:
     access for which ``is_granted`` returns that a key has no right.
     """
 
+    def _forbids(self, request: OssRequest) -> bool:
+        return _forbids(request) and "creates-twice" not in self._faults.contrary
+
     def __init__(
         self,
         *,
@@ -271,7 +274,7 @@ class StrictOss:
             Stored(
                 request.body, etag_of(request.body), "Normal", self._now(), _type_of(request), request.meta
             ),
-            forbid_overwrite=_forbids(request),
+            forbid_overwrite=self._forbids(request),
         )
         return 200, _written(stored), b""
 
@@ -320,7 +323,7 @@ class StrictOss:
         kept = source.content_type, source.meta
         described = kept if directive == "COPY" else (_type_of(request), request.meta)
         copy = Stored(source.data, source.etag, "Normal", self._now(), *described)
-        stored = bucket.write(request.key, copy, forbid_overwrite=_forbids(request))
+        stored = bucket.write(request.key, copy, forbid_overwrite=self._forbids(request))
         status, headers, body = _xml(ossxml.copied(stored))
         return status, {**_written(stored), **headers}, body
 
@@ -370,7 +373,9 @@ class StrictOss:
         upload = _upload_of(request, bucket)
         listed = ossxml.parts(request.body)
         stored = bucket.write(
-            request.key, bucket.joined(upload, listed, now=self._now()), forbid_overwrite=_forbids(request)
+            request.key,
+            bucket.joined(upload, listed, now=self._now()),
+            forbid_overwrite=self._forbids(request),
         )
         del bucket.uploads[request.query["uploadId"]]
         status, headers, body = _xml(ossxml.completed(bucket.name, request.key, stored.etag, request.query))

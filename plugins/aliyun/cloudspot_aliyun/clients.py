@@ -16,6 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 import cloudspot
 from cloudspot.errors import CloudspotError, SpecError, TransientError
 from cloudspot.plugin.answers import readable
+from cloudspot_aliyun.apihooks import told
 from cloudspot_aliyun.credentials import (
     CONFIG_FILE,
     PROFILE,
@@ -133,8 +134,13 @@ class AliyunClients:
         request.set_protocol_type(protocol_type.HTTPS if is_secure else protocol_type.HTTP)
         request.set_accept_format("json")
         client = self._acs_client(region)
-        with readable(str(request.get_action_name())):  # such as a proxy's page in place of the answer
-            return dict(json.loads(client.do_action_with_exception(request)))
+        with (
+            told(request) as note,
+            readable(str(request.get_action_name())),  # such as a proxy's page in place of the answer
+        ):
+            answer = dict(json.loads(client.do_action_with_exception(request)))
+            note(answer)
+            return answer
 
     def _acs_client(self, region: str) -> AcsClient:
         from aliyunsdkcore.auth.credentials import AccessKeyCredential, StsTokenCredential

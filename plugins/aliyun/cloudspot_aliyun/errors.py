@@ -126,7 +126,6 @@ class _AliyunErrors(SdkErrors):
         return super().is_throttled(error) or self.code_of(error).startswith("Throttling")
 
     def _failure(self, error: BaseException, what: str) -> CloudspotError:
-        """Return the error for a failure on this machine or on the network."""
         if isinstance(error, ClientException):
             said = str(error.get_error_msg())
             if error.get_error_code() in _NETWORK:

@@ -76,7 +76,6 @@ class FunctionCompute:
         is_event: bool = False,
         seconds: float = READ_SECONDS,
     ) -> requests.Response:
-        """Return the answer to a signed request; raise the SDK's error for a refusal."""
         endpoint = fc_endpoint(self._clients.region)
         path = f"/{VERSION}{path}"
         headers = signed_headers(

@@ -61,7 +61,6 @@ def answer(body: bytes, handler: str) -> tuple[bool, dict[str, Any]]:
 
 
 def _say(text: str) -> None:
-    """Add to the function's log."""
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -200,7 +200,6 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         return self.if_known(("disk", image_gib, resources.disk_bytes), ask)
 
     def _on_demand(self, name: str, spot: SpotPrice | None) -> tuple[float, str]:
-        """Return the pay-as-you-go price of an hour, and its currency."""
         chosen = self.options.currency
         given = self.options.on_demand_prices.get(name)
         if given is not None:

@@ -301,7 +301,6 @@ class _Keys(oss2.credentials.CredentialsProvider):  # type: ignore[misc]
 
 
 def _right_region(error: Exception) -> str | None:
-    """Return the bucket's region from the refusal of another region."""
     details = getattr(error, "details", None) or {}
     match = _ENDPOINT.fullmatch(str(details.get("Endpoint") or ""))
     return match[1] if match else None

@@ -232,7 +232,6 @@ class OssLogSink(LogSink):
         map_parallel(self._store.delete, [piece.name for piece in pieces], num_threads=NUM_THREADS)
 
     def _files(self, stream: str) -> list[_File]:
-        """Return the objects of a stream, in the order of their first lines."""
         instances = self._instances.get(stream, ())
         if not instances:
             prefix = keys.log_stream_prefix(self._job_id, stream)
@@ -284,7 +283,6 @@ class OssLogSink(LogSink):
         yield from osslogformat.decode(rest, stream)
 
     def _back_through(self, file: _File, stream: str) -> Iterator[list[Arrival]]:
-        """Yield the lines of an object in pages from its end."""
         end, length, rest = file.size, END_BYTES, b""
         while end > 0:
             start = max(0, end - length)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
-from cloudspot.emulation.cloud import EmulatedMachine, MachineHost
-from cloudspot.emulation.emulated_account import EmulatedAccount
+from cloudspot.emulation.cloud import Contrary, EmulatedMachine, MachineHost
+from cloudspot.emulation.emulated_account import EmulatedAccount, common_contraries
 from cloudspot_aws import permissions
 from cloudspot_aws.accountsetup import LIMIT_ROLE
 from cloudspot_aws.drill import ROLE as DRILL_ROLE
@@ -49,6 +49,25 @@ class EmulatedAws(EmulatedAccount):
     notice_seconds: ClassVar[float] = 120.0
     foreign_variables: ClassVar[tuple[str, ...]] = ("AWS_", "BOTO_")
     can_be_bare: ClassVar[bool] = True
+    contraries: ClassVar[Mapping[str, Contrary]] = {
+        **common_contraries("aws"),
+        "creates-twice": Contrary(
+            "S3 passes over If-None-Match, and creates an object that is there", "aws-create-once"
+        ),
+        "disk-without-price": Contrary("the price list has no volumes", "aws-price-of-disks"),
+        "notice-without-time": Contrary("spot/instance-action has no time", "aws-notice"),
+        "profile-unknown": Contrary(
+            "for a minute after the first launch, EC2 does not know the instance profile", "aws-new-profile"
+        ),
+        "same-launch-index": Contrary(
+            "all machines of a request have the launch index 0", "aws-launch-index"
+        ),
+        "shutdown-stops": Contrary(
+            "a machine that shuts itself down is stopped, and not terminated", "aws-shutdown"
+        ),
+        "tags-late": Contrary("a tag that is set on a machine shows an hour later", "aws-metadata-tags"),
+        "token-forgotten": Contrary("a client token is forgotten after 10 seconds", "aws-client-token"),
+    }
     network: ClassVar[str] = "172.31.0.0/16"
     metadata_service: ClassVar[str] = "cloudspot_aws_sandbox.imds_server:Imds"
     # The same as cloud-init's Ec2 data source.
@@ -176,7 +195,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
         """Add the facts of the machine's role, and the programs of AWS's images; see EmulatedCloud."""
-        facts = {**machine.metadata, "role-seed": self._keys.seed}
+        facts = {**machine.metadata, "role-seed": self._keys.seed, "contrary": sorted(self.contrary)}
         role = _role_of(str(machine.metadata.get("instance-profile", "")))
         if role is not None:
             facts["role"] = role

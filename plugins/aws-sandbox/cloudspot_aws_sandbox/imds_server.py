@@ -109,8 +109,10 @@ class Imds(RoleMetadata):
         notice = self.view.notice
         if notice is not None and facts.get("instance-life-cycle") == "spot":
             at = shown_time(notice.deadline)
-            tree["spot"] = {"instance-action": json.dumps({"action": notice.action, "time": at})}
-            if notice.action == "terminate":
+            is_timeless = "notice-without-time" in facts.get("contrary", ())
+            said = {"action": notice.action} | ({} if is_timeless else {"time": at})
+            tree["spot"] = {"instance-action": json.dumps(said)}
+            if notice.action == "terminate" and not is_timeless:
                 tree["spot"]["termination-time"] = at
             tree["events"]["recommendations"] = {
                 "rebalance": json.dumps({"noticeTime": shown_time(notice.given_at)})

@@ -29,6 +29,8 @@ class Taken:
 
     request: str
     instance_ids: tuple[str, ...]
+    at: float = 0.0
+    """When, by the account's clock."""
 
 
 def zone_of(parameters: Mapping[str, Any], region: str) -> str:

@@ -59,6 +59,7 @@ class Machine:
     state: InstanceState = InstanceState.PENDING
     is_stopped: bool = False
     """Whether it was stopped: its host has ended it, and its disk stays."""
+    is_asked_to_end: bool = False
     ended_at: float | None = None
     posted: str = ""
     """The console's output that was posted after its last transition."""
@@ -105,6 +106,8 @@ class Machines:
             instance = backend.get_instance(instance_id)
             instance.launch_time = datetime.fromtimestamp(self._clock(), timezone.utc).replace(tzinfo=None)
             instance.placement.group_name = parameters.get("Placement", {}).get("GroupName") or ""
+            if "same-launch-index" in self._faults.contrary:
+                instance.ami_launch_index = 0
             instance.spot_instance_request_id = f"sir-{secrets.token_hex(4)}" if is_spot else None
             machine = Machine(
                 id=instance_id,
@@ -173,6 +176,7 @@ class Machines:
 
     def terminate(self, machine: Machine) -> None:
         """Ask the host to end the machine."""
+        machine.is_asked_to_end = True
         self._host.terminate(machine.id)
 
     def stop(self, machine: Machine) -> None:
@@ -247,6 +251,15 @@ class Machines:
             return
         if status.state is not machine.state and status.state is not InstanceState.SHUTTING_DOWN:
             machine.post_at = self._clock() + POST_SECONDS
+        if (
+            "shutdown-stops" in self._faults.contrary
+            and status.state is InstanceState.ENDED
+            and status.end_reason is EndReason.SELF
+            and not machine.is_asked_to_end
+        ):
+            machine.is_stopped = True
+            machine.instance._state.name, machine.instance._state.code = "stopped", 80  # noqa: SLF001 # as stop
+            return
         machine.state = status.state
         if status.state is InstanceState.ENDED:
             self._end(machine)

@@ -52,6 +52,11 @@ def get_products(request: Mapping[str, Any], region: str) -> dict[str, Any]:
     return {"FormatVersion": "aws_v1", "PriceList": [json.dumps(one) for one in found]}
 
 
+def is_of_volumes(request: Mapping[str, Any]) -> bool:
+    """Return whether GetProducts asks for EBS volumes."""
+    return any(one["Field"] == "volumeApiName" for one in request.get("Filters", ()))
+
+
 def _volume_products(wanted: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the products of a kind of volume: one for its size and one for its performance."""
     price = prices.VOLUMES.get(wanted["volumeApiName"])

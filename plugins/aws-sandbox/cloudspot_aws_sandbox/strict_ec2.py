@@ -63,6 +63,11 @@ _ELSEWHERE: Final = {"events", "lambda", "logs", "s3"}
 """The services whose callers the application inside checks."""
 
 
+TOKEN_FORGOTTEN_SECONDS: Final = 10.0
+PROFILE_UNKNOWN_SECONDS: Final = 60.0
+"""Of the contrary account."""
+
+
 class StrictEc2:
     """A WSGI application; ``inner`` is moto's, or middleware around it for another service."""
 
@@ -96,6 +101,7 @@ class StrictEc2:
         self._experiments = Experiments(self.machines)
         self._schedules = Schedules(self._terminate_instances, clock)
         self._taken: dict[tuple[str, str, str], launching.Taken] = {}
+        self._first_launch_at: float | None = None
         self._regions: set[str] = set()
         self._handlers: dict[str, Callable[[Mapping[str, Any], str], Mapping[str, Any]]] = {
             "CreateImage": self._create_image,
@@ -253,7 +259,10 @@ class StrictEc2:
             )
         # A token is valid in its zone (EC2 developer guide, RunInstances idempotency).
         token = parameters.get("ClientToken", "")
+        self._check_profile_is_known()
         taken = self._taken.get((region, zone, token)) if token else None
+        if taken is not None and self._is_forgotten(taken):
+            taken = None
         request = launching.comparable(parameters)
         saved = self._images.disk_of(parameters["ImageId"])
         if taken is not None:
@@ -271,7 +280,7 @@ class StrictEc2:
         assert len(ids) == granted, "one machine per index"
         self._give_profile(ids, parameters, region)
         if token:
-            self._taken[region, zone, token] = launching.Taken(request, ids)
+            self._taken[region, zone, token] = launching.Taken(request, ids, self._clock())
         self.machines.adopt(
             region,
             ids,
@@ -281,6 +290,22 @@ class StrictEc2:
             vcpus=INSTANCE_TYPES[parameters["InstanceType"]]["VCpuInfo"]["DefaultVCpus"],
         )
         return self._reservation(environ, ids)
+
+    def _is_forgotten(self, taken: launching.Taken) -> bool:
+        is_short = "token-forgotten" in self.faults.contrary
+        return is_short and self._clock() - taken.at > TOKEN_FORGOTTEN_SECONDS
+
+    def _check_profile_is_known(self) -> None:
+        """Refuse a launch as EC2 does whose instance profile has just been made, if that is asked for."""
+        if "profile-unknown" not in self.faults.contrary:
+            return
+        if self._first_launch_at is None:
+            self._first_launch_at = self._clock()
+        if self._clock() - self._first_launch_at < PROFILE_UNKNOWN_SECONDS:
+            raise ApiError(
+                "InvalidParameterValue",
+                "Value (cloudspot-node) for parameter iamInstanceProfile.name is invalid.",
+            )
 
     def _replay(self, environ: Environ, taken: launching.Taken, request: str, region: str) -> bytes:
         if taken.request != request:
@@ -471,6 +496,8 @@ class StrictEc2:
             self._schedules.check(environ["PATH_INFO"], parameters)
         elif action == "GetProducts":
             answer = services.get_products(parameters, region)
+            if "disk-without-price" in self.faults.contrary and services.is_of_volumes(parameters):
+                answer["PriceList"] = []
         elif action == "GetParameter":
             answer = services.get_parameter(parameters, region)
         elif action == "GetServiceQuota":

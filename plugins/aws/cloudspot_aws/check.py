@@ -188,7 +188,6 @@ def quota_notes(clients: AwsClients) -> list[str]:
 
 
 def _ask_for(code: str, region: str, num_vcpus: int) -> str:
-    """Return instructions for raising a vCPU quota."""
     page = f"https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/{code}"
     return (
         f'ask for more at {page} with the words "We train models with PyTorch on {num_vcpus} vCPUs at a '

@@ -256,7 +256,6 @@ class CloudWatchLogSink(LogSink):
         return retry(call, sleep=self._sleep, kind=TransientError)
 
     def _wait_for_quota(self) -> None:
-        """Wait until the quota allows one more page."""
         with self._pace_lock:
             if len(self._reads) == READS_A_SECOND:
                 wait = self._reads[0] + 1.0 - self._monotonic()

@@ -168,7 +168,6 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
             limit.remove(self.clients, job_id, store_url=store_url)
 
     def _left_of(self, body: Ec2Request) -> tuple[Instance, ...]:
-        """Return the machines of the launch that have not ended."""
         own = tags.from_list(body.run_instances["TagSpecifications"][0]["Tags"])
         of_job = InstancesRequest(job_id=own[machinetags.JOB], store_url=own.get(machinetags.STORE, ""))
         return tuple(

@@ -107,7 +107,6 @@ class _AwsErrors(SdkErrors):
         return self.one_line(str(_part(error, "Error").get("Message", "")))
 
     def _failure(self, error: BaseException, what: str) -> CloudspotError:
-        """Return the error for a failure on this machine or on the network."""
         if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError)):
             return AuthError(
                 f"{what}: no AWS credentials found; run `aws configure`, set AWS_PROFILE, or give the "

@@ -304,7 +304,6 @@ class LambdaHost(FunctionHost):
 
 
 def _tags(function: DriverFunction) -> dict[str, str]:
-    """Return the tag that marks each piece of a driver as cloudspot's."""
     return {machinetags.STORE: _NOT_IN_TAGS.sub("_", function.store_url)[:MAX_VALUE]}
 
 

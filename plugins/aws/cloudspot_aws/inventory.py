@@ -213,5 +213,4 @@ class _Schedules(_AwsInventory):
 
 
 def _tag(described: Mapping[str, Any], name: str) -> str:
-    """Return the value of a tag, or "" if it is not set."""
     return tags.from_list(described.get("Tags")).get(name, "")

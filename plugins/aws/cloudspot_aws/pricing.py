@@ -107,7 +107,6 @@ def disk_price(clients: AwsClients, region: str, disk_type: str) -> float | None
 
 
 def _ask(clients: AwsClients, region: str, what: str, wanted: Mapping[str, str], *, unit: str) -> list[float]:
-    """Return the price list's prices per unit, in USD."""
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
     with ERRORS.translated(f"asking AWS's price list for {what}"):
         client = clients.client("pricing", region=endpoint_region(region))

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from cloudspot.emulation.cloud import EmulatedMachine, MachineHost
-from cloudspot.emulation.emulated_account import EmulatedAccount
+from cloudspot.emulation.cloud import Contrary, EmulatedMachine, MachineHost
+from cloudspot.emulation.emulated_account import EmulatedAccount, common_contraries
 from cloudspot.emulation.spot_plan import SpotPlan
 from cloudspot.errors import SpecError
 from cloudspot_gcp.metadata import HOST as METADATA_HOST
@@ -79,6 +79,18 @@ class EmulatedGcp(EmulatedAccount):
         "STORAGE_EMULATOR_HOST",
     )
     can_be_bare: ClassVar[bool] = True
+    contraries: ClassVar[Mapping[str, Contrary]] = {
+        **common_contraries("gcp"),
+        "account-unknown": Contrary(
+            "for a minute after the first launch, the machines' account does not exist", "gcp-new-account"
+        ),
+        "disk-without-price": Contrary("the price list has no disks", "gcp-price-of-disks"),
+        "notice-refused": Contrary(
+            "a launch that asks for preemptionNoticeDuration is refused", "gcp-preemption-notice"
+        ),
+        "request-id-forgotten": Contrary("a request's id is forgotten after 10 seconds", "gcp-request-id"),
+        "self-delete-refused": Contrary("a machine may not delete itself", "gcp-self-delete"),
+    }
     network: ClassVar[str] = "10.128.0.0/16"
     metadata_service: ClassVar[str] = "cloudspot_gcp_sandbox.metadata_server:GceMetadata"
     host_names: ClassVar[Mapping[str, str]] = {

@@ -19,6 +19,7 @@ from cloudspot_gcp_sandbox.disks import Disks
 from cloudspot_gcp_sandbox.launching import (
     NAME,
     Site,
+    account_not_found,
     bad,
     check_attached,
     check_labels,
@@ -27,6 +28,7 @@ from cloudspot_gcp_sandbox.launching import (
     grant,
     missing,
     names_of,
+    refuse_notice,
     source_image,
     zones_for,
 )
@@ -35,6 +37,9 @@ from cloudspot_gcp_sandbox.networks import Networks
 from cloudspot_gcp_sandbox.operations import Operation, Operations, timestamp
 from cloudspot_gcp_sandbox.saved_images import SavedImages
 
+FORGOTTEN_AFTER_SECONDS: Final = 10.0
+ACCOUNT_UNKNOWN_SECONDS: Final = 60.0
+"""Of a contrary project."""
 REQUEST_ID_SECONDS: Final = 3600.0
 """How long a request id is remembered. Google states no time for Compute Engine; its newer APIs state "at
 least 60 minutes"."""
@@ -76,6 +81,7 @@ class Writes:
         self._faults = faults
         self._clock = clock
         self._seen: dict[tuple[str, str], _Seen] = {}
+        self._first_launch_at: float | None = None
 
     def handlers(self) -> dict[str, Handler]:
         """Return the handler of each method."""
@@ -113,7 +119,9 @@ class Writes:
             request = json.dumps([name, dict(path), body], sort_keys=True)
             key = (path.get("region", path.get("zone", "")), request_id)
             seen = self._seen.get(key)
-            if seen is None or self._clock() - seen.at >= REQUEST_ID_SECONDS:
+            is_short = "request-id-forgotten" in self._faults.contrary
+            limit = FORGOTTEN_AFTER_SECONDS if is_short else REQUEST_ID_SECONDS
+            if seen is None or self._clock() - seen.at >= limit:
                 seen = _Seen(request, write(path, body, caller, query), self._clock())
                 self._seen[key] = seen
             elif seen.request != request:
@@ -133,7 +141,9 @@ class Writes:
         region = path.get("region") or region_of(path["zone"])
         taken = [one.name for one in self._machines.all if not one.is_gone]
         names = names_of(body, taken)
-        place = check_properties(properties, self._site, region=region, where="resource.instanceProperties")
+        where = "resource.instanceProperties"
+        place = check_properties(properties, self._site, region=region, where=where)
+        self._check_contraries(properties, where)
         if "zone" in path:
             action, scope, zones = "compute.instances.bulkInsert", f"zones/{path['zone']}", [path["zone"]]
             check_attached(properties, path["zone"], "resource.instanceProperties")
@@ -173,6 +183,16 @@ class Writes:
             clientOperationId=query.get("requestId"),
             more=_told_counts(zone, len(names), num_made),
         )
+
+    def _check_contraries(self, properties: Mapping[str, Any], where: str) -> None:
+        """Refuse what a contrary project refuses."""
+        if "notice-refused" in self._faults.contrary:
+            refuse_notice(properties, where)
+        if "account-unknown" in self._faults.contrary and properties.get("serviceAccounts"):
+            now = self._clock()
+            self._first_launch_at = now if self._first_launch_at is None else self._first_launch_at
+            if now - self._first_launch_at < ACCOUNT_UNKNOWN_SECONDS:
+                raise account_not_found(str(properties["serviceAccounts"][0].get("email")))
 
     def _choose(
         self, properties: Mapping[str, Any], zones: Sequence[str], count: int

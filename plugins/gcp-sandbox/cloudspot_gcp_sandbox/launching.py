@@ -84,13 +84,8 @@ def check_properties(properties: Mapping[str, Any], site: Site, *, region: str, 
         raise bad(f"{where}.disks[0]", image.name, "The image's architecture is not the machine type's.")
     _check_accelerators(properties, where)
     _check_scheduling(properties, where)
-    if "preemptionNoticeDuration" in properties.get("scheduling", {}) and not site.has_preemption_notice:
-        raise ApiError(
-            400,
-            "invalid",
-            'Invalid JSON payload received. Unknown name "preemptionNoticeDuration" at '
-            f"'{where}.scheduling': Cannot find field.",
-        )
+    if not site.has_preemption_notice:
+        refuse_notice(properties, where)
     _check_metadata(properties.get("metadata", {}).get("items", ()), f"{where}.metadata")
     check_labels(properties.get("labels", {}), f"{where}.labels")
     tags = properties.get("tags", {}).get("items", ())
@@ -111,14 +106,25 @@ def check_properties(properties: Mapping[str, Any], site: Site, *, region: str, 
                 400, "invalid", f"One or more of the service account scopes are invalid: '{wrong[0]}'"
             )
         if account.get("email") not in site.service_accounts:
-            email = account.get("email")
-            raise ApiError(
-                400,
-                "invalid",
-                f"The resource '{email}' of type 'serviceAccount' was not found.",
-            )
+            raise account_not_found(str(account.get("email")))
     _check_policies(properties, site, region, where)
     return _check_network(properties, site, region, where)
+
+
+def refuse_notice(properties: Mapping[str, Any], where: str) -> None:
+    """Refuse a request for a notice, as a project does that does not have it."""
+    if "preemptionNoticeDuration" in properties.get("scheduling", {}):
+        raise ApiError(
+            400,
+            "invalid",
+            'Invalid JSON payload received. Unknown name "preemptionNoticeDuration" at '
+            f"'{where}.scheduling': Cannot find field.",
+        )
+
+
+def account_not_found(email: str) -> ApiError:
+    """Return the refusal of a service account that does not exist."""
+    return ApiError(400, "invalid", f"The resource '{email}' of type 'serviceAccount' was not found.")
 
 
 def check_labels(labels: Mapping[str, str], where: str) -> None:

@@ -200,6 +200,8 @@ class StrictCompute:
         if query.get("currencyCode", "USD") != "USD":
             raise ApiError(501, "notImplemented", "the emulated price list is only in USD")
         found, start = prices.skus(), int(query.get("pageToken", 0) or 0)
+        if "disk-without-price" in self.faults.contrary:
+            found = tuple(one for one in found if "Capacity" not in str(one["description"]))
         end = start + (query.get("pageSize") or 5000)
         return {"skus": list(found[start:end]), "nextPageToken": str(end) if end < len(found) else ""}
 
@@ -230,6 +232,8 @@ class StrictCompute:
                 is_lacking = not (
                     is_granted_to_machines(right, where) or self._grants.has(caller, right, resource)
                 )
+                is_end = right == "compute.instances.delete"
+                is_lacking = is_lacking or (is_end and "self-delete-refused" in self.faults.contrary)
             lacking += [right] if is_lacking else []
         if lacking:
             where = f"projects/{self.project}"

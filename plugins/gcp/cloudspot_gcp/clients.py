@@ -22,6 +22,8 @@ from google.auth.transport.requests import AuthorizedSession
 
 import cloudspot
 from cloudspot.errors import SpecError
+from cloudspot.plugin.apirecording import is_observed
+from cloudspot_gcp.apihooks import tell_of_answers
 from cloudspot_gcp.errors import ERRORS, error_of
 
 CONNECT_SECONDS = 10.0
@@ -125,6 +127,8 @@ class GcpClients:
         session.mount("https://", adapter)
         session.mount("http://", adapter)
         session.headers["User-Agent"] = USER_AGENT
+        if is_observed():
+            tell_of_answers(session)
         return session
 
     def _make_storage(self) -> Any:
@@ -144,11 +148,15 @@ class GcpClients:
     def _make_compute(self, kind: str) -> Any:
         from google.cloud import compute_v1
 
-        return getattr(compute_v1, kind)(
+        made = getattr(compute_v1, kind)(
             credentials=self.credentials(),
             transport="rest",
             client_options={"api_endpoint": endpoint("compute")},
         )
+        if is_observed():
+            # Its interceptors see what the client's types keep of an answer, these hooks all of it.
+            tell_of_answers(made.transport._session)  # noqa: SLF001 - there is no other way to it
+        return made
 
 
 def _ask_no_boundary(credentials: Any) -> None:

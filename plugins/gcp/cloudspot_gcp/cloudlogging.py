@@ -131,7 +131,6 @@ class CloudLoggingSink(CloudLoggingReader):
         return moment_of(found / 1000) if found else None
 
     def _deliver(self, stream: str, entries: list[dict[str, Any]]) -> bool:
-        """Write the entries; return whether Logging has accepted all of them."""
         try:
             self._requests.write(entries)
         except EntryRefused as error:

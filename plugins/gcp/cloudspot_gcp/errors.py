@@ -126,7 +126,6 @@ class _GoogleErrors(SdkErrors):
         return found[1] if found else "compute.googleapis.com storage.googleapis.com logging.googleapis.com"
 
     def _no_credentials(self, error: auth.GoogleAuthError, what: str) -> CloudspotError:
-        """Return the error for credentials that are missing or cannot be renewed."""
         text = self.one_line(_words(error))
         if isinstance(error, auth.DefaultCredentialsError):
             if "were not found" in text:

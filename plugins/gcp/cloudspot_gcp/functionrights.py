@@ -199,7 +199,6 @@ class DriverRights:
         self.once_known(lambda: self._change(policy, lambda found: with_member(found, role, self._member)))
 
     def _without(self, bindings: Sequence[Binding]) -> list[Binding]:
-        """Return the bindings without the account's."""
         return without_member(bindings, self._member)
 
     def _change(self, policy: Policy, change: Change) -> None:
@@ -210,7 +209,6 @@ class DriverRights:
         return f"serviceAccount:{self.email}"
 
     def _account_policy(self) -> Policy:
-        """Return the policy of the machines' own account."""
         project = self._clients.project
         return account_policy(project, f"{DEFAULT_SERVICE_ACCOUNT}@{project}.iam.gserviceaccount.com")
 

@@ -209,7 +209,6 @@ class GcsBucket(Bucket):
         return check_settings(client, self.prefix)
 
     def _path(self, name: str | None = None) -> str:
-        """Return the path of the bucket's objects, or of one of them."""
         objects = f"/storage/v1/b/{quote(self.name, safe='')}/o"
         return objects if name is None else f"{objects}/{quote(name, safe='')}"
 

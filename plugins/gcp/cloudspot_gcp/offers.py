@@ -132,7 +132,6 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
         return None if price is None else price.usd
 
     def _start(self, image: Image, resources: Resources) -> Image:
-        """Return the image from which machines start."""
         setup_image = self.setup_image(GcpImageHost(self.options, self.clients), self.options.setup_key)
         if setup_image is None:
             return image
@@ -258,7 +257,6 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
 
 
 def _allowed(options: GcpOptions, all_zones: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Return the zones where machines may run, by region."""
     known = {zone for zones in all_zones.values() for zone in zones}
     unknown = [zone for zone in options.zones if zone not in known]
     if unknown:
@@ -274,6 +272,5 @@ def _allowed(options: GcpOptions, all_zones: Mapping[str, tuple[str, ...]]) -> d
 
 
 def _service_account(options: GcpOptions, clients: GcpClients) -> str:
-    """Return the service account's whole address."""
     name = options.service_account
     return name if "@" in name else f"{name}@{clients.project}.iam.gserviceaccount.com"

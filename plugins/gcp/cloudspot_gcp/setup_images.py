@@ -89,7 +89,6 @@ class GcpImageHost(setupimages.TaggedImageHost):
             _check(operation, what, unless="RESOURCE_ALREADY_EXISTS")
 
     def _boot_disk(self, instance: Instance, what: str) -> str:
-        """Return the URL of the machine's boot disk."""
         place = place_of_id(instance.id)
         if place is None:
             raise CloudspotError(f"{what}: it is not a machine of cloudspot's")

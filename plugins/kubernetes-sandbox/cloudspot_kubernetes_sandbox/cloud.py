@@ -10,7 +10,7 @@ import msgspec
 import yaml
 
 import cloudspot_kubernetes
-from cloudspot.emulation.cloud import EmulatedCloud, EmulatedMachine, MachineHost
+from cloudspot.emulation.cloud import Contrary, EmulatedCloud, EmulatedMachine, MachineHost
 from cloudspot.errors import CloudspotError
 from cloudspot_kubernetes_sandbox.build import binaries
 from cloudspot_kubernetes_sandbox.controlplane import ADMIN, SUBMITTER, ControlPlane
@@ -41,6 +41,12 @@ class EmulatedKubernetes(EmulatedCloud):
     network: ClassVar[str] = "10.88.0.0/16"
     metadata_service: ClassVar[str] = "cloudspot_kubernetes_sandbox.kubelet:PodMetadata"
     can_be_bare: ClassVar[bool] = True
+    contraries: ClassVar[Mapping[str, Contrary]] = {
+        "exit-code-lost": Contrary(
+            "the kubelet does not know how a pod's container has ended", "kubernetes-kubelet"
+        ),
+        "grace-cut": Contrary("a pod that is evicted is killed after 5 seconds", "kubernetes-grace"),
+    }
     fetch_user_data: ClassVar[str] = 'exec curl -sf "$METADATA_URL/run"\n'
 
     def __init__(self, nodes: tuple[NodeSpec, ...] = NODES) -> None:
@@ -68,7 +74,7 @@ class EmulatedKubernetes(EmulatedCloud):
         if not self.is_bare:
             apply_roles(plane)
             let_list_nodes(plane, SUBMITTER)
-        self.kubelet = Kubelet(plane, host, self._nodes)
+        self.kubelet = Kubelet(plane, host, self._nodes, contrary=self.contrary)
         admin = plane.write_kubeconfig(directory / "admin.kubeconfig", ADMIN)
         submitter = plane.write_kubeconfig(directory / "kubeconfig", SUBMITTER)
         self._variables = {

@@ -66,6 +66,9 @@ _CPU_STEPS: Final = ((1.0, 0.06), (1.0, 0.01), (2.0, 0.005), (math.inf, 0.0025))
 _MEMORY_STEPS: Final = ((4.0, 0.25), (4.0, 0.2), (8.0, 0.1), (112.0, 0.06), (math.inf, 0.02))
 """The share that a node reserves for its system: of the first CPUs or GiB, of the next ones, and so on."""
 _EVICTION_MIB: Final = 100.0
+UNKNOWN_EXIT = 137
+"""What a kubelet tells of a container whose end it has not seen."""
+CUT_GRACE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -136,8 +139,16 @@ class PodMetadata(MetadataService):
 class Kubelet:
     """The kubelets of all nodes, in a thread of their own, until ``close``."""
 
-    def __init__(self, plane: ControlPlane, host: MachineHost, nodes: tuple[NodeSpec, ...]) -> None:
+    def __init__(
+        self,
+        plane: ControlPlane,
+        host: MachineHost,
+        nodes: tuple[NodeSpec, ...],
+        *,
+        contrary: frozenset[str] = frozenset(),
+    ) -> None:
         """Register the nodes and start."""
+        self._contrary = contrary
         self._plane = plane
         self._host = host
         self._runs: dict[str, _Run] = {}
@@ -258,9 +269,10 @@ class Kubelet:
         if state.state is not InstanceState.ENDED:
             self._report(pod, run, phase="Running", state={"running": {"startedAt": _written(run.begun_at)}})
             return
-        code = self._exit_code(uid)
+        is_lost = "exit-code-lost" in self._contrary
+        code = UNKNOWN_EXIT if is_lost else self._exit_code(uid)
         ended = {"exitCode": code, "startedAt": _written(run.begun_at), "finishedAt": _written(now_utc())}
-        ended["reason"] = "Error" if code else "Completed"
+        ended["reason"] = "ContainerStatusUnknown" if is_lost else "Error" if code else "Completed"
         is_gone = state.end_reason in {EndReason.RECLAIMED, EndReason.LOST} and not run.stop_at
         reason = "Terminated" if is_gone else ""
         self._report(
@@ -306,6 +318,8 @@ class Kubelet:
         is_late = limit is not None and now_utc() - run.begun_at > timedelta(seconds=limit)
         if metadata.get("deletionTimestamp") or is_late:
             grace = float(metadata.get("deletionGracePeriodSeconds", spec["terminationGracePeriodSeconds"]))
+            if run.is_evicted and "grace-cut" in self._contrary:
+                grace = min(grace, CUT_GRACE_SECONDS)
             self._host.set_tags(metadata["uid"], {_STOP: "1"})
             if is_late and not metadata.get("deletionTimestamp"):
                 run.extra = {"reason": "DeadlineExceeded"}

@@ -89,7 +89,6 @@ class KubernetesAccountSetup(AccountSetup):
 
     @property
     def _pods_roles(self) -> Sequence[str]:
-        """Return the roles that the pods need with these options."""
         options = self._options
         asks = ["node"] if options.read_deadline or options.watch_taints else []
         return [*asks, "node-taints"] if options.watch_taints else asks

@@ -18,6 +18,7 @@ from kubernetes import client, config
 
 from cloudspot.errors import AuthError, CloudspotError, ProvisionError, QuotaError, TransientError
 from cloudspot.plugin.answers import UNREADABLE
+from cloudspot.plugin.apirecording import ApiExchange, is_observed, tell
 from cloudspot_kubernetes.options import KubernetesOptions, field_error
 
 TIMEOUT_SECONDS: Final = 30.0
@@ -113,6 +114,7 @@ class Cluster:
         for one in settings.auth_settings().values():
             headers[one["key"]] = one["value"]
         url = f"{settings.host}{path}"
+        began = self._monotonic()
         try:
             answer = api.rest_client.pool_manager.request(
                 method,
@@ -122,6 +124,8 @@ class Cluster:
                 timeout=urllib3.Timeout(total=TIMEOUT_SECONDS),
                 retries=False,
             )
+            if is_observed():
+                _tell(method, path, body, query, answer, self._monotonic() - began)
             if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
                 raise self._understood(_refusal(answer.status, answer.data))
             return answer.data.decode("utf-8", "replace") if is_text else json.loads(answer.data)
@@ -228,6 +232,29 @@ def _refusal(status: int, data: bytes) -> Refusal:
         )
     except UNREADABLE:
         return Refusal(status, "", f"HTTP status {status}")
+
+
+def _tell(
+    method: str, path: str, body: Any, query: Mapping[str, str] | None, answer: Any, seconds: float
+) -> None:
+    """Tell of an answer; one that is no JSON, such as a pod's log, has no body then."""
+    try:
+        said = json.loads(answer.data)
+    except UNREADABLE:
+        said = None
+    failed = answer.status >= HTTPStatus.MULTIPLE_CHOICES
+    reason = said.get("reason") if isinstance(said, Mapping) else None
+    tell(
+        ApiExchange(
+            service="kubernetes",
+            action=f"{method} {path}",
+            request={"query": dict(query or {}), "body": body},
+            answer=said,
+            status=answer.status,
+            code=str(reason or answer.status) if failed else "",
+            seconds=seconds,
+        )
+    )
 
 
 def one_line(text: str, *, most: int = _MAX_MESSAGE) -> str:

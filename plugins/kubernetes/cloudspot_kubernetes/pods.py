@@ -225,7 +225,6 @@ class PodProvisioner(Provisioner):
                 self._delete(pod, seconds=0)
 
     def _of(self, launch: _Launch) -> list[Pod]:
-        """Return the launch's pods that exist."""
         pods = list(self._cluster.list(launch.path, selector=launch.selector))
         for pod in pods:
             if (pod["metadata"].get("annotations") or {}).get(REQUEST) != launch.request:

@@ -189,7 +189,6 @@ def _secure(spec: dict[str, Any], options: KubernetesOptions) -> None:
 
 
 def _toleration(taint: str) -> dict[str, str]:
-    """Return the toleration of a taint in the form of ``kubectl taint``."""
     rest, _, effect = taint.partition(":")
     key, equals, value = rest.partition("=")
     found = (

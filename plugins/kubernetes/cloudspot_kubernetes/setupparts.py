@@ -150,7 +150,6 @@ class Made(CloudPart):
                 raise
 
     def _await_end(self) -> None:
-        """Wait while the object is being deleted."""
         end = time.monotonic() + ENDING_SECONDS
         while (found := self._get(self.path)) is not None and found["metadata"].get("deletionTimestamp"):
             if time.monotonic() >= end:

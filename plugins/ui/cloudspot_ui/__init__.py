@@ -10,9 +10,11 @@ from cloudspot.hookspecs import hookimpl
 if TYPE_CHECKING:
     import click
 
+    from cloudspot.interfaces import DriverTask
+
 cloudspot_api_version = 2
 
-COMMANDS = ("report", "share", "top", "ui", "unshare")
+COMMANDS = ("report", "share", "tensorboard", "top", "ui", "unshare")
 
 
 @hookimpl
@@ -22,3 +24,11 @@ def cloudspot_command(name: str) -> click.Command | None:
         return None
     command: click.Command = getattr(import_module(f"cloudspot_ui.commands.{name}"), name)
     return command
+
+
+@hookimpl
+def cloudspot_driver_task(name: str) -> type[DriverTask] | None:
+    """Return the task ``shared-page``, which refreshes the page of ``share --live``."""
+    from cloudspot_ui.shared_page import SharedPage
+
+    return SharedPage if name == SharedPage.name else None

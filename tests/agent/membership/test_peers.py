@@ -340,6 +340,16 @@ def test_a_members_permanent_failure_is_everybodys() -> None:
     assert verdict(seen_by_newcomer) == expected
 
 
+def test_once_a_machine_is_kept_nobody_begins_again_also_where_its_node_was_left_out() -> None:
+    kept = Records().kept(rank=1, exit_code=7, detail="wrong on purpose")
+    expected = Leave("failed", "node 1.1: wrong on purpose", permanent=True, exit_code=7)
+    ran, alone = generation(1, 0, 1), generation(2, 0)
+    journal = [intent(1, 2), ran, alone, kept]
+    assert verdict(view({1: Liveness.LEAVING}, journal=journal, current=alone)) == expected
+    resumed = [*journal, Records().finished("failed"), Records().resumed(), intent(2, 1)]
+    assert roster_of(resumed).kept is None
+
+
 # --- newcomers --------------------------------------------------------------------------------------
 
 TWO = (intent(1, 2), generation(1, 0, 1))

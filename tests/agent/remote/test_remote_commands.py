@@ -306,6 +306,16 @@ def test_whoever_leaves_ends_the_command_at_once_though_it_reads_nothing(bench, 
     wait_until(lambda: not left(bench))
 
 
+def test_a_signal_reaches_a_program_that_reads_none_of_much_input(bench, node, call):
+    node()
+    one = call("sh", "-c", "echo ready; exec sleep 600")
+    one.hear(b"ready")
+    for _ in range(30):
+        one.say(b"x" * (100 << 10))
+    one.process.channel.hurry(Frame(Kind.SIGNAL, b"TERM"))
+    assert one.hear() == 128 + 15
+
+
 def test_a_call_whose_nonce_is_a_path_is_not_heeded(bench, node, call):
     life = node()
     asked = RemoteCall(

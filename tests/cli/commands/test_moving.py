@@ -240,7 +240,7 @@ def test_it_comes_back_with_what_it_did_elsewhere(jobs, other):
     jobs.add_finished(JOB, "stopped", minutes=160)
     jobs.store = home
     result = move(jobs, home, "--from", other.url)
-    assert "it goes on at step 70" in result.stdout
+    assert "on local, at step 70" in result.stdout
     back = history(home)
     assert back.finished is None
     assert [type(turn).__name__ for _, turn in back.turns] == ["Finished", "Moved", "Resumed"] * 2

@@ -63,7 +63,7 @@ def test_it_asks_and_a_no_changes_nothing(jobs, monkeypatch):
         assert all_keys(jobs.store) == before
         result = CliRunner().invoke(program, ["rm", job_id, "--store", jobs.store.url], input=answer)
         assert result.exit_code == status
-        assert "Delete all data of digits-7k3f for good? [y/N]: " in result.stderr
+        assert "Delete all data of digits-7k3f permanently? [y/N]: " in result.stderr
         assert last in result.stderr
     assert all_keys(jobs.store) == {keys.STORE_ID}
 

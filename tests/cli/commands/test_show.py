@@ -66,7 +66,7 @@ def _seconds(start, end):
 
 
 def test_text_tells_where_the_time_went_and_what_each_generation_and_machine_did(jobs):
-    text = jobs.run("show", jobs.reclaimed_and_finished()).stdout
+    text = jobs.run("show", jobs.reclaimed_and_finished(), "--all").stdout
     times = [line.split() for line in text.splitlines() if "█" in line or "░" in line][1:]
     assert [(state, seconds) for state, *seconds, _, _ in times] == [
         ("launching", ["1m", "00s"]),
@@ -108,7 +108,7 @@ def _field(result, name):
 
 
 def test_text_has_the_block_of_figures_and_the_launches(jobs):
-    lines = jobs.run("show", jobs.reclaimed_and_finished()).stdout.splitlines()
+    lines = jobs.run("show", jobs.reclaimed_and_finished(), "--all").stdout.splitlines()
     assert lines[0] == "job digits-7k3f succeeded"
     fields = {line.split()[0]: line.split(None, 1)[1] for line in lines[1:] if line.startswith("  ")}
     assert fields["starts"] == "2"
@@ -149,14 +149,65 @@ def test_the_steps_that_a_script_without_a_session_lost_are_unknown(jobs):
     assert line.split(None, 2)[2] == "100; steps lost: unknown"
 
 
+LAST_LINES = [
+    "last lines of node 1.0 (exit code 3):",
+    "  Traceback (most recent call last):",
+    "  ValueError: no data",
+]
+
+
 def test_a_failed_job_shows_the_end_of_its_log(jobs):
     lines = jobs.run("show", jobs.failed()).stdout.splitlines()
     assert lines[0] == "job broken-abcd failed: train.py ended with 3"
-    assert lines[-3:] == [
-        "last lines of node 1.0 (exit code 3):",
-        "  Traceback (most recent call last):",
-        "  ValueError: no data",
-    ]
+    assert lines[-5:-2] == LAST_LINES
+    lines = jobs.run("show", "broken-abcd", "--section", "log").stdout.splitlines()
+    assert [*filter(None, lines)] == ["job broken-abcd failed: train.py ended with 3", *LAST_LINES]
+
+
+@pytest.fixture
+def eventful(jobs):
+    """A job of which there is much to tell."""
+    job_id = jobs.reclaimed_and_finished()
+    jobs.delete_end(job_id)
+    for number in range(20):
+        jobs.store.put(keys.output(job_id, f"out/model-{number}.safetensors"), b"x" * number)
+    warnings = tuple(f"node 2.0 is short of memory {number}: " + "so it swaps, " * 40 for number in range(9))
+    jobs.add_exit(
+        job_id, 2, "failed", step=100, minutes=12, exit_code=1, permanent=True,
+        log_tail=tuple(f"line {number}" for number in range(40)),
+    )  # fmt: skip
+    jobs.add_heartbeat(job_id, 2, step=100, minutes=11.5, state="ending", warnings=warnings)
+    jobs.add_finished(job_id, "failed", minutes=12.5)
+    return job_id
+
+
+def test_an_eventful_job_fits_one_screen_and_names_what_else_there_is(jobs, eventful):
+    lines = jobs.run("show", eventful).stdout.replace(jobs.store.url, "s3://bucket/jobs").splitlines()
+    assert sum(max(1, -(-len(line) // 80)) for line in lines) <= 38
+    assert "  line 39" in lines
+    assert "  line 30" not in lines
+    assert lines[-1] == (
+        f"more: cloudspot show {eventful} --store s3://bucket/jobs --section NAME, of time, launches (2), "
+        "generations (2), notices (1), machines (2), warnings (9), log; or --all"
+    )
+    calm = jobs.run("show", jobs.running("calm-1")).stdout.splitlines()
+    assert len(calm) <= 24
+
+
+def test_a_section_is_shown_alone_below_the_jobs_state(jobs, eventful):
+    lines = jobs.run("show", eventful, "--section", "machines", "--section", "notices").stdout.splitlines()
+    assert lines[0].startswith(f"job {eventful} failed")
+    assert list(tables(lines[2:])) == ["NOTICE", "MACHINE"]
+    warned = jobs.run("show", eventful, "--section", "warnings").stdout
+    assert warned.count("node 2.0 is short of memory") == 9
+    assert "so it swaps, so it swaps" in warned
+
+
+def test_all_has_every_section(jobs, eventful):
+    lines = jobs.run("show", eventful, "--all").stdout.splitlines()
+    found = tables(lines)
+    assert {"where", "LAUNCH", "GENERATION", "NOTICE", "MACHINE", "last"} <= found.keys()
+    assert "  line 0" in lines
 
 
 def test_a_job_without_a_launch_can_be_shown(jobs):
@@ -202,7 +253,10 @@ def test_artifacts_are_named_where_there_are_some(jobs):
     jobs.store.put(keys.artifact("new-1", "plot.png"), b"x" * 2048)
     for number in range(10):
         jobs.store.put(keys.output("new-1", f"out/{number}"), b"x")
-    lines = [line.strip() for line in jobs.run("show", "new-1").stdout.splitlines()]
+    overview = jobs.run("show", "new-1").stdout
+    assert "and 9 more; 2.0 KiB in all" in overview
+    assert f"get them: cloudspot artifacts download new-1 --store {jobs.store.url}" in overview
+    lines = [line.strip() for line in jobs.run("show", "new-1", "--all").stdout.splitlines()]
     first = lines.index("artifacts    plot.png, 2.0 KiB")
     assert lines[first + 1 : first + 12] == [
         *(f"out/{number}, 1 B" for number in range(9)),
@@ -257,18 +311,18 @@ def submit_nodes(jobs, job_id, num_nodes, **exit_fields):
 @pytest.mark.full
 def test_many_nodes_are_counted_and_their_warnings_bounded(jobs):
     submit_nodes(jobs, "wide-1", 64)
-    lines = jobs.run("show", "wide-1").stdout.splitlines()
+    lines = jobs.run("show", "wide-1", "--all").stdout.splitlines()
     assert tables(lines)["LAUNCH"][0].endswith("62 running, 2 uploading  first")
     warned = [line.removeprefix("  warnings").strip() for line in lines if "short of memory" in line]
     assert warned == [f"node {rank} is short of memory" for rank in range(7)]
-    assert "and 57 more; see them all with --json" in "\n".join(lines)
+    assert "and 57 more: --section warnings" in "\n".join(lines)
     assert len(jobs.run_json("show", "wide-1")["warnings"]) == 65
 
 
 @pytest.mark.full
 def test_of_many_nodes_that_failed_the_last_lines_of_some_will_do(jobs):
     submit_nodes(jobs, "wide-1", 64, permanent=True, exit_code=1, log_tail=("ValueError: no data",))
-    lines = jobs.run("show", "wide-1").stdout.splitlines()
+    lines = jobs.run("show", "wide-1", "--section", "log").stdout.splitlines()
     assert [line for line in lines if line.startswith("last lines of node")] == [
         f"last lines of node 1.{rank} (exit code 1):" for rank in range(4)
     ]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from support.records.made_records import Records
 
-from cloudspot.cli.screen.jobdetails import echo_details
+from cloudspot.cli.screen.jobdetails import TABLES, echo_details
 from cloudspot.jobstore.layout.records import Phase
 from cloudspot.story.report import show_json
 
@@ -56,7 +56,7 @@ def tables(capsys):
     """``tables(value)``: the lines of each table by the first word of its head."""
 
     def show(value, **options):
-        echo_details(value, **options)
+        echo_details(value, TABLES, **options)
         parts = capsys.readouterr().out.strip().split("\n\n")
         return {part.split(None, 1)[0]: part.splitlines()[1:] for part in parts}
 

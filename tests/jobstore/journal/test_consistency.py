@@ -52,6 +52,18 @@ MADE = Records()
             MADE.commit(2, 8),
         ],
         [MADE.intent(1), MADE.repriced(2.0), MADE.repriced(2.0), MADE.generation(1), MADE.repriced(1.0)],
+        # A machine is kept for inspection; what was uploaded before is committed, and the job ends.
+        [
+            MADE.intent(1),
+            MADE.generation(1),
+            MADE.kept(),
+            MADE.commit(1, 5),
+            MADE.repriced(2.0),
+            MADE.finished("failed"),
+            MADE.resumed(1),
+            MADE.intent(2),
+            MADE.kept(launch=2),
+        ],
     ],
 )
 def test_a_journal_in_order_is_accepted(journal):
@@ -89,6 +101,12 @@ def test_a_journal_in_order_is_accepted(journal):
         ([MADE.finished(), MADE.finished()], 2, "it ends the job"),
         ([MADE.finished(), MADE.suspended()], 2, "it suspends the job"),
         ([MADE.moved()], 1, "it moves the job"),
+        ([MADE.kept()], 1, r"it keeps node 1\.0"),
+        ([MADE.intent(1), MADE.kept(rank=1)], 2, r"it keeps node 1\.1"),
+        ([MADE.intent(1), MADE.finished(), MADE.kept()], 3, r"it keeps node 1\.0"),
+        ([MADE.intent(1, num_nodes=2), MADE.kept(), MADE.kept(rank=1)], 3, r"it keeps node 1\.1"),
+        ([MADE.intent(1), MADE.kept(), MADE.intent(2)], 3, "it opens launch 2"),
+        ([MADE.intent(1), MADE.kept(), MADE.generation(1)], 3, "it is generation 1"),
         ([MADE.finished(), MADE.moved(), MADE.intent(1)], 3, "it opens launch 1"),
         ([MADE.intent(1), MADE.resumed(2)], 2, "it is resumption 2"),
         ([MADE.finished(), MADE.resumed(2)], 2, "it is resumption 2"),

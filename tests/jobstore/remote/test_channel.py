@@ -173,7 +173,65 @@ def test_who_has_used_its_requests_ends(ends):
         for number in itertools.count():
             person.send(Frame(Kind.INPUT, str(number).encode()))
             time.sleep(0.005)
-    assert person.requests.num_reads + person.requests.num_writes == 50
+    assert 50 <= person.requests.num_reads + person.requests.num_writes <= 50 + module.LAST_REQUESTS
+
+
+def test_who_has_used_its_requests_tells_the_other_end_at_once(ends):
+    person, node = ends(InMemoryStore(), requests=(Requests(most=30), None))
+    began = time.monotonic()
+    while not node.is_left:
+        assert time.monotonic() < began + 10, "the other end waits until it takes it for gone"
+        time.sleep(0.01)
+    assert [frame.kind for frame in take_all(node, 2)] == [Kind.SAID, Kind.CLOSE]
+    assert person.has_said_goodbye
+
+
+def test_a_signal_overtakes_input_that_nobody_takes(ends, monkeypatch):
+    monkeypatch.setattr(module, "WINDOW_BYTES", 64 << 10)
+    monkeypatch.setattr(module, "MAX_PIECE_BYTES", 16 << 10)
+    person, node = ends(InMemoryStore())
+    sender = threading.Thread(target=send_without_end, args=(person,), daemon=True)
+    sender.start()
+    while person._sent_bytes < 64 << 10:
+        time.sleep(0.005)
+    person.hurry(Frame(Kind.SIGNAL, b"INT"))
+    assert node.take(5.0, urgent_only=True) == Frame(Kind.SIGNAL, b"INT")
+    assert node.take(0.05, urgent_only=True) is None
+    assert node.take(1.0).kind is Kind.INPUT
+
+
+def test_pieces_become_as_small_as_the_way_to_the_store_is_slow(ends, monkeypatch):
+    monkeypatch.setattr(module, "PUT_SECONDS", 0.05)
+    slow = SlowStore(bytes_per_second=8 << 20)
+    person, node = ends(slow)
+    for _ in range(24):
+        person.send(Frame(Kind.INPUT, b"x" * (250 << 10)))
+    take_all(node, 24)
+    assert max(slow.sizes[-4:]) <= 600 << 10  # one that took longer would be taken for silence
+    monkeypatch.setattr(module, "PUT_SECONDS", 60.0)  # so that nothing is slow, whatever else runs here
+    quick = SlowStore(bytes_per_second=1e12)
+    person, node = ends(quick)
+    taker = threading.Thread(target=take_all, args=(node, 60))
+    taker.start()
+    for _ in range(60):
+        person.send(Frame(Kind.INPUT, b"x" * (250 << 10)))
+    taker.join(20)
+    assert max(quick.sizes) > 2 << 20
+
+
+class SlowStore(InMemoryStore):
+    """Takes as long for a put as its bytes take."""
+
+    def __init__(self, *, bytes_per_second):
+        super().__init__()
+        self._rate = bytes_per_second
+        self.sizes = []
+
+    def put(self, key, data, *, if_absent=False):
+        time.sleep(len(data) / self._rate)
+        if key.startswith("to-node"):
+            self.sizes.append(len(data))
+        super().put(key, data, if_absent=if_absent)
 
 
 def test_looks_become_rare_when_nothing_happens(ends, monkeypatch):

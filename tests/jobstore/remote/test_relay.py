@@ -85,7 +85,8 @@ def test_streams_are_apart_and_the_status_is_the_programs(start):
 def test_a_program_that_reads_nothing_does_not_hold_up_its_signals(start):
     one = start("sh", "-c", "echo ready; exec sleep 600")
     one.hear(lambda frame: frame.kind is Kind.OUTPUT)
-    one.say(Kind.INPUT, b"x" * (128 << 10))
+    for _ in range(16):
+        one.say(Kind.INPUT, b"x" * (128 << 10))
     one.say(Kind.SIGNAL, b"TERM")
     assert one.end() == 128 + signal.SIGTERM
 
@@ -118,6 +119,26 @@ def test_what_a_program_leaves_running_does_not_keep_it_from_ending(start):
     one = start("sh", "-c", "sleep 600 & echo $!")
     assert one.end() == 0
     os.kill(int(one.said(Kind.OUTPUT)), signal.SIGKILL)
+    assert b"processes that it has left behind are ended too" in one.said(Kind.SAID)
+
+
+def test_what_a_program_leaves_writing_for_ever_does_not_either(start):
+    one = start("sh", "-c", "yes & echo $! >&2")
+    assert one.end() == 0
+    os.kill(int(one.said(Kind.ERRORS)), signal.SIGKILL)
+    assert b"processes that it has left behind are ended too" in one.said(Kind.SAID)
+
+
+def test_how_much_of_its_input_a_program_has_read_is_told(start):
+    one = start("sh", "-c", "head -c 100000 > /dev/null; echo read; exec sleep 600")
+    for _ in range(10):
+        one.say(Kind.INPUT, b"x" * (100 << 10))
+    one.hear(lambda frame: frame.kind is Kind.OUTPUT)
+    told = [int(frame.data) for frame in one.frames if frame.kind is Kind.TAKEN]
+    assert told == sorted(told)
+    assert 64 << 10 <= told[-1] <= 300 << 10  # what it has read, and what its pipe holds
+    one.say(Kind.SIGNAL, b"TERM")
+    assert one.end() == 128 + signal.SIGTERM
 
 
 def test_whoever_is_gone_ends_the_program(start, tmp_path):

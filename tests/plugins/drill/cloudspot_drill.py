@@ -1,7 +1,8 @@
 """A third party's plugin: the local provider on a store that fails by a plan; used by the tests.
 
 ``drill:///path/store`` is a directory like ``file:///path/store``. The faults are those of
-``/path/plan.json`` (``faultstore.FaultPlan``), for every process that opens it.
+``/path/plan.json`` (``faultstore.FaultPlan``), for every process that opens it. Where there is a directory
+``/path/meter``, each process leaves there what it has asked for (``meteredstore``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import ClassVar
 
 import msgspec
 from support.stores.faultstore import FaultPlan, FaultyStore, load_plan
+from support.stores.meteredstore import MeteredStore
 
 from cloudspot.hookspecs import hookimpl
 from cloudspot.interfaces import ObjectStore, Provider
@@ -53,4 +55,5 @@ def cloudspot_object_store(url: str) -> ObjectStore | None:
     plan = load_plan(plan_path) if plan_path.exists() else FaultPlan()
     store = FaultyStore(FileStore(f"file://{path}"), plan, path.parent / "fired")
     store.url = url
-    return store
+    meter = path.parent / "meter"
+    return MeteredStore(store, meter) if meter.is_dir() else store

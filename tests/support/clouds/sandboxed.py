@@ -54,14 +54,10 @@ def run_sandboxed(
     arguments: Sequence[str] = (),
     options: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
-    sandbox: str | None = None,
 ) -> Seen:
-    """Run the job attached, in the cloud's sandbox with its ``options``, and look at all that is left.
-
-    ``sandbox`` names another sandbox of the cloud than its own.
-    """
+    """Run the job attached, in the cloud's sandbox with its ``options``, and look at all that is left."""
     inside = [sys.executable, str(Path(__file__)), cloud, str(job), *arguments]
-    command = [*COMMAND, "sandbox", sandbox or cloud, *options, "--keep", "--", *inside]
+    command = [*COMMAND, "sandbox", cloud, *options, "--keep", "--", *inside]
     done = subprocess.run(
         command, env={**user.environ, **(environ or {})}, capture_output=True, text=True, check=False
     )

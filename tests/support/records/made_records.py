@@ -18,6 +18,7 @@ from cloudspot.jobstore.layout.records import (
     Generation,
     Heartbeat,
     Intent,
+    Kept,
     Member,
     Moved,
     Notice,
@@ -244,6 +245,26 @@ class Records:
 
     def repriced(self, price, *, launch=1, at=100.0):
         return Repriced(launch=launch, price_per_hour=price, at=self.at(at), writer="w")
+
+    def kept(self, *, launch=1, rank=0, until=1900.0, at=100.0, detail="broken", exit_code=1):
+        return Kept(
+            launch=launch,
+            rank=rank,
+            instance_id=f"i-{launch}-{rank}",
+            until=self.at(until),
+            detail=detail,
+            exit_code=exit_code,
+            at=self.at(at),
+            writer="w",
+        )
+
+    def failed_and_kept(self, *, beat=None, **changes):
+        """Return a job that has failed for good, with the machine of its only node kept until 1900."""
+        broken = self.exit("failed", permanent=True, exit_code=1, detail="broken")
+        beats = {} if beat is None else {0: self.heartbeat(state="kept", at=beat)}
+        launch = self.launch(exits={0: broken}, heartbeats=beats, kept=self.kept())
+        fields = {"finished": self.finished("failed", at=110.0, exit_code=1, detail="broken")}
+        return self.history(launch, **{**fields, **changes})
 
     def suspended(self, *, at=200.0, detail="no capacity"):
         return Suspended(detail=detail, at=self.at(at), writer="w")

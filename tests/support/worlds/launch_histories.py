@@ -2,6 +2,7 @@
 
 import math
 import random
+from contextlib import suppress
 from dataclasses import dataclass, field
 from unittest import mock
 
@@ -11,6 +12,7 @@ from support.worlds.simnodes import SimAgents
 from support.worlds.simulation import START, Odds, SimStore, Violation, World
 from support.worlds.stopped_calls import Stops
 
+from cloudspot.agent.ending.keeping import GUARD_SECONDS
 from cloudspot.controller import loop
 from cloudspot.controller.assess.limits import Budget
 from cloudspot.controller.assess.observed_duration import MAX_PASS_GAP_SECONDS
@@ -21,6 +23,8 @@ from cloudspot.errors import CloudspotError, JobResumed, TransientError
 from cloudspot.jobfile.spec import spec_from_json, spec_to_json
 from cloudspot.jobstore.access import parallel
 from cloudspot.jobstore.access.retrying_store import with_retries
+from cloudspot.jobstore.access.stored_records import find_meta
+from cloudspot.jobstore.jobs import resumption
 from cloudspot.jobstore.jobs.job_lists import is_marked_live
 from cloudspot.jobstore.jobs.reader import HistoryReader, job_file_of
 from cloudspot.jobstore.jobs.resumption import resume
@@ -33,14 +37,17 @@ from cloudspot.jobstore.layout.records import (
     Finished,
     Generation,
     Intent,
+    Kept,
     Repriced,
     Resumed,
     Seat,
     Submission,
 )
 from cloudspot.jobstore.nodes.delivering import SILENT_LIMIT_SECONDS, SILENT_NEWCOMER_SECONDS
+from cloudspot.jobstore.nodes.keeping import kept_now
 from cloudspot.jobstore.nodes.seats import seats_of
 from cloudspot.model import Market
+from cloudspot.story.ledger import bill
 from cloudspot.testing import plaincalls
 
 JOB = "digits-1"
@@ -78,9 +85,9 @@ def passing(world, store, cloud):
     yield from passing_every(world, store, cloud, world.rng.choice([15.0, 60.0, 300.0, 900.0]))
 
 
-def passing_every(world, store, cloud, interval):
+def passing_every(world, store, cloud, interval, *, max_skew_seconds=900.0):
     while True:
-        stops, one = stopping(world, store, cloud, max_skew_seconds=900.0)
+        stops, one = stopping(world, store, cloud, max_skew_seconds=max_skew_seconds)
         tick = yield from interrupted(world, stops, one.run_pass)
         if tick is not None and tick.is_settled:
             return
@@ -149,6 +156,18 @@ def moving(world, store, cloud):
             continue
 
 
+def stopping_what_is_kept(world, store):
+    """Be a person who has seen enough of the machine that is kept, some time after it is."""
+    while True:
+        yield world.rng.uniform(20, 400)
+        with suppress(CloudspotError):
+            history = HistoryReader(store, JOB).read()
+            if kept_now(history, world.now()) is not None:
+                resumption = history.submission.resumption
+                request_stop(with_retries(store, sleep=world.sleep), JOB, "user", resumption=resumption)
+                return
+
+
 def stay_or_die(rng):
     return [staying] * rng.randint(2, 3)
 
@@ -180,6 +199,8 @@ class Result:
     stop_reason: str | None
     money: float
     """What the machines really cost."""
+    num_kept: int = 0
+    """Machines that were kept for inspection."""
 
 
 @dataclass
@@ -191,7 +212,8 @@ class Purse:
 
     def decide(self, assessed, observed):
         """Decide, and note what was thought while the job went on."""
-        if assessed.history.stop is None and assessed.history.finished is None:
+        is_paid_for = assessed.history.finished is None or assessed.kept is not None
+        if assessed.history.stop is None and is_paid_for:
             self.seen.append((self.world.time, assessed.budget))
         return decide(assessed, observed)
 
@@ -268,6 +290,8 @@ def _play(
     moves=None,
     max_cost=None,
     is_calm=False,
+    keeps=None,
+    max_restarts=10_000,
 ):
     rng = random.Random(seed)
     nodes = nodes or rng.choice([(1, 1), (1, 1), (2, 2), (1, 2), (2, 3), (3, 3), (1, 3)])
@@ -279,7 +303,11 @@ def _play(
             "nodes": {"min": nodes[0], "max": nodes[1]},
             "run": {"entrypoint": "train.py"},
             "spot": {"max_wait": 300.0},
-            "limits": {"max_restarts": 10_000, **({} if max_cost is None else {"max_cost": max_cost})},
+            "limits": {
+                "max_restarts": max_restarts,
+                **({} if max_cost is None else {"max_cost": max_cost}),
+                **({} if keeps is None else {"keep_failed": keeps}),
+            },
         }
     )
     purse = Purse(world)
@@ -305,11 +333,17 @@ def _play(
     lives = [world.start(driver(world, store, cloud), delay=rng.uniform(0, 30)) for driver in drivers(rng)]
     if rng.random() < 0.15:
         world.start(stop(store), delay=rng.uniform(0, 1000))
+    if keeps is not None and rng.random() < 0.5:
+        world.start(stopping_what_is_kept(world, store))
     for _ in range(rng.randint(0, 1) if moves is None else moves):
         world.start(moving(world, store, cloud))
     if resumes:
         lives += [world.start(resuming(world, store, cloud, lives)) for _ in range(2)]
-    with mock.patch.object(loop, "decide", loop.decide if max_cost is None else purse.decide):
+    asked = resumption.store_time if keeps is None else world.store_time  # by those who resume the job
+    with (
+        mock.patch.object(resumption, "store_time", asked),
+        mock.patch.object(loop, "decide", loop.decide if max_cost is None else purse.decide),
+    ):
         while not all(life.is_over for life in lives):
             if world.time > LIMIT_SECONDS or not world.step():
                 is_finished = HistoryReader(store.inner, JOB).read().finished is not None
@@ -367,6 +401,9 @@ def is_rightful(world, store, machine):
     launch = history.launches[machine.launch - 1]
     seats = seats_of(history.launches, history.generations)
     seat, slot = Seat(machine.launch, machine.rank), launch.slots.get(machine.rank)
+    kept = history.kept
+    if kept is not None and kept.instance_id == machine.id:
+        return kept_now(history, world.now()) is not None
     if history.stop is not None or history.finished is not None or seat in seats.excluded:
         return False
     if slot is not None and slot.instance_id == machine.id:
@@ -425,6 +462,10 @@ def check(world, store, cloud):
     history = HistoryReader(store.inner, JOB).read()
     assert history.finished is not None
     expected = {"succeeded"} if history.stop is None else {"succeeded", "stopped"}
+    journal = Journal(store.inner, JOB).read()
+    num_kept = check_kept(world, store, cloud, history, journal)
+    if history.job_file.limits.keep_failed is not None:
+        expected |= {"failed"}
     assert history.finished.outcome in expected
     left = [one.id for one in cloud.machines.values() if not one.has_ended]
     assert left == []
@@ -432,7 +473,6 @@ def check(world, store, cloud):
     assert list(store.inner.list_objects(keys.secrets(JOB, history.submission.resumption))) == []
     check_marks(store)
     assert not is_marked_live(store.inner, JOB)
-    journal = Journal(store.inner, JOB).read()
     check_journal(journal)
     num_prices = sum(isinstance(record, Repriced) for record in journal)
     most = 3 * len(history.launches) * (1 + world.time // 3600)  # The market changes each hour.
@@ -457,7 +497,39 @@ def check(world, store, cloud):
         seconds=world.time,
         stop_reason=None if history.stop is None else history.stop.reason,
         money=spent(cloud, math.inf),
+        num_kept=num_kept,
     )
+
+
+def check_kept(world, store, cloud, history, journal):
+    """No machine outlives the time for which it is kept, none is unbilled, and nothing starts beside one.
+
+    Returns how many were kept.
+    """
+    lines = {line.instance_id: line for line in bill(history, world.now()).lines}
+    found = [(number, record) for number, record in enumerate(journal, 1) if isinstance(record, Kept)]
+    for number, record in found:
+        machine, until = cloud.machines[record.instance_id], (record.until - START).total_seconds()
+        ended = machine.states[-1][0]
+        if ended > until + GUARD_SECONDS + SLACK_SECONDS:
+            raise Violation(f"{machine.id} outlives the time for which it is kept: {ended:g} > {until:g}")
+        billed = lines[machine.id].ended or world.now()
+        unbilled = ended - (billed - START).total_seconds()
+        # What a cloud forgets at once is billed until it was heard of last.
+        deaf = max(0.0, ended - (machine.heard_at or machine.created_at))
+        if unbilled > deaf + 2 * SLACK_SECONDS:
+            raise Violation(f"{machine.id}, which was kept, ran for {unbilled:g} s that are in no bill")
+        stopped = keys.stop(JOB, sum(isinstance(one, Resumed) for one in journal[:number]))
+        for later, after in enumerate(journal[number:], number + 1):
+            if isinstance(after, Resumed):
+                resumed = store.landed_at(keys.journal(JOB, later))
+                is_stopped = find_meta(store.inner, stopped) is not None
+                if not is_stopped and resumed < min(ended, until) - SLACK_SECONDS:
+                    raise Violation("the job goes on beside a machine that is kept")
+                break
+            if isinstance(after, Intent | Generation):
+                raise Violation("a job that has failed begins again beside a machine that is kept")
+    return len(found)
 
 
 def check_journal(journal):

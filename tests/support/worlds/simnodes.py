@@ -14,6 +14,7 @@ from typing import TypeVar
 from support.worlds.simcloud import NOTICE_SECONDS, Machine, SimCloud
 from support.worlds.simulation import Violation, World
 
+from cloudspot.agent.ending.keeping import GUARD_SECONDS
 from cloudspot.agent.membership import peers
 from cloudspot.agent.membership.peers import (
     Adopt,
@@ -43,6 +44,8 @@ from cloudspot.jobstore.layout.records import (
     Finished,
     Generation,
     Heartbeat,
+    Intent,
+    Kept,
     Member,
     Moved,
     Notice,
@@ -51,8 +54,10 @@ from cloudspot.jobstore.layout.records import (
     new_nonce,
 )
 from cloudspot.jobstore.nodes.heartbeat_size import fill_up
+from cloudspot.jobstore.nodes.keeping import VERDICT_SECONDS
 from cloudspot.jobstore.nodes.launches import claim_slot
 from cloudspot.model import EndReason, NodeIdentity
+from cloudspot.story import inspection
 
 Result = TypeVar("Result")
 Doing = Generator[float, None, Result]
@@ -71,6 +76,8 @@ class Script:
     """How likely a node falls silent at each look, some for minutes and some for ever."""
     doubt: float = 0.01
     """How likely it takes a node that lives for lost."""
+    fails: float = 0.0
+    """How likely the training fails for good at each step."""
     tells_restored: bool = False
     """Whether heartbeats name the step from which the training went on, so that its pace is known."""
     heeds_seats: bool = True
@@ -128,6 +135,10 @@ class SimTraining:
         doomed = frozenset(node.seat for node in nodes if node.machine.has_notice)
         if step == self.script.num_steps:
             self._save(generation, step, doomed, ends="succeeded")
+        elif self.script.fails and self.world.rng.random() < self.script.fails:
+            first = self.world.rng.choice(nodes)
+            for node in nodes:
+                node.ended, node.is_first_failed = ("broken", step), node is first
         elif doomed and self.world.rng.random() < 0.5:
             self._save(generation, step, doomed, ends="drained")
         elif nodes[0].is_joined_soon:
@@ -220,12 +231,14 @@ class SimNode:
         self.runs = False
         self.ended: tuple[str, int] | None = None
         """How the generation's training ended here, and at which step."""
+        self.is_first_failed = False
         self.todo: list[Save] = []
         """What it has yet to upload."""
         self.state = "setup"
         self.is_silent = False
         self.was_silent = False
         self.started_at = 0.0
+        self.kept_until: float | None = None
         self._beats = 0
         self._changes = 0
         self._told: tuple[str, int] | None = None
@@ -280,10 +293,77 @@ class SimNode:
             yield from self._beat()
         outcome = yield from self._work()
         self._cloud.leave_user_code(machine)
-        yield from self._say(outcome)
+        yield from self._leave(outcome)
         if not self.world.chance(0.05):  # Else its shutdown hangs.
             yield rng.uniform(0, 10)
             self._cloud.end(machine, EndReason.SELF)
+
+    def _leave(self, outcome: str) -> Doing[None]:
+        """Say the last word; after a failure, perhaps stay for inspection: what ``Keeping`` does."""
+        history = HistoryReader(self._inner, self._job_id).read()
+        is_asked = job_file_of(history.submission).limits.keep_failed is not None
+        if outcome == "broken" and is_asked:
+            yield from self._claim()
+        waits = outcome == "failed" and is_asked and not self.machine.has_notice
+        num_known = len(self.journal.known)
+        yield from self._say(outcome, waits=waits)
+        until = self.world.time + VERDICT_SECONDS
+        while waits and self.kept_until is None and self.world.time < until:
+            yield self.world.rng.uniform(1, 3)
+            known = yield from self._persist(self.journal.read)
+            kept = self._find_kept(known)
+            if kept is not None and kept.instance_id == self.machine.id:
+                self._keep((kept.until - self.world.now()).total_seconds())
+            elif kept is not None or any(isinstance(one, Intent) for one in known[num_known:]):
+                return
+        if self.kept_until is not None:
+            yield from self._stay()
+
+    def _claim(self) -> Doing[None]:
+        until = self.world.time + (0.0 if self.is_first_failed else 20.0)
+        while not self.machine.has_notice:
+            known = yield from self._persist(self.journal.read)
+            if self._find_kept(known) is not None or why_over(known, self.seat.launch) is not None:
+                return
+            if self.world.time < until:
+                yield 2.0
+                continue
+            history = yield from self._persist(HistoryReader(self._store, self._job_id).read)
+            spec, now = job_file_of(history.submission), self.world.now()
+            record = inspection.keep(spec, history, self.seat, detail="broken", exit_code=1, now=now)
+            if record is None:
+                return
+            seconds = (record.until - record.at).total_seconds()
+            number = history.num_records + 1
+            if (yield from self._persist(lambda: self.journal.append(record, number))):  # noqa: B023
+                self._keep(seconds)
+                return
+
+    def _find_kept(self, known) -> Kept | None:
+        newest = next((one for one in reversed(known) if isinstance(one, Kept | Resumed)), None)
+        return newest if isinstance(newest, Kept) else None
+
+    def _keep(self, seconds: float) -> None:
+        self.kept_until = self.world.time + seconds
+        self.world.start(self._guard(), delay=seconds + GUARD_SECONDS)
+
+    def _guard(self) -> Doing[None]:
+        """End the machine from beside an agent that hangs."""
+        self._cloud.end(self.machine, EndReason.SELF)
+        return
+        yield
+
+    def _stay(self) -> Doing[None]:
+        self._set("kept")
+        assert self.kept_until is not None
+        while self.world.time < self.kept_until and not self.machine.has_notice:
+            yield from self._fall_silent()
+            yield from self._beat()
+            yield min(self.world.rng.uniform(1, 8), max(0.0, self.kept_until - self.world.time))
+            known = yield from self._persist(self.journal.read)
+            is_over = why_over(known, self.seat.launch, is_kept=True) is not None
+            if is_over or (yield from self._persist(self._is_stopped)):
+                return
 
     def _work(self) -> Doing[str]:
         while True:
@@ -489,6 +569,10 @@ class SimNode:
         """Wait for the commit of the last save, or until a part of it can never come."""
         assert self.ended is not None
         how, step = self.ended
+        if how == "broken":
+            while self.todo:
+                yield from self._upload(self.todo[0])
+            return "broken"
         save = (generation.number, step, 1)
         while True:
             known = yield from self._persist(self.journal.read)
@@ -567,7 +651,7 @@ class SimNode:
         while self.is_silent:
             yield 60.0
 
-    def _say(self, outcome: str) -> Doing[None]:
+    def _say(self, outcome: str, *, waits: bool = False) -> Doing[None]:
         machine = self.machine
         known = yield from self._persist(self.journal.read)
         step = 0 if self.ended is None else self.ended[1]
@@ -575,9 +659,11 @@ class SimNode:
             launch=machine.launch,
             rank=machine.rank,
             instance_id=machine.id,
-            outcome=outcome,
+            outcome="failed" if outcome == "broken" else outcome,
             detail="",
-            exit_code=1 if outcome == "failed" else 0,
+            exit_code=1 if outcome in {"failed", "broken"} else 0,
+            permanent=outcome == "broken",
+            waits_until=self.world.now() + timedelta(seconds=VERDICT_SECONDS) if waits else None,
             generation=self.number,
             restored_step=0,
             step=step,

@@ -86,6 +86,10 @@ class World:
         """Return the true wall-clock time."""
         return START + timedelta(seconds=self.time)
 
+    def store_time(self, _store: ObjectStore) -> datetime:
+        """Return the time by the clock of any store."""
+        return self.now()
+
     def clock(self, *, max_skew_seconds: float = 20.0) -> Clock:
         """Return a computer's clocks: the wall's is somewhat off, the monotonic starts anywhere."""
         skew, start = self.rng.uniform(-max_skew_seconds, max_skew_seconds), self.rng.uniform(0, 1e6)

@@ -53,6 +53,17 @@ def test_a_save_that_could_not_be_is_due_again_a_second_later(tmp_path):
     assert pace.is_due(11.0)
 
 
+def test_a_save_that_came_to_nothing_is_due_again_at_once(tmp_path):
+    write_tuning(tmp_path, Tuning(interval_seconds=10.0, upload_seconds=0.0, losses_per_second=0.0))
+    pace = Pace(tmp_path, now=0.0)
+    pace.saved(12.0, stall_seconds=0.1)
+    assert not pace.is_due(14.0)
+    pace.hasten()
+    assert pace.is_due(14.0)
+    pace.saved(15.0, stall_seconds=0.1)
+    assert not pace.is_due(16.0)
+
+
 def test_auto_follows_the_measured_stall_and_the_tuning(tmp_path):
     write_tuning(tmp_path, Tuning(interval_seconds=None, upload_seconds=4.0, losses_per_second=1 / 86400))
     pace = Pace(tmp_path, now=0.0)

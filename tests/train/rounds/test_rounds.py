@@ -59,6 +59,8 @@ class World:
         self.evaluators = evaluators or frozenset()
         """The ranks that evaluate, and check, at the beginning of every fifth step."""
         self.random = random.Random(seed)
+        self.asking = random.Random(seed) if seed % 4 == 3 else None
+        """Chooses which rank asks for an interval save; None: rank 0 always does."""
         self.now = 0.0
         self.guard = 1e9
         self.store = HashStore()
@@ -80,7 +82,11 @@ class World:
                     self.ranks[index].rounds.request_drain(guard=self.guard, notice=True)
                 drain_at = None
             if self.random.random() < intervals:
-                self.ranks[0].rounds.request_interval()
+                asking = self.ranks[0] if self.asking is None else self.asking.choice(self.ranks)
+                if asking.index == 0:
+                    asking.rounds.request_interval()
+                else:
+                    asking.rounds.wants_interval = True  # a save of its own has come to nothing
             rank = self.random.choice(self.ranks)
             if rank.is_dead:
                 continue
@@ -421,6 +427,17 @@ def test_the_ranks_on_machines_with_a_notice_are_avoided():
     check(world)
     ((kind, _, avoid),) = world.ranks[0].saved
     assert (kind, avoid) == (DRAIN, frozenset({1, 3}))
+
+
+def test_a_rank_whose_save_came_to_nothing_has_another_one_made_by_all():
+    world = World(1, num_ranks=3, total=80)
+    for rank in world.ranks:
+        rank.rounds._can_save = lambda: True
+    for rank in world.ranks[1:]:
+        rank.rounds.wants_interval = True
+    world.run()
+    check(world)
+    assert {kind for kind, *_ in world.ranks[0].saved} == {INTERVAL}
 
 
 def test_short_steps_go_on_while_the_ranks_find_together_for_an_interval_save():

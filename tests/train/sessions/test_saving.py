@@ -2,6 +2,8 @@
 
 import errno
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,14 @@ from torch.distributed import HashStore
 
 from cloudspot.train.distributed import World
 from cloudspot.train.errors import SessionError
-from cloudspot.train.rounds.save_order import DRAIN, INTERVAL, SaveOrder
+from cloudspot.train.rounds.save_order import DRAIN, INTERVAL, RESCUE, SaveOrder
+from cloudspot.train.sessions.save_way import Way
 from cloudspot.train.sessions.saving import Saver
 from cloudspot.train.state import arena
 from cloudspot.train.state.arena import Arena
 from cloudspot.train.state.boundary_marks import Description
 from cloudspot.train.state.checkpoint import take
+from cloudspot.train.state.overlapped_copy import OverlappedCopy
 from cloudspot.train.state.partition import plan
 
 WORLD_SIZE = 4
@@ -170,6 +174,40 @@ def test_a_copy_that_is_not_sealed_yet_keeps_its_bytes_while_the_arena_grows(mak
     for item in copied.content["items"]:
         expected = tensors[item["name"]].detach().numpy().tobytes()
         assert held[item["offset"] : item["offset"] + item["nbytes"]] == expected
+
+
+def test_a_save_of_what_survivors_hold_takes_the_place_of_one_that_is_still_copied(
+    make_savers, objects, monkeypatch, tmp_path
+):
+    """As where the main thread hangs in the step after the boundary; nothing more is written to its slot."""
+    goes_on, copy_piece = threading.Event(), OverlappedCopy._copy_piece
+
+    def wait(self, *, with_threads):
+        goes_on.wait(60)
+        return copy_piece(self, with_threads=with_threads)
+
+    monkeypatch.setattr(OverlappedCopy, "_copy_piece", wait)
+    monkeypatch.setattr(arena, "_MIN_LATER_BYTES", 1)
+    saver, told = make_savers()[0], Description({}, {"random": 0})
+    options = {"step": 7, "describe": lambda: told, "deadline": None}
+    saver.copy(objects, SaveOrder(INTERVAL, 7, number=1), **options, way=Way.OVERLAPPED)
+    assert sum(slot.is_being_written for slot in saver._arena._slots) == 1
+    threading.Timer(0.05, goes_on.set).start()
+    order = SaveOrder(RESCUE, 7, number=900_001, avoid=frozenset({1, 2, 3}))
+    with ThreadPoolExecutor(1) as rescue:
+        copied = rescue.submit(saver.copy, objects, order, **options).result(60)
+    assert saver.overlapped.is_cancelled
+    saver.overlapped.before_write()
+    saver.seal(copied)
+    (path,) = saver._arena.seals.iterdir()
+    seal = json.loads(path.read_text())
+    assert (seal["kind"], seal["way"]) == ("rescue", "boundary")
+    data, tensors = Path(seal["slot"]).read_bytes(), take(objects).tensors
+    assert {item["name"] for item in seal["items"]} == set(tensors)
+    for item in seal["items"]:
+        expected = tensors[item["name"]].detach().numpy().tobytes()
+        assert data[item["offset"] : item["offset"] + item["nbytes"]] == expected
+    assert len(list(tmp_path.glob("*/slot-1-0-*"))) == 2
 
 
 @pytest.mark.parametrize("leaving", [0, 1])

@@ -40,6 +40,7 @@ _KEEP_STATUS = '"$@"; status=$?; echo "$status" > "$0.tmp" && mv "$0.tmp" "$0"'
 # The same for each rank, because torchrun takes one or two seconds to end after a rank has failed, and always
 # exits with 1 then. torchrun sends SIGTERM to this shell and waits for it; the trap lets the rank handle it.
 _KEEP_RANK_STATUS = (
+    f'to="${files.HANDOFF}/variables-$RANK"; [ ! -f "$to" ] || . "$to"; '
     f': > "${files.HANDOFF}/started-$RANK"; trap : TERM; "$@"; status=$?; '
     f'to="${files.HANDOFF}/exited-$RANK"; '
     'echo "$status" > "$to.tmp" && mv "$to.tmp" "$to"; exit "$status"'

@@ -99,9 +99,10 @@ class DrainSchedule:
 
     @property
     def _save_seconds(self) -> float:
-        """The measured duration of a save and its upload, 0 where unknown."""
+        """The measured duration of a drain's save and its upload, 0 where unknown."""
         status = self._context.status
-        return (status.upload_seconds or 0.0) + (status.stall_seconds or 0.0)
+        copying = 0.0 if status.save_cost is None else status.save_cost.copy_seconds
+        return (status.upload_seconds or 0.0) + max(status.stall_seconds or 0.0, copying)
 
     def _step_seconds(self, now: float) -> float:
         status, began_at = self._context.status, self._context.memory.training_began_at

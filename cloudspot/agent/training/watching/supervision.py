@@ -16,6 +16,7 @@ from cloudspot.agent.ending.restart_policy import (
     STUCK,
     fingerprint_of,
     has_connected,
+    has_lost_another,
 )
 from cloudspot.agent.membership.agreement import Membership
 from cloudspot.agent.node_context import NodeContext
@@ -52,6 +53,8 @@ class TrainerEnd:
     why: FailureKind = FAILED
     fingerprint: str | None = None
     """The fingerprint of a failure: see ``Failure.fingerprint``."""
+    is_consequence: bool = False
+    """Whether another node's failure has caused it: see ``Failure.is_consequence``."""
     must_regroup: bool = False
     """Whether others are lost, or have agreed on another generation."""
     was_told: bool = False
@@ -198,7 +201,10 @@ class Supervisor:
         # Ranks leave no status if they are killed with their shells or the disk is full.
         if status is not None or not has_torchrun or not trainer.has_started(ranks):
             fingerprint = fingerprint_of(status or code, errors[0] if errors else None)
-        return TrainerEnd(status or code, self._drain, why=why, fingerprint=fingerprint)
+        is_consequence = bool(errors) and has_lost_another(errors[0])
+        return TrainerEnd(
+            status or code, self._drain, why=why, fingerprint=fingerprint, is_consequence=is_consequence
+        )
 
     def _is_not_connected(self) -> bool:
         trainer, status = self._trainer, self._context.status
@@ -221,7 +227,9 @@ class Supervisor:
         _log.warning("the training has failed on another node: ending the trainer")
         if failed.why == STUCK:
             self._dump_stacks()
-        return TrainerEnd(failed.exit_code, None, why=failed.why, fingerprint=failed.fingerprint)
+        return TrainerEnd(
+            failed.exit_code, None, why=failed.why, fingerprint=failed.fingerprint, is_consequence=True
+        )
 
     def _end_if_cut_off(self, now: float) -> TrainerEnd | None:
         # torchrun tries for ten minutes; once ranks have started, the nodes have found each other.

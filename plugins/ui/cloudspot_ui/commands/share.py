@@ -16,6 +16,7 @@ from cloudspot.errors import SpecError
 from cloudspot.jobfile.quantities import parse_duration
 from cloudspot.jobstore.access.retrying_store import with_retries
 from cloudspot.jobstore.layout import keys
+from cloudspot.story.states import TERMINAL_STATES
 
 MOST_SECONDS = 7 * 86_400.0
 """The maximum time for which clouds sign links."""
@@ -33,36 +34,50 @@ _MEDIA_TYPE = "text/html; charset=utf-8"
     metavar="DURATION",
     help="How long the link works, at most 7d.",
 )
+@click.option(
+    "--live",
+    "is_live",
+    is_flag=True,
+    help="Let the job's driver refresh the page every minute or two until the link ends.",
+)
 @store_option
 @json_option
-def share(job_id: str, seconds: float, store_url: str | None, as_json: bool) -> None:
+def share(job_id: str, seconds: float, is_live: bool, store_url: str | None, as_json: bool) -> None:
     """Put a page about a job into its bucket, and print a link to it.
 
     Anyone who has the link can see the page without credentials until the link ends. The page shows the job
-    as it is now. `unshare` ends all links to the job's pages.
+    as it is now, or with --live as it is while it is driven. `unshare` ends all links to the job's pages.
     """
     if not 1 <= seconds <= MOST_SECONDS:
         raise SpecError(f"--for: got {seconds:g} s; choose 1s to 7d, for which clouds sign links")
     job = open_job(store_url, job_id)
+    word = secrets.token_hex(16)  # never used before, so that links that were ended do not work again
     request = LinkRequest(
-        # The key was never used, so that links that were ended do not work again.
-        key=keys.shared_page(job.id, secrets.token_hex(16)),
+        key=keys.shared_page(job.id, word),
         seconds=seconds,
         media_type=_MEDIA_TYPE,
     )
     job.store.link(request)  # before the page is put, because the store may refuse links
     from cloudspot_ui.page.rendering import job_page
     from cloudspot_ui.page.story import JobReading
+    from cloudspot_ui.shared_page import LiveShares, SharedPage
 
     warn_of_gaps(job)
-    page = job_page(JobReading(job).read(datetime.now(timezone.utc)))
-    with_retries(job.store).put(request.key, page.encode(errors="replace"))
+    store, story = with_retries(job.store), JobReading(job).read(datetime.now(timezone.utc))
+    is_live = is_live and story.report["state"] not in TERMINAL_STATES
+    store.put(request.key, job_page(story, is_live=is_live).encode(errors="replace"))
     link = job.store.link(request)
+    if is_live:
+        asked = LiveShares({**LiveShares.read(store, job.id).ends, word: link.ends_at})
+        store.put(keys.task(job.id, SharedPage.name), asked.to_bytes())
     if as_json:
-        output.echo_json({"url": link.url, "ends": link.ends_at.isoformat(), "note": link.note})
+        value = {"url": link.url, "ends": link.ends_at.isoformat(), "note": link.note, "is_live": is_live}
+        output.echo_json(value)
         return
     output.echo(link.url)
     output.echo(f"the link ends at {output.moment_text(link.ends_at)}", error=True)
+    if is_live:
+        output.echo("the job's driver refreshes the page; `show` reports if it cannot", error=True)
     if link.note:
         output.warn(f"the link ends earlier than --for: {link.note}")
     output.echo(f"end the link earlier: {job.command('unshare')}", error=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
@@ -43,6 +43,8 @@ class Frame:
     """The path of the list of all jobs, or None if there is no list."""
     script: str | None = None
     """The path of a live page's script, or None if the page has no script."""
+    is_refreshed: bool = False
+    """Whether a newer page replaces this one every minute or two."""
 
 
 INERT = Frame(
@@ -51,9 +53,13 @@ INERT = Frame(
 """The frame of a file that loads nothing and runs nothing."""
 
 
-def job_page(story: JobStory) -> str:
-    """Return the whole page of a job, as a file that loads and runs nothing."""
-    page: str = render("job.html", **job_page_parts(story, job_sections(story), INERT))
+def job_page(story: JobStory, *, is_live: bool = False) -> str:
+    """Return the whole page of a job, as a file that loads and runs nothing.
+
+    If it ``is_live``, it says that it is replaced by newer pages.
+    """
+    frame = replace(INERT, is_refreshed=is_live)
+    page: str = render("job.html", **job_page_parts(story, job_sections(story), frame))
     return page
 
 

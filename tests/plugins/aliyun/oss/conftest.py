@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from datetime import datetime, timezone
 from typing import ClassVar
 
@@ -78,6 +79,20 @@ def bucket(oss):
 def store(bucket):
     """A store in a bucket of its own, below a prefix; its streams go up in small parts."""
     return OssStore(f"oss://{bucket}/some/prefix", part_bytes=PART_BYTES, sleep=lambda seconds: None)
+
+
+@pytest.fixture
+def domain(oss, bucket, monkeypatch):
+    """A domain that is bound to the bucket, in an account that may not use the public endpoint."""
+    name, ask = "runs.example.com", socket.getaddrinfo
+
+    def here(host, *rest, **options):
+        return ask("127.0.0.1" if host == name else host, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", here)
+    monkeypatch.setattr(oss.app, "domains", {name: bucket})
+    monkeypatch.setattr(oss.app, "is_public_endpoint_forbidden", True)
+    return oss.url.replace("127.0.0.1", name)
 
 
 class OssCloud(BucketCloud):

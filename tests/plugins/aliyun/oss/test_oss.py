@@ -1,7 +1,6 @@
 """The store in OSS beyond the promises of every store."""
 
 import json
-import socket
 import urllib.request
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -211,20 +210,6 @@ def test_a_function_of_the_buckets_region_takes_the_internal_endpoint(monkeypatc
     assert [clients.is_inside(one) for one in ("cn-hangzhou", "cn-beijing")] == [True, False]
     monkeypatch.delenv("FC_REGION")
     assert not clients.is_inside("cn-hangzhou")
-
-
-@pytest.fixture
-def domain(oss, bucket, monkeypatch):
-    """A domain that is bound to the bucket, in an account that may not use the public endpoint."""
-    name, ask = "runs.example.com", socket.getaddrinfo
-
-    def here(host, *rest, **options):
-        return ask("127.0.0.1" if host == name else host, *rest, **options)
-
-    monkeypatch.setattr(socket, "getaddrinfo", here)
-    monkeypatch.setattr(oss.app, "domains", {name: bucket})
-    monkeypatch.setattr(oss.app, "is_public_endpoint_forbidden", True)
-    return oss.url.replace("127.0.0.1", name)
 
 
 def test_an_account_without_the_public_endpoint_is_told_of_a_domain_of_its_own(domain, bucket):

@@ -323,7 +323,7 @@ def test_on_a_machine_iam_signs(gcp, machine_store):
     assert gcp.faults.count("signBlob") == 1
     gcp.faults.denied.add("iam.serviceAccounts.signBlob")
     with pytest.raises(
-        AuthError, match=r"takes roles/iam\.serviceAccountTokenCreator of the service account on itself"
+        AuthError, match=r"needs roles/iam\.serviceAccountTokenCreator of the service account on itself"
     ) as caught:
         machine_store.presign_get("k", seconds=60)
     one_line(caught)

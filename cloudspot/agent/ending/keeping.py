@@ -1,0 +1,201 @@
+"""Keeps this machine for inspection after the job has failed for good: ``limits.keep_failed``.
+
+The journal decides which machine is kept, and until when. This agent ends its own by then, whatever becomes
+of drivers and of the store; so does a process beside it, should the agent hang.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+
+from cloudspot.agent.leaving import Leaving
+from cloudspot.agent.node_context import NodeContext
+from cloudspot.errors import CloudspotError
+from cloudspot.host.boot_clock import boot_seconds
+from cloudspot.jobstore.jobs.reader import HistoryReader
+from cloudspot.jobstore.journal.lineage import why_over
+from cloudspot.jobstore.layout.records import Exit, Intent, JournalRecord, Kept, Resumed
+from cloudspot.jobstore.nodes.keeping import VERDICT_SECONDS
+from cloudspot.story import inspection
+
+_log = logging.getLogger(__name__)
+
+CLAIM_SECONDS = 20.0
+"""How long a node that failed because of another one leaves it to that one to be kept."""
+LOOK_SECONDS = 2.0
+"""How often a node looks at the journal that waits for what others decide."""
+TRY_SECONDS = 60.0
+"""How long it tries to be kept where the store does not answer."""
+GUARD_SECONDS = 120.0
+"""So long after its time the machine is ended from beside an agent that has not ended it."""
+_GUARD = 'trap "" HUP; sleep "$0"; while :; do bash -c "$CLOUDSPOT_SHUTDOWN"; sleep 30; done'
+
+
+class Keeping:
+    """The time of one node after it has failed."""
+
+    def __init__(self, context: NodeContext, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._context = context
+        self._sleep = sleep
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._num_known = 0
+        """How many records the journal had when this node wrote its exit record."""
+        self.is_kept = False
+        """Whether the journal says that this machine is kept."""
+
+    def may_follow(self, leaving: Leaving) -> bool:
+        """Return whether the machine may be kept after this end."""
+        is_asked = self._context.job.spec.limits.keep_failed is not None
+        return is_asked and leaving.outcome == "failed" and not self._context.orders.pending
+
+    def settle(self, leaving: Leaving) -> Leaving:
+        """Have the journal say that the job has failed and that this machine is kept, if that is so.
+
+        Returns how the node leaves: one that has not failed for good by its own word waits for a driver's.
+        Call it when everything is delivered.
+        """
+        context = self._context
+        if context.orders.pending:
+            return leaving
+        context.orders.keep()
+        if not leaving.permanent:
+            self._num_known = len(context.journal.known)
+            return replace(leaving, waits_until=context.now() + timedelta(seconds=VERDICT_SECONDS))
+        until = time.monotonic() + TRY_SECONDS
+        try:
+            context.retry_until(lambda: self._claim(leaving), deadline=until, sleep=self._sleep)
+        except CloudspotError as error:
+            _log.error("this machine is not kept for inspection: %s", error)
+        return leaving
+
+    def recall(self, said: Exit) -> bool:
+        """Go on as the agent before, which had written this exit record; return whether there is a reason."""
+        context = self._context
+        records = context.retry_until(context.journal.read)
+        is_waiting = said.waits_until is not None and context.now() < said.waits_until
+        if not is_waiting and not (self._is_ours(records) and self._is_in_time(records)):
+            return False
+        self._num_known = sum(one.at < said.at for one in records)
+        context.orders.keep()
+        return True
+
+    def wait(self, waits_until_seconds: float) -> None:
+        """Return when the machine may be ended; the exit record stands.
+
+        ``waits_until_seconds``: for how long a driver may still say that this machine is kept.
+        """
+        if not self.is_kept and not self._await_verdict(time.monotonic() + waits_until_seconds):
+            return
+        context, memory = self._context, self._context.memory
+        context.status.hears_others = context.status.hears_calls = False
+        context.status.state = "kept"
+        left = memory.kept_until - boot_seconds()
+        _log.warning("the job has failed, and this machine is kept for inspection for %.0f s", left)
+        self._start_guard(left)
+        while (left := memory.kept_until - boot_seconds()) > 0 and not context.orders.pending:
+            context.orders.wait(min(left, LOOK_SECONDS))
+        _log.warning("this machine is not kept any longer: %s", self._why_over())
+
+    def end(self) -> None:
+        """End the process beside the agent: the machine ends now."""
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.wait()
+
+    def _why_over(self) -> str:
+        leaving = self._context.ordered_leaving()
+        return "its time is over" if leaving is None else leaving.detail
+
+    # --- the journal --------------------------------------------------------------------------------
+
+    def _claim(self, leaving: Leaving) -> None:
+        """Append that this machine is kept, unless another one is, or the job goes on or is over."""
+        context = self._context
+        waits = CLAIM_SECONDS if leaving.is_consequence else 0.0
+        until = time.monotonic() + waits
+        while True:
+            records = context.journal.read()
+            if self._is_ours(records):  # an agent before this one, or a put whose answer was lost
+                self._is_in_time(records)
+                return
+            if _kept(records) is not None or why_over(records, context.node.launch) is not None:
+                return
+            if time.monotonic() >= until:
+                break
+            self._sleep(LOOK_SECONDS)
+        while not context.orders.pending:
+            history = HistoryReader(context.store, context.job_id).read()
+            record = inspection.keep(
+                context.job.spec,
+                history,
+                context.seat,
+                detail=leaving.detail,
+                exit_code=leaving.exit_code or 1,
+                now=context.now(),
+            )
+            if record is None:
+                if history.kept is None and history.stop is None:
+                    _log.warning("limits.max_cost leaves no room to keep this machine for inspection")
+                return
+            # On the disk first: once others may read it, no agent of this machine forgets when it ends.
+            self._remember((record.until - record.at).total_seconds())
+            if context.journal.append(record, history.num_records + 1):
+                self.is_kept = True
+                return
+            self._remember(None)
+
+    def _await_verdict(self, until: float) -> bool:
+        """Return whether a driver has said in time that the job has failed and this machine is kept."""
+        context, launch = self._context, self._context.node.launch
+        while time.monotonic() < until and not context.orders.pending:
+            with suppress(CloudspotError):
+                records = context.journal.read()
+                if self._is_ours(records):
+                    return self._is_in_time(records)
+                goes_on = any(isinstance(one, Intent) for one in records[self._num_known :])
+                if goes_on or _kept(records) is not None or why_over(records, launch) is not None:
+                    return False
+            context.orders.wait(LOOK_SECONDS)
+        return False
+
+    def _is_ours(self, records: tuple[JournalRecord, ...]) -> bool:
+        kept, context = _kept(records), self._context
+        return (
+            kept is not None
+            and (kept.seat, kept.instance_id) == (context.seat, context.job.identity.instance_id)
+            and why_over(records, context.node.launch, is_kept=True) is None
+        )
+
+    def _is_in_time(self, records: tuple[JournalRecord, ...]) -> bool:
+        """Return whether time is left; note when it ends, unless this machine knows that already."""
+        kept, memory = _kept(records), self._context.memory
+        assert kept is not None, "this machine is kept"
+        if memory.kept_until == 0.0:
+            self._remember((kept.until - self._context.now()).total_seconds())
+        self.is_kept = boot_seconds() < memory.kept_until
+        return self.is_kept
+
+    def _remember(self, seconds: float | None) -> None:
+        self._context.memory.kept_until = 0.0 if seconds is None else boot_seconds() + seconds
+        self._context.memory.save(self._context.node)
+
+    def _start_guard(self, seconds: float) -> None:
+        if "CLOUDSPOT_SHUTDOWN" in os.environ:
+            words = ["/bin/bash", "-c", _GUARD, f"{seconds + GUARD_SECONDS:.0f}"]
+            quiet = subprocess.DEVNULL
+            self._guard = subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet)
+
+
+def _kept(records: tuple[JournalRecord, ...]) -> Kept | None:
+    """Return the record of the machine that is kept since the job was last resumed, or None."""
+    for record in reversed(records):
+        if isinstance(record, Kept | Resumed):
+            return record if isinstance(record, Kept) else None
+    return None

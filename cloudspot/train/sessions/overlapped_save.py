@@ -1,0 +1,109 @@
+"""A save whose large tensors are copied next to the step after its boundary (P6)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+from cloudspot.train.state.overlapped_copy import OverlappedCopy
+
+QUIET_SECONDS = 1.0
+"""Without an optimizer step, a copy counts after this time, but not before ``QUIET_COPIES`` times its own
+duration. By then, a write that began before the end of the copy is over and shows."""
+QUIET_COPIES = 20
+
+
+class OverlappedSave:
+    """The save, from its boundary until it is sealed or given up.
+
+    Only the main thread calls the methods, except ``cancel``.
+    """
+
+    def __init__(
+        self, copy: OverlappedCopy, *, seal: Callable[[float, float], None], release: Callable[[], None]
+    ) -> None:
+        """Begin to copy.
+
+        If the copy is the state at the boundary, a thread calls ``seal`` with two durations in seconds: how
+        long the training has waited since the boundary, and how long the copying took. ``release`` is called
+        at the end in any case.
+        """
+        self.spoilt: Sequence[str] = ()
+        """The tensors that were written to before they were copied; the save is then not sealed."""
+        self.error: Exception | None = None
+        """The reason that the save could not be sealed."""
+        self.has_ended = False
+        self.is_cancelled = False
+        self._copy = copy
+        self._seal = seal
+        self._release = release
+        self._lock = threading.RLock()
+        self._decided = threading.Event()
+        self._is_held_back = False
+        self._waited = 0.0
+        copy.start(self._end)
+
+    def before_write(self) -> None:
+        """Return once no later write of the caller can get into the copy."""
+        if self._is_held_back:
+            return
+        with self._lock:
+            self._hold_back()
+            self._is_held_back = True  # not if an exception, as Ctrl-C's, has ended this
+
+    def _hold_back(self) -> None:
+        if self.has_ended or self.is_cancelled:
+            return
+        if self._copy.is_on_gpu and torch.cuda.is_current_stream_capturing():
+            # The capture writes nothing now, and its replays write without a hook.
+            self.spoilt = ("a step that a CUDA graph captures",)
+        else:
+            self._waited = self._copy.finish()
+            self.spoilt = self._copy.written()
+            if not self.spoilt and not self._copy.is_done():
+                return  # at the next boundary, perhaps
+        self._decided.set()
+
+    def settle(self, *, waits: bool) -> bool:
+        """At a boundary: let it end, at once if it ``waits``; return whether it has."""
+        if self.has_ended:
+            return True
+        self.before_write()
+        if waits:
+            self._copy.wait()
+        if self._copy.is_done():
+            self._decided.set()
+        if waits:
+            self._copy.join()
+        return self.has_ended
+
+    def cancel(self) -> None:
+        """Give it up, unless it is sealed; nothing is copied afterwards. For any thread."""
+        with self._lock:  # the main thread copies nothing now, nor later
+            self.is_cancelled = not self.has_ended
+        if self._copy.cancel():
+            self._decided.set()
+            self._copy.join()
+
+    def _end(self) -> None:
+        """Wait in the thread until it is known whether the copy counts, and seal it if so."""
+        quiet = None if self._copy.is_on_gpu else max(QUIET_SECONDS, QUIET_COPIES * self._copy.seconds)
+        self._decided.wait(quiet)
+        with self._lock:
+            try:
+                if self._copy.error is not None:
+                    raise self._copy.error
+                if not self.is_cancelled:
+                    # Without a decision, the main thread is long past any write that had begun before.
+                    if not self._decided.is_set():
+                        self.spoilt = self._copy.written()
+                    self.spoilt = self.spoilt or self._copy.torn()
+                    if not self.spoilt:
+                        self._seal(self._waited, self._copy.seconds)
+            except Exception as error:  # the main thread raises it, at a boundary
+                self.error = error
+            finally:
+                self._release()
+                self.has_ended = True

@@ -1,0 +1,349 @@
+"""Copies of large tensors that may be made next to the step that follows a boundary (P6).
+
+Between a boundary and the next optimizer step, no code should write to parameters and optimizer state. Before
+the copy counts, two checks detect such a write: torch's version counters, and samples of each tensor's bytes,
+which must be the same at the boundary, in the copy and after it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+PIECE_BYTES = 4 << 20
+"""The bytes that a thread copies at a time, without the interpreter's lock."""
+_BETWEEN_BYTES = 4 << 20
+"""The distance of two samples; to copy so much takes a fraction of a millisecond."""
+_SAMPLE_BYTES = 8
+_CANCEL_SECONDS = 2.0
+_POLL_SECONDS = 0.005
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memcmp.restype = ctypes.c_int
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """A tensor whose copy may be made later."""
+
+    name: str
+    target: Any
+    """Its place in a slot: a contiguous CPU tensor of the same type and shape."""
+    source: Any
+    """The live tensor: contiguous on the CPU, dense on a GPU."""
+    wrapper: Any = None
+    """The DTensor if ``source`` is this rank's part of one: torch counts some writes only there."""
+
+
+class OverlappedCopy:
+    """The copy of some tensors, made by a thread or, of those on GPUs, by streams.
+
+    A tensor that a script puts in the place of one of them is not copied, and the memory of the old one is
+    kept as long as this object. Only the main thread calls the methods, unless a docstring says otherwise.
+    """
+
+    def __init__(self, deferred: Sequence[Deferred], *, is_trial: bool = False) -> None:
+        """Note the versions and samples of the tensors at the boundary; nothing is copied yet.
+
+        Only a trial may call ``differing``.
+        """
+        self._names = [each.name for each in deferred]
+        self._targets = [each.target for each in deferred]
+        # Other tensors over the same memory, which a script cannot replace.
+        self._sources = [each.source.detach() for each in deferred]
+        self._watched = [
+            [source, *([] if each.wrapper is None else [each.wrapper])]
+            for each, source in zip(deferred, self._sources, strict=True)
+        ]
+        self._versions = [_versions(each) for each in self._watched]
+        self._on_cpu = [place for place, each in enumerate(self._sources) if each.device.type == "cpu"]
+        self._samples = self._sample(self._sources)
+        self._left = deque(
+            (place, start) for place in self._on_cpu for start in range(0, self._nbytes(place), PIECE_BYTES)
+        )
+        self._thread: threading.Thread | None = None
+        self._has_ended = threading.Event()
+        self._has_ended.set()
+        self._is_cancelled = False
+        self._streams: list[_StreamCopy] = []
+        self.error: Exception | None = None
+        """Why the thread could not copy."""
+        self.seconds = 0.0
+        """How long the copying took, by threads and while it was waited for."""
+        devices = {each.device for each in self._sources} - {torch.device("cpu")}
+        for device in sorted(devices, key=str):
+            places = [place for place, each in enumerate(self._sources) if each.device == device]
+            pairs = [(self._targets[place], self._sources[place]) for place in places]
+            self._streams.append(_StreamCopy(device, places, pairs, is_trial=is_trial))
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes are copied."""
+        return sum(map(self._nbytes, range(len(self._names))))
+
+    def share_of(self, names: Collection[str]) -> float:
+        """Return the share of the bytes that tensors of these names have."""
+        places = [place for place, name in enumerate(self._names) if name in names]
+        return sum(map(self._nbytes, places)) / max(self.nbytes, 1)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether GPUs copy some of it."""
+        return bool(self._streams)
+
+    def start(self, then: Callable[[], None]) -> None:
+        """Begin to copy beside the caller; the streams wait for the work that it has queued so far.
+
+        The thread that copies calls ``then`` at its end. It uses no GPU, which may be capturing a graph.
+        """
+        for each in self._streams:
+            each.start()
+
+        def run() -> None:
+            began = time.perf_counter()
+            try:
+                while not self._is_cancelled and self._copy_piece(with_threads=False):
+                    pass
+            except Exception as error:  # the main thread waits for the end of this one
+                self.error = error
+            self.seconds += time.perf_counter() - began
+            self._has_ended.set()
+            then()
+
+        self._has_ended.clear()
+        self._thread = threading.Thread(target=run, name="cloudspot-copy", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> float:
+        """Copy the rest, so that no later write of the caller gets into the copy.
+
+        The CPU's tensors are copied when this returns. Later work of the GPUs waits for their copies. Returns
+        the seconds that it took.
+        """
+        began = time.perf_counter()
+        while self._copy_piece(with_threads=True):
+            pass
+        self._has_ended.wait()
+        for each in self._streams:
+            each.hold_back_writes()
+        return time.perf_counter() - began
+
+    def copy_now(self) -> None:
+        """Copy everything, and wait for it; instead of ``start``."""
+        for each in self._streams:
+            each.start()
+        self.seconds += self.finish()
+        self.wait()
+
+    def is_done(self) -> bool:
+        """Return whether the GPUs have finished copying; do not call it while one captures a graph."""
+        return all(each.is_done() for each in self._streams)
+
+    def wait(self) -> None:
+        """Wait until the GPUs have finished copying; work queued after ``start`` does not delay that."""
+        for each in self._streams:
+            each.wait()
+
+    def cancel(self) -> bool:
+        """Stop copying; return whether the slot stays as it is from now on. Any thread may call it.
+
+        A GPU that has not come to the boundary yet, and never does if a rank is lost, would still write it.
+        """
+        self._is_cancelled = True
+        self._has_ended.wait()
+        until = time.monotonic() + _CANCEL_SECONDS
+        while not self.is_done() and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+        return self.is_done()
+
+    def join(self) -> None:
+        """Wait for the end of the thread."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def written(self) -> list[str]:
+        """Return the tensors that were written since the boundary, by versions and by the CPU's samples.
+
+        The samples of GPUs are not compared. A write in progress in another thread may not show yet.
+        """
+        versions = [_versions(each) for each in self._watched]
+        found = {place for place, now in enumerate(versions) if now != self._versions[place]}
+        samples = self._sample(self._sources)
+        found |= {self._on_cpu[index] for index in _differing(self._samples, samples)}
+        return [self._names[place] for place in sorted(found)]
+
+    def torn(self) -> list[str]:
+        """Return the tensors whose copies differ from the boundary's samples, once everything is copied.
+
+        Any thread may call it.
+        """
+        copied = self._sample(self._targets)
+        found = {self._on_cpu[index] for index in _differing(self._samples, copied)}
+        for each in self._streams:
+            found |= each.torn()
+        return [self._names[place] for place in sorted(found)]
+
+    def differing(self) -> list[str]:
+        """Return the tensors that differ from their copies now.
+
+        Each byte of the CPU's tensors is compared. For a GPU's tensors sums are, which waits for the GPU.
+        """
+        found = {
+            place
+            for place in self._on_cpu
+            if not _has_memory(self._sources[place])
+            or _memcmp(self._targets[place].data_ptr(), self._sources[place].data_ptr(), self._nbytes(place))
+        }
+        for each in self._streams:
+            found |= each.differing()
+        return [self._names[place] for place in sorted(found)]
+
+    def _sample(self, tensors: Sequence[Any]) -> list[bytes]:
+        return [_samples(tensors[place]) for place in self._on_cpu]
+
+    def _nbytes(self, place: int) -> int:
+        count: int = self._targets[place].nbytes
+        return count
+
+    def _copy_piece(self, *, with_threads: bool) -> bool:
+        """Copy the next piece, with all of torch's threads or in this one; return whether there was one."""
+        try:
+            place, start = self._left.popleft()
+        except IndexError:
+            return False
+        source, target = self._sources[place], self._targets[place]
+        if not _has_memory(source):
+            return True  # then its samples are missing, too
+        count = min(PIECE_BYTES, self._nbytes(place) - start)
+        if with_threads:
+            _bytes_of(target)[start : start + count].copy_(_bytes_of(source)[start : start + count])
+        else:  # torch would start a team of threads for this one, next to those of the training
+            ctypes.memmove(target.data_ptr() + start, source.data_ptr() + start, count)
+        return True
+
+
+class _StreamCopy:
+    """The copies of a GPU's tensors into page-locked memory, by a stream of its own."""
+
+    def __init__(
+        self, device: Any, places: Sequence[int], pairs: Sequence[tuple[Any, Any]], *, is_trial: bool
+    ) -> None:
+        self._device = device
+        self._places = places
+        self._pairs = pairs
+        self._flat = [_bytes_of(source) for _, source in pairs]
+        self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):
+            self._before = self._sample()
+            self._sums: Any = self._sum() if is_trial else None
+        self._after: list[tuple[int, Any]] = []
+        self._done: Any = None
+
+    def start(self) -> None:
+        with torch.cuda.stream(self._stream):
+            for target, source in self._pairs:
+                target.copy_(source, non_blocking=True)
+            self._after = self._sample()
+            self._done = self._stream.record_event()
+
+    def hold_back_writes(self) -> None:
+        """Let what the GPU is given from now on wait for the copy."""
+        if self._done is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._done)
+
+    def is_done(self) -> bool:
+        return self._done is None or bool(self._done.query())
+
+    def wait(self) -> None:
+        if self._done is not None:
+            self._done.synchronize()
+
+    def torn(self) -> set[int]:
+        before = self._of_host(self._before)
+        changed = _differing(before, self._of_host(self._after))
+        # A tensor that lies in another order than its copy has its elements elsewhere.
+        rows = [index for index, (_, source) in enumerate(self._pairs) if source.is_contiguous()]
+        copied = [_samples(self._pairs[index][0]) for index in rows]
+        changed += [rows[index] for index in _differing([before[index] for index in rows], copied)]
+        return {self._places[index] for index in changed}
+
+    def differing(self) -> set[int]:
+        pairs = enumerate(zip(self._sums.tolist(), self._sum().tolist(), strict=True))
+        return {self._places[index] for index, (before, now) in pairs if before != now}
+
+    def _sum(self) -> Any:
+        return torch.stack([each.sum(dtype=torch.int64) for each in self._flat])
+
+    def _sample(self) -> list[tuple[int, Any]]:
+        """Queue the copies of some bytes of each tensor to the host; return these by the length of a sample.
+
+        They have their values once the stream has come to it.
+        """
+        found = []
+        for length in sorted({_sampling(len(each))[2] for each in self._flat}):
+            views = []
+            for each in self._flat:
+                count, stride, its_length = _sampling(len(each))
+                if its_length == length:
+                    views.append(each.as_strided((count, length), (stride, 1)))
+            there = torch.cat(views)
+            here = torch.empty(there.shape, dtype=torch.uint8, device="cpu", pin_memory=True)
+            here.copy_(there, non_blocking=True)
+            found.append((length, here))
+        return found
+
+    def _of_host(self, samples: list[tuple[int, Any]]) -> list[bytes]:
+        """Return the samples of each tensor."""
+        data = {length: here.numpy().tobytes() for length, here in samples}
+        taken = dict.fromkeys(data, 0)
+        found = []
+        for each in self._flat:
+            count, _, length = _sampling(len(each))
+            start = taken[length]
+            taken[length] = start + count * length
+            found.append(data[length][start : start + count * length])
+        return found
+
+
+def _versions(tensors: Sequence[Any]) -> list[int]:
+    return [each._version for each in tensors]  # noqa: SLF001 - has no public name
+
+
+def _has_memory(tensor: Any) -> bool:
+    """Return whether a dense tensor's storage is large enough: a script may have resized it."""
+    needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    return bool(tensor.untyped_storage().nbytes() >= needed)
+
+
+def _bytes_of(tensor: Any) -> Any:
+    """Return the bytes of a dense tensor as they lie in memory."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def _sampling(nbytes: int) -> tuple[int, int, int]:
+    """Return how many samples a tensor has, how far apart they begin, and how long each is, in bytes."""
+    length = min(_SAMPLE_BYTES, nbytes)
+    count = 1 if nbytes == length else max(2, math.ceil(nbytes / _BETWEEN_BYTES))
+    return count, (nbytes - length) // max(count - 1, 1), length
+
+
+def _samples(tensor: Any) -> bytes:
+    """Return some bytes of a tensor on the CPU; none if a script has freed its memory."""
+    if not _has_memory(tensor):
+        return b""
+    count, stride, length = _sampling(tensor.nbytes)
+    start = tensor.data_ptr()
+    return b"".join(ctypes.string_at(start + index * stride, length) for index in range(count))
+
+
+def _differing(before: Sequence[bytes], now: Sequence[bytes]) -> list[int]:
+    return [index for index, (one, other) in enumerate(zip(before, now, strict=True)) if one != other]

@@ -1,0 +1,68 @@
+"""Tells of the control plane's answers one by one, as its SDK has no hooks of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cloudspot.plugin.apirecording import ApiExchange, is_observed, tell
+
+if TYPE_CHECKING:
+    from aliyunsdkcore.request import RpcRequest
+
+
+@contextmanager
+def told(request: RpcRequest) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Tell of a request: of the answer that the block hands over, or of the SDK's error that it raises."""
+    if not is_observed():
+        yield lambda _answer: None
+        return
+    from aliyunsdkcore.acs_exception.exceptions import ClientException, ServerException
+
+    answers: list[Mapping[str, Any]] = []
+    # What the SDK adds when it signs, the key's id among it, belongs to no request.
+    parameters = nested({**request.get_query_params(), **request.get_body_params()})
+    began = time.monotonic()
+    status, code = 200, ""
+    try:
+        yield answers.append
+    except ServerException as error:
+        status, code = int(error.get_http_status() or 0), str(error.get_error_code())
+        raise
+    except ClientException as error:
+        status, code = 0, str(error.get_error_code())
+        raise
+    finally:
+        tell(
+            ApiExchange(
+                service=str(request.get_product()).lower(),
+                action=str(request.get_action_name()),
+                request=parameters,
+                answer=answers[0] if answers else None,
+                status=status,
+                code=code,
+                seconds=time.monotonic() - began,
+            )
+        )
+
+
+def nested(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flat parameters such as ``Tag.1.Key`` as lists and tables."""
+    whole: dict[str, Any] = {}
+    for name, value in parameters.items():
+        *way, last = name.split(".")
+        place = whole
+        for part in way:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return {name: _with_lists(one) for name, one in whole.items()}
+
+
+def _with_lists(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if all(name.isdecimal() for name in value):
+        return [_with_lists(value[name]) for name in sorted(value, key=int)]
+    return {name: _with_lists(one) for name, one in value.items()}

@@ -1,0 +1,68 @@
+"""Tells of Google's answers by the hooks of requests, on which all of Google's clients here stand.
+
+Source: requests, "Event Hooks" (checked 2026-11).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import requests
+
+from cloudspot.plugin.apirecording import ApiExchange, tell
+
+
+def tell_of_answers(session: requests.Session) -> None:
+    """Tell of each answer that the session gets from now on, unless it is read as a stream."""
+    session.hooks["response"].append(_tell)
+
+
+def _tell(answer: requests.Response, **options: Any) -> None:
+    if options.get("stream"):
+        return
+    sent = answer.request
+    parts = urlsplit(str(sent.url))
+    body = _json_of(answer.content)
+    tell(
+        ApiExchange(
+            service=_service_of(parts.path),
+            action=f"{sent.method} {parts.path}",
+            request={"query": dict(parse_qsl(parts.query)), "body": _json_of(sent.body)},
+            answer=body,
+            status=answer.status_code,
+            code="" if answer.ok else error_code(body, answer.status_code),
+            seconds=answer.elapsed.total_seconds(),
+        )
+    )
+
+
+def _service_of(path: str) -> str:
+    """Return the service's name by its path: each has its own, whatever host answers for it."""
+    first, _, rest = path.lstrip("/").partition("/")
+    if rest.startswith("entries:"):
+        return "logging"
+    return rest.partition("/")[0] if first in {"upload", "download", "batch"} else first
+
+
+def _json_of(body: Any) -> Any:
+    """Return a body's JSON; None: it has none."""
+    if not isinstance(body, (str, bytes)):
+        return None
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None
+
+
+def error_code(body: Any, status: int) -> str:
+    """Return an error's first reason, else its status in words, else the HTTP status."""
+    error = body.get("error") if isinstance(body, Mapping) else None
+    if isinstance(error, Mapping):
+        reasons = [one.get("reason") for one in error.get("errors") or () if isinstance(one, Mapping)]
+        named = [one for one in (*reasons, error.get("status")) if isinstance(one, str)]
+        if named:
+            return named[0]
+    return str(status)

@@ -1,0 +1,117 @@
+"""Masks what a cloud's API is asked and answers: only names and values of an allow-list are left.
+
+Whatever else a text is becomes a pseudonym, the same for the same text within one recording, so that a reader
+can see what refers to what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+MARK: Final = "~"
+"""What a masked value begins with."""
+NUMBER: Final = "~number"
+TIME: Final = "~time"
+BYTES: Final = "~bytes"
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?")
+_SHOWN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/ +-]{0,63}")
+"""Even a value that may be shown is shown only in this form."""
+_CODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,79}")
+
+
+class Allowed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a recording of one cloud may show."""
+
+    names: Callable[[str], frozenset[str]]
+    """Returns the names of fields of a service, as the cloud's SDK knows them."""
+    values: frozenset[str]
+    """Fields whose values are shown, as ``InstanceType`` or, with the field around it, ``State.Name``."""
+    words: Callable[[str], frozenset[str]]
+    """Returns texts that are shown wherever they stand in a service's requests: words of cloudspot's own
+    source, and of the API's."""
+    segments: frozenset[str] = frozenset()
+    """Parts of an HTTP path that are shown."""
+    named_by: frozenset[str] = frozenset()
+    """Parts of a path after which the next part is shown, such as ``zones``."""
+
+
+class Mask:
+    """Masks values for one recording."""
+
+    def __init__(self, key: bytes, allowed: Allowed) -> None:
+        """``key`` is the recording's own: who has it can try whether a pseudonym stands for a text."""
+        self._key = key
+        self._allowed = allowed
+
+    def pseudonym(self, text: str) -> str:
+        """Return what stands for the text."""
+        return MARK + hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()[:12]
+
+    def code(self, code: str) -> str:
+        """Return an error's code, unless it is something else."""
+        return code if not code or _CODE.fullmatch(code) else self.pseudonym(code)
+
+    def action(self, action: str, service: str) -> str:
+        """Return an operation's name, or a method and a path with its names masked."""
+        method, space, path = action.partition(" ")
+        if not space:
+            return self.code(action)
+        shown, before = [], ""
+        known = self._allowed.segments | self._allowed.words(service)
+        for part in path.split("/"):
+            # Google's own verbs follow a colon.
+            name, colon, verb = part.partition(":")
+            is_shown = not name or name in known or before in self._allowed.named_by
+            is_shown = is_shown and (not name or _SHOWN.fullmatch(name) is not None)
+            verb = verb if verb in known else verb and self.pseudonym(verb)
+            shown.append((name if is_shown else self.pseudonym(name)) + colon + verb)
+            before = name
+        return f"{method} {'/'.join(shown)}"
+
+    def tree(self, value: Any, service: str) -> Any:
+        """Return a value of JSON, or what an SDK makes of one, with all masked that may not be shown."""
+        words = self._allowed.words(service)
+        return self._tree(value, self._allowed.names(service) | words, words, ())
+
+    def _tree(self, value: Any, names: frozenset[str], words: frozenset[str], path: tuple[str, ...]) -> Any:
+        if value is None or isinstance(value, bool) or value in ("", [], {}):
+            return value
+        if isinstance(value, Mapping):
+            return {
+                self._name(str(name), names): self._tree(one, names, words, (*path, str(name)))
+                for name, one in value.items()
+            }
+        if isinstance(value, (int, float)):
+            return value if self._is_shown(path) else NUMBER
+        if isinstance(value, datetime):
+            return TIME
+        if isinstance(value, str):
+            return self._text(value, words, path)
+        if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+            return [self._tree(one, names, words, path) for one in value]
+        return BYTES
+
+    def _name(self, name: str, names: frozenset[str]) -> str:
+        return name if name in names else self.pseudonym(name)
+
+    def _text(self, text: str, words: frozenset[str], path: Sequence[str]) -> str:
+        if _TIME.fullmatch(text):
+            return TIME
+        # A URL names a thing by its last part, as a path does.
+        last = text.rstrip("/").rpartition("/")[2] if text.startswith(("http://", "https://")) else text
+        if last in words:
+            return last
+        if self._is_shown(path) and _SHOWN.fullmatch(last):
+            return last
+        return self.pseudonym(last)
+
+    def _is_shown(self, path: Sequence[str]) -> bool:
+        allowed = self._allowed.values
+        return bool(path) and (path[-1] in allowed or ".".join(path[-2:]) in allowed)
