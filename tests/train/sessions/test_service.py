@@ -262,7 +262,7 @@ def test_an_optimizer_that_steps_within_the_backward_pass_leaves_nothing_to_save
     with failed_backward.noted(service._note_failure, succeeded=service._marks.note_backward):
         for number in run.steps(3):
             if number == 2:
-                assert "nothing was noted of it after a whole backward pass" in service.held()
+                assert "its state was not noted after a complete backward pass" in service.held()
             model(DATA[0]).sum().backward()
             optimizer.zero_grad()
 
