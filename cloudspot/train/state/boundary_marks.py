@@ -145,7 +145,7 @@ class BoundaryMarks:
     def mark(
         self, number: int, step: int, describe: Callable[[], Description], *, is_rare: bool = False
     ) -> None:
-        """Mark a boundary. Unless it ``is_rare``, skip it if marks would take too large a share of the time."""
+        """Mark a boundary unless marks take too large a share of the time; one that ``is_rare`` always."""
         begun = time.perf_counter()
         if self._frozen is not None:
             self._unmarked = self._frozen
