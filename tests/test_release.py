@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+NUM_DISTRIBUTIONS = 13
+"""The core and the plugins."""
 RELEASE = ROOT / "release"
 
 
@@ -58,8 +60,8 @@ def test_wheels_and_sdists_of_all_are_built_and_checked(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     built = [path.name for path in (tmp_path / "dist").iterdir()]
-    assert len([name for name in built if name.endswith(".whl")]) == 11
-    assert len([name for name in built if name.endswith(".tar.gz")]) == 11
+    assert len([name for name in built if name.endswith(".whl")]) == NUM_DISTRIBUTIONS
+    assert len([name for name in built if name.endswith(".tar.gz")]) == NUM_DISTRIBUTIONS
 
 
 def test_core_and_plugins_are_in_step(scripts):
@@ -72,7 +74,7 @@ def test_a_new_version_is_written_wherever_one_stands(scripts, copy):
     assert module.version(copy) == "7.8.9"
     assert module.misfits(copy) == ()
     texts = [path.read_text() for path in copy.rglob("pyproject.toml")]
-    assert len(texts) == 11
+    assert len(texts) == NUM_DISTRIBUTIONS
     assert [text for text in texts if re.search(r'"cloudspot[\w-]*==(?!7\.8\.9")', text)] == []
     with pytest.raises(module.ReleaseError, match=r"^7\.8 is no version; expected one such as 0\.2\.0"):
         module.set_version("7.8", copy)
@@ -262,8 +264,8 @@ def test_a_first_real_run_is_asked_for_as_its_page_says():
     form = (ROOT / ".github" / "ISSUE_TEMPLATE" / "first-real-run.yml").read_text()
     page = (ROOT / "docs" / "first-real-run.md").read_text()
     assert "cloudspot show JOB --json" in form
-    assert "cloudspot show JOB --json" in page
-    steps = re.findall(r"(?m)^\| (\d+) \| ", page.partition("## The steps")[2].partition("\n## ")[0])
-    offered = [int(number) for number in re.findall(r"label: (\d+)\b", form)]
-    assert offered == list(range(1, 10))
-    assert {str(number) for number in offered} <= set(steps)
+    table = page.partition("| step | what happens | takes |")[2].partition("\n\n")[0]
+    steps = re.findall(r"(?m)^\| `([a-z-]+)` \| ", table)
+    assert len(steps) > 5
+    assert re.findall(r"(?m)^ +- label: ([a-z-]+)$", form) == steps
+    assert "`cloudspot prove`" in form

@@ -32,7 +32,7 @@ SHORT_HELPS = {
     "image": "Make images of machines on which a job's setup is done.",
     "driver": "Let a cloud function drive the store's jobs.",
     "ps": "List jobs.",
-    "show": "Show everything about one job.",
+    "show": "Show one job: an overview that fits a screen, or more by section.",
     "cost": "Add up what jobs have cost.",
     "compare": "Show how jobs differ.",
     "logs": "Print a job's log.",

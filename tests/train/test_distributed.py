@@ -47,7 +47,7 @@ def test_ranks_hear_alike_whether_they_share_a_gpu(server, gpus, expected):
 
 
 def test_a_store_that_cannot_be_shared_is_named():
-    with pytest.raises(SessionError, match="uses a SimpleNamespace, which ranks cannot share"):
+    with pytest.raises(SessionError, match="uses a SimpleNamespace, to which the session cannot connect"):
         distributed._connect_again(types.SimpleNamespace())
 
 

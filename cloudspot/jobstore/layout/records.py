@@ -603,7 +603,7 @@ class SaveCost(msgspec.Struct, frozen=True, kw_only=True):
     """``boundary``: between two steps. ``overlapped``: large tensors next to the step that follows."""
     copy_seconds: Seconds
     """How long the copying took."""
-    lost_seconds: float | None = None
+    lost_seconds: Seconds | None = None
     """The time that a save adds until the next boundary, over the newest such saves; None if unknown."""
 
 

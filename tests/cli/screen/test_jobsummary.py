@@ -121,6 +121,7 @@ def test_what_a_script_without_a_session_counts_is_called_saves(counts_steps):
         "counts_steps": counts_steps,
         "time": {"total": 1.0},
         "state": "stopped",
+        "kept": None,
         "cost": {"spent": 0.0, "on_demand_equivalent": 0.0, "currency": "USD", "others": {}},
     }
     job = SimpleNamespace(command=lambda name: f"cloudspot {name} x")

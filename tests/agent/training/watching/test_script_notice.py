@@ -18,7 +18,7 @@ from cloudspot.agent.training.watching.script_notice import (
 from cloudspot.train.fork_server import fork_client
 
 TERM = signal.SIGTERM
-RANK_SHELL = f"/bin/sh -c|{OWN_SHELLS[1]}|rank|python -u train.py"
+RANK_SHELL = f"/bin/sh -c\0{OWN_SHELLS[1]}\0rank\0python -u train.py"
 TORCHRUN = "python -m torch.distributed.run --nnodes=1 train.py"
 
 
@@ -30,7 +30,7 @@ def tree(*lines):
         pid, parent = ids.split("<")
         handles = frozenset({TERM} if words.startswith("+") else ())
         found[int(pid)] = Process(
-            int(parent), tuple(words.lstrip("+").replace("|", "\0").split("\0")), handles
+            int(parent), tuple(words.lstrip("+").split("\0")), handles
         )
     return {
         pid: Process(one.parent, tuple(w for word in one.words for w in ([word] if word in OWN_SHELLS else word.split())), one.handles)
