@@ -1,4 +1,4 @@
-"""``cloudspot tensorboard``: TensorBoard over jobs that may still run."""
+"""``cloudspot tensorboard``: show jobs that may still be running in TensorBoard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cloudspot.jobstore.logs.stored_artifacts import Artifact, list_artifacts
 from cloudspot.story.states import TERMINAL_STATES
 
 SYNC_SECONDS = 30.0
-"""As often as machines deliver."""
+"""The time between two copies, which equals the time between two uploads of a machine."""
 BLOCK = 8 << 20
 _EVENTS = "events.out.tfevents."
 _OTHER_NODE = re.compile(r"node-[0-9]+\.[0-9]+/")
@@ -34,13 +34,15 @@ _OTHER_NODE = re.compile(r"node-[0-9]+\.[0-9]+/")
 
 @click.command("tensorboard")
 @click.argument("job_ids", metavar="[ID]...", nargs=-1, shell_complete=complete_jobs)
-@click.option("--port", type=click.IntRange(0, 65535), default=6006, show_default=True, help="TensorBoard's.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=6006, show_default=True, help="TensorBoard's port."
+)
 @store_option
 def tensorboard(job_ids: Sequence[str], port: int, store_url: str | None) -> None:
-    """Show jobs in TensorBoard, and what they log from now on.
+    """Show jobs in TensorBoard, and follow them.
 
-    Without an ID: all jobs of the store that have not ended. Their event files come to this computer, and
-    what is new in them every half minute. Ctrl-C ends it.
+    Without an ID, all jobs of the store that have not ended are shown. The jobs' event files are copied to
+    this computer, and their additions every half minute. Ctrl-C ends TensorBoard.
     """
     if importlib.util.find_spec("tensorboard") is None:
         raise CloudspotError("TensorBoard is not installed here; run: pip install tensorboard")
@@ -68,24 +70,25 @@ def _update(copies: EventCopies, job_ids: Sequence[str]) -> None:
     try:
         copies.update(job_ids)
     except TransientError as error:
-        output.warn(f"the store does not answer, the next try is in {SYNC_SECONDS:g} s: {error}")
+        output.warn(f"the store does not answer; trying again in {SYNC_SECONDS:g} s: {error}")
 
 
 class EventCopies:
-    """The event files of jobs, below a directory for each job; what all nodes write is together."""
+    """Copies of jobs' event files, with one directory for each job and its nodes together in it."""
 
     def __init__(self, store: ObjectStore, directory: Path) -> None:
         self._store = with_retries(store)
         self._directory = directory
         self._sizes: dict[str, int] = {}
-        """How far each object was copied."""
+        """The number of bytes copied of each object, by its key."""
         self._over: set[str] = set()
-        """Jobs that had ended when they were copied last."""
+        """The jobs that had ended when they were copied last."""
 
     def update(self, job_ids: Sequence[str]) -> None:
-        """Copy what is new of these jobs; of none: of all that have not ended, or had not the last time.
+        """Copy the additions to these jobs' event files.
 
-        Event files only grow, so what is new is at their ends.
+        If ``job_ids`` is empty, these are all jobs that have not ended or had not ended the last time. Event
+        files only grow, so additions are at their ends.
 
         Raises:
             TransientError: the store does not answer.
