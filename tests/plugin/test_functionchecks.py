@@ -30,7 +30,9 @@ def every(seconds):
 def test_whole_minutes_are_counted_and_anything_else_is_refused():
     assert [whole_minutes(every(one), scheduler="the timer") for one in (60.0, 300.0)] == [1, 5]
     for seconds in (0.0, 30.0, 90.0):
-        with pytest.raises(SpecError, match="--every: the timer runs a function at intervals of whole minutes"):
+        with pytest.raises(
+            SpecError, match="--every: the timer runs a function at intervals of whole minutes"
+        ):
             whole_minutes(every(seconds), scheduler="the timer")
 
 

@@ -29,9 +29,7 @@ def tree(*lines):
         ids, words = line.split(" ", 1)
         pid, parent = ids.split("<")
         handles = frozenset({TERM} if words.startswith("+") else ())
-        found[int(pid)] = Process(
-            int(parent), tuple(words.lstrip("+").split("\0")), handles
-        )
+        found[int(pid)] = Process(int(parent), tuple(words.lstrip("+").split("\0")), handles)
     return {
         pid: Process(one.parent, tuple(w for word in one.words for w in ([word] if word in OWN_SHELLS else word.split())), one.handles)
         for pid, one in found.items()
