@@ -212,7 +212,8 @@ class Rescue:
     def _have_moved_on(self, order: RescueOrder, allowance: _Allowance) -> bool:
         """Return whether a rank here now holds a newer boundary than the order's.
 
-        The state of the order's boundary is committed by an earlier save. A rank in a slow batch reports the boundary before it, and may make another step afterwards.
+        The state of the order's boundary is committed by an earlier save. A rank in a slow batch reports the
+        boundary before it, and may make another step afterwards.
         """
         attempt = order.attempt + 1
         self._tell(files.RescueWord(files.HOLD, attempt))
