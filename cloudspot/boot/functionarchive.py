@@ -25,7 +25,7 @@ class FunctionArchive:
     """A zip without times and owners, so that equal code gives equal bytes."""
     unpacked_bytes: int
     needs_glibc: tuple[int, int]
-    """The least glibc version that the compiled code's tags require; (0, 0) if any version will do."""
+    """The minimum glibc version that the compiled code's tags require; (0, 0) if any version will do."""
 
 
 def make_function_archive(plugins: Sequence[str]) -> FunctionArchive:
@@ -67,6 +67,6 @@ def make_function_archive(plugins: Sequence[str]) -> FunctionArchive:
 
 
 def _glibc_of(wheel: str) -> tuple[int, int]:
-    """Return the least version of the C library for a wheel, by the tags in its name."""
+    """Return the minimum version of the C library for a wheel, by the tags in its name."""
     found = [(int(major), int(minor)) for major, minor in _MANYLINUX.findall(wheel)]
     return min(found, default=(0, 0))

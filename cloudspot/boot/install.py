@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 def install(fetch: Callable[[str, str, Path], None]) -> None:
-    """Unpack the archive into ``<home>/archive`` if its hash is right, by the arguments of the process.
+    """Unpack the archive into ``<home>/archive`` if its hash is right.
 
-    The member names need no check: the hash comes with this script, so the bytes are the submitter's, whose
-    code is run anyway.
+    The process's arguments name the store, the archive's key, its hash and ``home``. The member names need no
+    check: the hash comes with this script, so the bytes are the submitter's, whose code is run anyway.
     """
     store_url, key, sha256, home = sys.argv[1:]
     fetched, unpacked = Path(home, "agent.tar"), Path(home, "archive")

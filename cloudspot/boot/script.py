@@ -21,7 +21,7 @@ LAST_SECONDS = 900.0
 """How long before the end of a machine's life its agent gets a notice. The notice states two thirds of it,
 because clouds that limit a machine's age count from its launch."""
 LAST_SHARE = 0.1
-"""The most of a machine's life that remains after the notice, as a share."""
+"""The maximum share of a machine's life that remains after the notice."""
 NOTICE_SHARE = 2 / 3
 
 _INSTALLATION = "# --- installation ---\n"

@@ -204,5 +204,5 @@ class Faults:
             return [call.action for call in self.calls]
 
     def count(self, action: str) -> int:
-        """Return how often the action was called."""
+        """Return how many times the action was called."""
         return self.actions().count(action)

@@ -46,7 +46,7 @@ __all__ = [
 
 
 TRAINING_PACKAGES: Final = ("numpy", "pip", "torch")
-"""The least set of packages in the Python of an image made for PyTorch."""
+"""The minimum set of packages in the Python of an image made for PyTorch."""
 
 
 class JobHint(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,8 +149,8 @@ class MachineHost(ABC):
     def reclaim(self, machine_id: str, *, notice_seconds: float) -> None:
         """Announce the end through the machine's metadata service, and end it ``notice_seconds`` later.
 
-        With 0 it ends at once. A second reclaim can only bring the end forward. An unknown or ended machine
-        is no error.
+        With 0, the machine ends at once. A second reclaim can only bring the end forward. An unknown or ended
+        machine is no error.
         """
 
     def save_disk(self, machine_id: str) -> str:
@@ -161,7 +161,7 @@ class MachineHost(ABC):
         Raises:
             CloudspotError: this host does not support it, or there is no such machine.
         """
-        raise CloudspotError("this host keeps no disks")
+        raise CloudspotError(f"machine {machine_id} has no disk that can be saved on this host")
 
     @abstractmethod
     def set_tags(self, machine_id: str, tags: Mapping[str, str]) -> None:
@@ -214,8 +214,8 @@ class EmulatedCloud(ABC):
     """How long before the end of a reclaim, but after its notice, the machine's power button is pressed. It
     then shuts down, or is ended at the deadline. With 0, it is ended without the button."""
     fetch_shutdown_script: ClassVar[str] = ""
-    """As ``fetch_user_data``, for a script that the machine fetches and runs first when it shuts down, for
-    ``shutdown_seconds`` at most. It is empty if there is none."""
+    """Like ``fetch_user_data``, the commands that print the script that the machine runs first when it shuts
+    down, for at most ``shutdown_seconds``. The text is empty if there is no script."""
 
     can_be_bare: ClassVar[bool] = False
     """Whether its account can begin with only an administrator."""

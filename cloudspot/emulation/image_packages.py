@@ -1,4 +1,4 @@
-"""Find the Python packages of this host that an emulated image must not have, as a real one lacks them."""
+"""Find the Python packages of this host that an emulated image must lack because a real image lacks them."""
 
 from __future__ import annotations
 

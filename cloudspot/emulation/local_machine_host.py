@@ -82,7 +82,7 @@ class LocalMachineHost(MachineHost):
         self._sources = directory / "image"
         ignored = shutil.ignore_patterns("*.tmp")
         for package in _editable_packages():
-            # Otherwise each machine would compile it for itself.
+            # Otherwise, each machine would compile the package again.
             compileall.compile_dir(package, quiet=2)
             # Like an image, the copy does not change with later edits.
             shutil.copytree(package, self._sources / package.name, ignore=ignored)
@@ -133,7 +133,7 @@ class LocalMachineHost(MachineHost):
         # The supervisor gets the whole path of this process, because a plugin has the metadata service.
         python_path = os.pathsep.join(filter(None, sys.path))
         starter = start_supervisor(made, python_path=python_path, held=self._held)
-        # Nobody waits for the starter, but somebody must reap it.
+        # No other code waits for the starter, but it must be reaped.
         threading.Thread(target=starter.wait, name=f"start {machine.id}", daemon=True).start()
 
     def terminate(self, machine_id: str) -> None:
@@ -166,7 +166,7 @@ class LocalMachineHost(MachineHost):
         if machine is None:
             raise CloudspotError(f"there is no machine {machine_id}")
         if not self._is_isolated:
-            raise CloudspotError("machines that are not isolated have no disk of their own")
+            raise CloudspotError(f"machine {machine_id} is not isolated, so it has no disk of its own")
         with self._lock:
             self._num_disks += 1
             target = self._directory / "disks" / str(self._num_disks)

@@ -1,7 +1,7 @@
-"""The package index of emulated machines, which reach no other: the packages of this host, as wheels.
+"""The package index of emulated machines, which can reach no other index: this host's packages as wheels.
 
-It implements the simple API of Python's package indexes, of which pip needs a page for each project. A wheel
-is made from the installed files at its first request.
+It implements the part of the simple API of Python's package indexes that pip needs, a page for each project.
+A wheel is made from the installed files at its first request.
 
 Source: "Simple repository API", "Binary distribution format" (PyPA specifications, checked 2026-11).
 """

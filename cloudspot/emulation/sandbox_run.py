@@ -95,7 +95,7 @@ def _options(texts: Sequence[str], notice_seconds: float) -> LocalOptions:
     for text in texts or (_DEFAULT_RECLAIM,):
         if text == "none":
             if len(texts) > 1:
-                raise SpecError("--reclaim none excludes any other --reclaim")
+                raise SpecError(f"--reclaim: got none with {len(texts) - 1} other values; leave out either")
             continue
         example = '"none" or, for example, launch=1,rank=0,after_steps=300,notice=2m'
         table = {"notice": notice_seconds, **_parse_pairs("--reclaim", text, example)}
@@ -212,7 +212,7 @@ def _conduct(sandbox: Sandbox, command: Sequence[str]) -> int:
     os.close(writer)
     try:
         with os.fdopen(reader, "rb") as ready:
-            answer = json.loads(ready.read() or b'{"error": "it ended before it was up"}')
+            answer = json.loads(ready.read() or b'{"error": "its process ended before it was ready"}')
         if "error" in answer:
             log = f"; see {sandbox.directory / 'cloud.log'}"
             raise CloudspotError(f"the emulated {sandbox.cloud.name} does not start: {answer['error']}{log}")

@@ -23,13 +23,13 @@ class Spell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     lasts: PositiveDuration | None = None
     """How long it lasts; by default, until the end."""
     capacity: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """The most spot machines of a type that can start in a zone; running machines stay."""
+    """The limit of spot machines of a type in a zone. It only affects starts: running machines stay."""
     price: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """The factor of the usual spot price."""
 
     def __post_init__(self) -> None:
         if self.capacity is None and self.price is None:
-            raise ValueError("it needs capacity or price")
+            raise ValueError("the spell has neither capacity nor price; set one of them")
 
 
 class SpotPlan:

@@ -63,4 +63,4 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 _MAX_REPORT_BYTES = 60_000
-"""The most bytes of a report; a pipe without a reader holds 64 KiB."""
+"""The maximum size of a report in bytes; a pipe without a reader holds 64 KiB."""

@@ -26,7 +26,7 @@ from cloudspot.testing.account import Call, Fault, LogAccount
 from cloudspot.testing.kit import Kit, cases
 
 JOBS = ("kit-1", "kit-10", "kit-1-0", "kit-2")
-"""Job ids, of which some begin with another."""
+"""Job ids, some of which begin with another job's id."""
 _KINDS = {
     Fault.DENIED: AuthError,
     Fault.UNWELL: TransientError,

@@ -41,7 +41,7 @@ from cloudspot.testing.kit import Kit, no_network
 
 NUM_IMPORTS = 5
 MOST_IMPORT_SECONDS = 0.05
-"""The most processor time, not counting the standard library's modules for HTTP, processes and logging."""
+"""The maximum processor time, not counting the standard library's modules for HTTP, processes and logging."""
 _IMPORT = """
 import concurrent.futures, json, logging, ssl, subprocess, sys, time, urllib.request, zipfile
 from cloudspot import registry

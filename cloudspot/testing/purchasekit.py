@@ -24,9 +24,9 @@ from cloudspot.testing.kit import cases
 from cloudspot.testing.launchingkit import LaunchingKit, ids
 
 MOST_IMAGE_BYTES = 100 << 30
-"""The most by which a disk may be larger, for its image."""
+"""The maximum by which a disk may be larger, for its image."""
 MOST_GRACE_SECONDS = 3600.0
-"""The most by which the cloud's limit may be later, so that the machine can end itself."""
+"""The maximum by which the cloud's limit may be later, so that the machine can end itself."""
 LABELS = {"kit-team": "vision", "kit-cost-center": "c-42"}
 
 

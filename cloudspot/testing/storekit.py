@@ -36,7 +36,7 @@ NUM_WRITERS = 32
 NUM_PROCESSES = 4
 NUM_ROUNDS = 3
 SECONDS_TO_START = 120.0
-"""The most time for all processes of a race."""
+"""The time limit for all processes of a race."""
 
 GOOD_KEYS = (
     "plain",

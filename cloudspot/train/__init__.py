@@ -30,8 +30,8 @@ def init_process_group() -> Any:
     """Join the process group that torchrun prepared, if there is one, and return this rank's device.
 
     Returns a ``torch.device``. On CPUs the backend is gloo. With GPUs, gloo serves CPU tensors and NCCL
-    serves CUDA tensors, and the rank's own GPU becomes the current device. Where ranks share a GPU, as on
-    several machines of the ``local`` provider, gloo serves both, and rank 0 warns that this is slow.
+    serves CUDA tensors, and the rank's own GPU becomes the current device. If ranks share a GPU, as several
+    machines of the ``local`` provider do, gloo serves both, and rank 0 warns that this is slow.
 
     Raises:
         SessionError: there are more ranks than GPUs on this machine.

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from cloudspot.train import handoff
 from cloudspot.train.errors import SessionError
-from cloudspot.train.uncaught_errors import tell_of_errors
+from cloudspot.train.uncaught_errors import report_errors
 
 _PREFIX = "cloudspot"
 _NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -48,7 +48,7 @@ class Store(Protocol):
         """Return at once whether all keys are present."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Write the key if its value is ``expected`` (if empty: if it is absent); return its value then."""
+        """Write the key if its value is ``expected`` (empty means absent); return its value after that."""
 
 
 def start_process_group() -> Any:
@@ -57,7 +57,7 @@ def start_process_group() -> Any:
     Raises:
         SessionError: there are more ranks than GPUs on this machine.
     """
-    tell_of_errors()
+    report_errors()
     if os.environ.get(handoff.RESCUE) == "1" and os.environ.get(_NCCL_ERRORS, "1") == "1":
         # With 1, which torchrun sets, NCCL's watchdog ends the process when a peer is lost, and the state
         # that could be saved is lost with it. With 0, the collective hangs until the agent ends the training.

@@ -469,7 +469,7 @@ def _schedules_kept(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def _warning_of_weights(module: Any) -> Iterator[None]:
-    """Warn if the block changes weights or buffers, which the checkpoint holds as changed once already."""
+    """Warn if the block changes weights or buffers: the checkpoint includes that change already."""
     tensors = module.state_dict(keep_vars=True)  # kept, so that no new tensor can reuse the id of an old one
     before = _versions(tensors)
     yield

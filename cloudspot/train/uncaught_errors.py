@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from cloudspot.train import handoff
 
-_told: set[int] = set()
+_reporting: set[int] = set()
 """The processes whose errors are reported already; a fork is another process, and not a rank."""
 
 _expectations: list[Callable[[], bool]] = []
@@ -39,17 +39,17 @@ def holding_at_errors(hold: Callable[[], None]) -> Iterator[None]:
         _holds.remove(hold)
 
 
-def tell_of_errors() -> None:
+def report_errors() -> None:
     """From now on, report uncaught errors of the main thread to the agent; do nothing if there is no agent.
 
     A process often takes most of a second to end, and the other nodes can prepare to go on meanwhile. The
     previous excepthook prints the traceback first.
     """
     directory = os.environ.get(handoff.HANDOFF)
-    if directory is None or os.getpid() in _told:
+    if directory is None or os.getpid() in _reporting:
         return
     pid = os.getpid()
-    _told.add(pid)
+    _reporting.add(pid)
     path = handoff.failed_path(Path(directory), int(os.environ.get("RANK", "0")))
     print_error = sys.excepthook
 

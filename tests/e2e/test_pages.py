@@ -130,7 +130,7 @@ def test_a_person_sees_a_job_live_its_reclaim_and_its_end(user, site, page, tmp_
     # The machine is taken, by a page; the notice and the next machine are seen.
     page.get_by_role("link", name="Preempt").click()
     page.get_by_role("button", name="Preempt").click()
-    page.get_by_text("It has ended with status 0").wait_for(timeout=60_000)
+    page.get_by_text("The command has ended with status 0").wait_for(timeout=60_000)
     page.get_by_role("link", name="Back to the job").click()
     page.locator(".m-notice >> nth=1").wait_for(state="attached")  # beside that of the legend
     page.locator(".lane-name", has_text="2.0").wait_for()
@@ -167,7 +167,7 @@ def test_a_page_in_a_file_is_read_by_everyone_and_runs_nothing(user, page, tmp_p
     page.goto((tmp_path / "page.html").as_uri())
     # With the keyboard alone: the first stop leads to the content.
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "To the content"
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
     look_at(page, "file", None)
     page.locator("#axis-money").check()
     assert page.locator(".over-money svg").first.is_visible()

@@ -72,7 +72,7 @@ def test_a_model_that_is_sharded_over_all_ranks_says_so_and_goes_on_from_its_int
     hit.end()
     told = user.output(hit.cli)
     assert (
-        "a machine lost without notice costs the steps since the newest checkpoint: each rank alone holds a part"
+        "a machine lost without notice costs the steps since the newest checkpoint: each rank holds a part"
         " of the state"
     ) in told
     assert "nothing was saved after the loss: only ranks that were lost held a part of the state" in told

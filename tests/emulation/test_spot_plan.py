@@ -72,7 +72,7 @@ def test_only_spot_machines_follow_it_and_a_lesser_capacity_of_a_test_counts(clo
     ("text", "message"),
     [
         ("capacity", '"capacity" is not FIELD=VALUE; write after=30s,lasts=1m,capacity=0'),
-        ("after=30s", "it needs capacity or price"),
+        ("after=30s", "the spell has neither capacity nor price"),
         ("capacity=-1", "capacity: "),
         ("price=0", "price: "),
         ("capacity=0,zones=a", "zones"),

@@ -247,7 +247,7 @@ def test_a_boundary_counts_only_when_the_gpu_has_come_to_it(open_session, courie
     busy = torch.cuda.Event()
     for step in run.steps(4):
         if step == 3:
-            assert run._service.held() == "since the last boundary, the GPU has not come to it"
+            assert run._service.held() == "since the last boundary, the GPU has not reached it"
             run._service.tell_likeness()
             assert not busy.query(), "it waited for the GPU"
             torch.cuda.synchronize()

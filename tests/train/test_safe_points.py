@@ -248,7 +248,7 @@ def test_short_steps_are_marked_once_the_script_checks(
                 until_held(run)
                 run.check()
             train_step(model, optimizer, torch.randn(4, 2))
-    assert "nothing was noted of it: call run.check() before the loop" in caplog.text
+    assert "its state was not noted: call run.check() before the loop" in caplog.text
     assert courier.drained() == {"step": 4}
 
 

@@ -16,7 +16,7 @@ def end(tmp_path):
 
     def run(script):
         done = subprocess.run(
-            [sys.executable, "-c", "from cloudspot.train.uncaught_errors import tell_of_errors\n" + script],
+            [sys.executable, "-c", "from cloudspot.train.uncaught_errors import report_errors\n" + script],
             env={**os.environ, handoff.HANDOFF: str(tmp_path), "RANK": "3"},
             capture_output=True,
             text=True,
@@ -28,7 +28,7 @@ def end(tmp_path):
 
 
 def test_an_error_that_nobody_catches_is_told_with_its_type_after_its_traceback(end):
-    status, stderr, told = end("tell_of_errors()\ntell_of_errors()\nraise LookupError('no such layer')\n")
+    status, stderr, told = end("report_errors()\nreport_errors()\nraise LookupError('no such layer')\n")
     assert status == 1
     assert stderr.count("LookupError: no such layer") == 1
     assert told == {"type": "builtins.LookupError", "message": "no such layer", "causes": []}
@@ -37,7 +37,7 @@ def test_an_error_that_nobody_catches_is_told_with_its_type_after_its_traceback(
 def test_an_error_is_told_with_those_that_led_to_it(end):
     """Libraries raise errors of their own when the disk is full."""
     script = """
-        tell_of_errors()
+        report_errors()
         first = OSError(28, "No space left on device")
         try:
             try:
@@ -55,7 +55,7 @@ def test_an_error_is_told_with_those_that_led_to_it(end):
 
 @pytest.mark.parametrize("last_line", ["raise SystemExit(3)", "import os; os._exit(0)", ""])
 def test_an_end_without_an_error_tells_nothing(end, last_line):
-    assert end(f"tell_of_errors()\n{last_line}\n")[2] is None
+    assert end(f"report_errors()\n{last_line}\n")[2] is None
 
 
 def test_a_hook_of_the_script_is_still_asked_first(end):
@@ -63,7 +63,7 @@ def test_a_hook_of_the_script_is_still_asked_first(end):
         import os, sys
         from pathlib import Path
         sys.excepthook = lambda *_: print("mine", list(Path(os.environ["CLOUDSPOT_HANDOFF"]).iterdir()), file=sys.stderr)
-        tell_of_errors()
+        report_errors()
         raise ValueError("x")
     """
     _, stderr, told = end(textwrap.dedent(script))
@@ -75,7 +75,7 @@ def test_a_hook_of_the_script_is_still_asked_first(end):
 def test_a_fork_speaks_for_no_rank(end):
     script = """
         import os
-        tell_of_errors()
+        report_errors()
         if os.fork() == 0:
             raise ValueError("in a child")
         os.wait()

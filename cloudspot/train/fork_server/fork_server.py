@@ -270,7 +270,7 @@ def _receive(connection: socket.socket) -> tuple[Program, Sequence[int]] | None:
         if rest > 0:
             raise ConnectionError
         connection.setblocking(True)
-        if _has_ended(connection):  # while it waited
+        if _has_ended(connection):  # the client ended while its request waited
             raise ConnectionError
     except OSError:
         for stream in streams:

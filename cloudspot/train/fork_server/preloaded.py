@@ -156,7 +156,7 @@ class Preloaded:
         return native | listers | self._readers.get(variable, set())
 
     def why_not(self, here: Mapping[str, str], there: Mapping[str, str]) -> str:
-        """Return why a program with the variables ``there`` must import anew; the text is empty if not."""
+        """Return why a program with the variables ``there`` must import anew, or an empty text."""
         for name in differing({*here, *there}, here, there):
             if AT_START.match(name):
                 return f"{name} differs, and Python reads it before the program starts"

@@ -1,4 +1,4 @@
-"""Hands state of a rank whose machine is about to go to a rank that stays, through the ranks' store (P4).
+"""Hands the state of a rank whose machine is about to go to a rank that stays, through the ranks' store (P4).
 
 The relieved rank writes its state to the store in pieces, and then the number of pieces; the taker reads them
 once that number is present. Pieces are small, because the store refuses messages of 8 MiB or more and serves

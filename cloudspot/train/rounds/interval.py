@@ -1,4 +1,4 @@
-"""When rank 0 asks for the next save: the job's fixed interval, or one chosen from what a save costs."""
+"""Decides when rank 0 asks for the next save: at the job's fixed interval, or at a measured one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from cloudspot.train.handoff import Tuning, read_tuning
 SHORTEST_AUTO_SECONDS = 30.0
 LONGEST_AUTO_SECONDS = 30.0 * 60
 RETRY_SECONDS = 1.0
-"""After a save that did not happen: some rank had no free slot, or nothing to save yet."""
+"""The delay after a save that was not made, because a rank had no free slot, or nothing to save yet."""
 _REREAD_SECONDS = 1.0
 
 
 def auto_interval(*, stall_seconds: float, upload_seconds: float, losses_per_second: float) -> float:
-    """Return the seconds between two saves that lose the least time, by Young's formula.
+    """Return the interval between saves that loses the least time, by Young's formula, in seconds.
 
-    Saving every T seconds costs C/T of the time for saves that stall the training C seconds, and T/2
-    for each of the L losses a second; the sum is least at sqrt(2 C / L). Saves never come faster
-    than uploads can follow (1.5 times the seconds from a seal to its commit). Losses are machines that go
-    without a usable notice, over all nodes.
+    If a save stalls the training for C seconds, saving every T seconds costs C/T of the time, and T/2 seconds
+    for each of the L losses per second; the sum is smallest at sqrt(2 C / L). The interval is at least 1.5
+    times the seconds from a seal to its commit, so that uploads can follow. A loss is a machine of any node
+    that goes without a usable notice.
     """
     shortest = max(SHORTEST_AUTO_SECONDS, 1.5 * upload_seconds)
     best = math.sqrt(2 * stall_seconds / losses_per_second) if losses_per_second > 0 else math.inf
@@ -30,7 +30,7 @@ def auto_interval(*, stall_seconds: float, upload_seconds: float, losses_per_sec
 
 
 class Pace:
-    """Says when the next interval save is due, from ``tuning.json`` and the last stall."""
+    """Decides when the next interval save is due, from ``tuning.json`` and the last stall."""
 
     def __init__(self, handoff: Path, *, now: float) -> None:
         """Start the clock at ``now``; all moments are monotonic."""
@@ -42,7 +42,7 @@ class Pace:
         self._stall_seconds = 0.1  # a guess until the first save
 
     def is_due(self, now: float) -> bool:
-        """Return whether to ask for a save; never without a tuning."""
+        """Return whether to ask for a save; False as long as there is no tuning."""
         if now - self._read_at >= _REREAD_SECONDS:
             self._read_at = now
             with suppress(OSError, json.JSONDecodeError, TypeError):  # keep the last tuning
@@ -62,7 +62,7 @@ class Pace:
         )
 
     def asked(self, now: float) -> None:
-        """Note that a save was asked for; if nothing comes of it, it is due again soon."""
+        """Note that a save was asked for; if it is not made, it is due again soon."""
         self._not_before = now + RETRY_SECONDS
 
     def saved(self, now: float, *, stall_seconds: float) -> None:
@@ -71,5 +71,5 @@ class Pace:
         self._stall_seconds = stall_seconds
 
     def hasten(self) -> None:
-        """Let the next save be due at once."""
+        """Make the next save due at once."""
         self._last_at = -math.inf

@@ -21,14 +21,14 @@ from cloudspot.train.uncaught_errors import leave_at_once
 PART_SECONDS = 10.0
 """How long rank 0, which hosts the store, waits for the others before it leaves."""
 REWOUND_SECONDS = 2.0
-"""How long a main thread that may wait for another rank has to come to a place where it can leave."""
+"""How long a main thread, which may be waiting for another rank, has to reach a place where it can leave."""
 _JOIN_SECONDS = 5.0
 _PART_POLL_SECONDS = 0.005
 _LEAVE_POLL_SECONDS = 0.05
 
 
 class Link:
-    """What connects a rank's main thread with its agent and the other ranks."""
+    """The connection of a rank's main thread with its agent and the other ranks."""
 
     def __init__(
         self,
@@ -71,27 +71,27 @@ class Link:
         self._thread.start()
 
     def saved(self, stall_seconds: float | None) -> None:
-        """Note an interval save in rank 0's pace, and what it costs; None: there was no slot."""
+        """Note an interval save and its stall in rank 0's pace; None means that there was no slot."""
         if self._pace is not None and stall_seconds is not None:
             self._pace.saved(time.monotonic(), stall_seconds=stall_seconds)
 
     def save_again(self) -> None:
-        """Ask for another interval save soon: one that was begun has come to nothing here."""
+        """Ask for another interval save soon, because the last one failed on this rank."""
         if self._pace is None:
             self.rounds.wants_interval = True
         else:
             self._pace.hasten()
 
     def complete(self) -> SaveOrder | None:
-        """Say that the end of the loop was reached: this rank serves no round, but may have to leave."""
+        """Report the end of the loop: this rank serves no more rounds. Return an order to leave, if any."""
         order = self.rounds.finish()
         self._complete = order is None
         return order
 
     def part(self, *, agreed: bool, relieved: Collection[int] = ()) -> None:
-        """End the thread; after an agreed drain rank 0 lets the others go first.
+        """End the thread; after an agreed drain, rank 0 lets the others go first.
 
-        Those who take what the ranks ``relieved`` hand over may need the store until the guard.
+        The ranks that take the state of the ranks ``relieved`` may need the store until the guard.
         """
         if not self._stop() or not agreed or self._world.world_size == 1 or self.rounds.is_lost:
             return
@@ -100,7 +100,7 @@ class Link:
         self._await_others("parted", until=min(time.monotonic() + PART_SECONDS, self.rounds.guard))
 
     def close(self) -> None:
-        """End the thread; after the end of the loop rank 0 lets the others finish first."""
+        """End the thread; after the end of the loop, rank 0 lets the others finish first."""
         if not self._thread.is_alive():
             return
         if self._stop() and self._complete and self._world.world_size > 1 and not self.rounds.is_lost:
@@ -134,7 +134,7 @@ class Link:
                 self._leave_for_main()
 
     def _leave_for_main(self) -> None:
-        """End the process if the main thread does not, as where it waits for a rank that has left."""
+        """End the process if the main thread does not, such as when it waits for a rank that has left."""
         until = min(time.monotonic() + REWOUND_SECONDS, self.drain_guard)
         while not self._stopping and time.monotonic() < until:
             self.rounds.wait(_LEAVE_POLL_SECONDS)
@@ -150,7 +150,7 @@ class Link:
                 return
             drain = read_drain(self.handoff)
         except (OSError, json.JSONDecodeError, TypeError):
-            return  # missing or unreadable: look again next time
+            return  # missing or incomplete: look again next time
         if drain is None:
             return
         self._drain_seen = seen

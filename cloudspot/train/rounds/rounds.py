@@ -1,24 +1,25 @@
 """Rounds: how all ranks save at the same step without a collective in the step path (P4).
 
-Boundaries are numbered in the order in which each rank comes to them: the same on all ranks. Not every step
-ends at one, but here a step is what lies between two of them. Each rank has two actors: its main thread
-arrives at boundaries, its background thread talks to the store. For round r:
+Boundaries are numbered in the order in which each rank reaches them, which is the same on all ranks. Not
+every step of the training ends at a boundary; in this module, a step is the time between two boundaries. Each
+rank has two actors: its main thread, which arrives at boundaries, and its background thread, which uses the
+store. For round r:
 
-1. Rank 0's background thread writes ``round/r``, counted from 1. It alone opens rounds; another rank that
-   needs one sets ``want/drain``, or the next of ``want/interval/<number>``.
+1. Rank 0's background thread writes ``round/r``, counted from 1. Only rank 0 opens rounds; another rank that
+   needs a round sets ``want/drain``, or the next of ``want/interval/<number>``.
 2. Each rank's background thread makes a promise under the step lock, "I pass no boundary from b on
    without a decision", and publishes it as ``promise/r/<rank>``. In a drain, b is the next boundary; before
-   an interval save, ``lookahead`` more may pass, so that short steps go on while the ranks agree.
+   an interval save, ``lookahead`` more boundaries may pass, so that short steps go on while the ranks agree.
 3. Rank 0 writes ``decision/r`` once, by compare_set: the highest promise, or that the round is off.
-4. Each main thread goes on to the decided boundary and no further, and serves the round there. In a drain,
-   a rank whose machine is about to go hands what only it has to one that stays: see ``handover``.
+4. Each main thread goes on to the decided boundary and no further, and serves the round there. In a drain, a
+   rank whose machine is about to go hands its own state to a rank that stays: see ``handover``.
 
-A script may ask between two boundaries whether it has to leave (``check``). Once it has, a drain's boundary
-is served only when all ranks have arrived there, and until then all may rewind: see ``rewind``.
+A script may ask between two boundaries whether it has to leave (``check``). Once it has asked, a drain's
+boundary is served only when all ranks have arrived there, and until then all may rewind: see ``rewind``.
 
-At the end of the loop finishing wins: a rank that has finished serves nothing and says so in
-``finished/<rank>``; a decision at or beyond the end is then served by nobody. A rank whose script has left
-the loop early says in ``left/<rank>`` after how many steps, and waits until all have.
+The end of the loop takes precedence: a rank that has finished serves nothing and writes ``finished/<rank>``,
+and no rank serves a decision at or beyond the end. A rank whose script has left the loop early writes the
+number of its steps to ``left/<rank>``, and waits until all ranks have left.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ from cloudspot.train.rounds.step_seconds import StepSeconds
 _log = logging.getLogger("cloudspot")
 
 POLL_SECONDS = 0.025
-"""Between two looks while no round is open."""
+"""The time between two polls while no round is open."""
 FAST_POLL_SECONDS = 0.004
-"""Between two looks while a round is open."""
+"""The time between two polls while a round is open."""
 SILENCE_SECONDS = 60.0
-"""A main thread that has waited this long for a decision takes the store for lost, but never before the
+"""A main thread that has waited this long for a decision assumes that the store is lost, but never before the
 round's guard has passed."""
 _WAIT_SECONDS = 0.5
-"""Between two looks of a waiting main thread."""
+"""The time between two looks of a waiting main thread."""
 _LEAVE_WAIT_SECONDS = 0.05
 _LOOK_EVERY = 8
-"""Rank 0 looks once in so many polls whether another rank wants an interval save."""
+"""After this number of polls, rank 0 looks again whether another rank wants an interval save."""
 _GRACE_SECONDS = 1.0
 """How long after a round's guard the other ranks wait for rank 0 to call it off."""
 
@@ -79,12 +80,12 @@ class Rounds:
         """Join the rounds of a process group; ``start`` is the first boundary of the main thread.
 
         No other thread uses ``store``, this rank's own connection, while ``poll`` runs. ``clock`` returns
-        monotonic seconds, ``can_save`` whether an interval save would find a free slot here, and ``room`` how
-        many bytes each of this rank's slots holds. Ranks of one machine name the same ``node``; None: this
-        rank has one of its own. ``rewindable`` saves at boundaries behind.
+        monotonic seconds, ``can_save`` returns whether an interval save would find a free slot here, and
+        ``room`` returns the size of this rank's slots in bytes. Ranks of one machine have the same ``node``;
+        None means that this rank is alone on its machine. ``rewindable`` saves at passed boundaries.
         """
         self.store = store
-        """For others' use only after the background thread has ended."""
+        """The store, which other code may use only after the background thread has ended."""
         self._rank = rank
         self._world_size = world_size
         self._clock = clock
@@ -94,23 +95,23 @@ class Rounds:
         self._rewindable = rewindable
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        # Under the step lock:
+        # Fields under the step lock:
         self._next = start
-        self._hold: int | None = None  # the promise: None lets every boundary pass
+        self._hold: int | None = None  # the promise; with None, every boundary may be passed
         self._order: SaveOrder | None = None
         self._finished = False
         self._lost = False
         self._is_rescued = False  # the main thread passes no boundary any more
         self._is_serving = False
-        self._has_arrived = False  # at the boundary of an order, where it waits for the others
-        self._goes_ahead = False  # all have
-        self._limit: int | None = None  # in a rewind: no order is served, no boundary after it passed
+        self._has_arrived = False  # at the boundary of an order, waiting for the others
+        self._goes_ahead = False  # all ranks have arrived there
+        self._limit: int | None = None  # in a rewind: the last boundary to pass; no order is served
         self._is_held_by_rewind = False
         self._asks = False  # the main thread waits in ``check``
         self._has_checked = False
         self._early_leave = EarlyLeave(store, rank=rank, world_size=world_size)
         self._handover: HandOver | None = None
-        # The background thread's own:
+        # Fields of the background thread only:
         self._round = 1
         self._state = "idle"  # idle, promised, ordered
         self._opening: dict[str, Any] = {}
@@ -121,7 +122,7 @@ class Rounds:
         self._drain_notice = False
         self._told_drain = False
         self.wants_interval = False
-        """Whether this rank, not rank 0, asks for an interval save, since one has come to nothing here."""
+        """Whether this rank, not rank 0, asks for an interval save because one has failed here."""
         self._num_wanted = self._num_looks = 0
         self._step_seconds = StepSeconds(start, clock)
         self._presiding: Presiding | None = None
@@ -129,18 +130,18 @@ class Rounds:
             self._presiding = Presiding(store, world_size, clock, self._step_seconds)
         self._rewind = self._new_rewind(self._round)
         self._has_saved = False  # in this round
-        self._served_rewind: Rewind | None = None  # of the last round in which it has
+        self._served_rewind: Rewind | None = None  # of the last round in which this rank has saved
         self._waits_for_all = False
         self._can_rewind = False
-        """Whether a drain is wanted whose boundary ahead is decided, or about to be."""
+        """Whether a drain is wanted whose boundary ahead is decided or about to be decided."""
         self._wanted_guard: float | None = None
 
     # --- the main thread ------------------------------------------------------------------------
 
     def begin(self, step: int) -> SaveOrder | None:
-        """Pass the boundary before ``step``, or return what must be done first; may wait for a decision.
+        """Pass the boundary before ``step``, or return the order to serve first. It may wait for a decision.
 
-        When an order is served, call this again for the same step. In a rescue, the order is to wait there.
+        When the order is served, call this again for the same step. In a rescue, the order is to wait there.
         """
         with self._lock:
             if self._hold is None:
@@ -149,7 +150,7 @@ class Rounds:
         return self._begin_held(step)
 
     def _begin_held(self, step: int) -> SaveOrder | None:
-        # Count looks, not seconds: a process that was suspended for a minute has not listened for a minute.
+        # Count looks rather than seconds: a process that was suspended for a minute did not look meanwhile.
         looks_left = math.ceil(SILENCE_SECONDS / _WAIT_SECONDS)
         with self._changed:
             while not self._may_pass(step):
@@ -160,7 +161,7 @@ class Rounds:
                     return self._order
                 is_late = self._clock() > self._round_guard + _GRACE_SECONDS
                 if looks_left <= 0 and is_late and self._limit is None:
-                    self._lose("they do not answer")
+                    self._lose("the other ranks do not answer")
                 else:
                     looks_left -= 1
                     self._changed.wait(_WAIT_SECONDS)
@@ -191,9 +192,9 @@ class Rounds:
         return self._lost or self._clock() > self._round_guard
 
     def check(self) -> SaveOrder | None:
-        """Between two boundaries: return the order to leave, if a drain stands and all ranks have rewound.
+        """Return, between two boundaries, the order to leave if a drain stands and all ranks have rewound.
 
-        Waits until that is decided.
+        This waits until that is decided.
         """
         self._has_checked = True
         if not self._can_rewind:
@@ -218,14 +219,14 @@ class Rounds:
         return self._can_rewind and not is_leaving and not self._finished and not self._lost
 
     def served(self) -> None:
-        """Note that the order is carried out and the training goes on."""
+        """Note that the order was carried out and the training goes on."""
         with self._changed:
             self._order = None
             self._let_pass()
             self._is_serving = False
 
     def finish(self) -> SaveOrder | None:
-        """Note that the loop has ended here: this rank serves no more rounds, unless it is told to leave."""
+        """Note that the loop has ended here; return an order to leave, or None to serve no more rounds."""
         with self._changed:
             while self._limit is not None and not self._is_rescued:
                 self._changed.wait(_WAIT_SECONDS)
@@ -238,10 +239,11 @@ class Rounds:
             return None
 
     def leave(self, step: int, *, until: Callable[[], float]) -> dict[int, int] | SaveOrder:
-        """Serve no more rounds, as the script has left the loop after so many steps; it may be told to leave.
+        """Serve no more rounds, because the script has left the loop after ``step`` steps.
 
-        Returns after how many each rank has left, as far as that is known when all have or ``until()`` (a
-        monotonic moment) has come.
+        Returns the order to leave if there is one. Otherwise, waits until all ranks have left or ``until()``
+        (a monotonic moment) has come, and returns the numbers of steps after which ranks are known to have
+        left, by rank.
         """
         early = self._early_leave
         with self._changed:
@@ -256,7 +258,7 @@ class Rounds:
             return dict(early.steps)
 
     def hand_over(self, handover: HandOver) -> bool:
-        """Hand over what a drain's order asks for; return whether that was done by the ``guard``."""
+        """Hand over the state for a drain's order; return whether that was done by the ``guard``."""
         with self._changed:
             self._handover = handover
             while not handover.is_done and not self._has_ended and self._clock() < self.guard:
@@ -270,9 +272,9 @@ class Rounds:
         return min(self._round_guard, math.inf if self._drain_guard is None else self._drain_guard)
 
     def has_rewound(self) -> bool:
-        """Return whether the state at a boundary behind is sealed, so that nothing that comes now counts.
+        """Return whether the state at a passed boundary is sealed, so that later work does not count.
 
-        Waits until that is known.
+        This waits until that is known.
         """
         with self._changed:
             while self._limit is not None and not self._is_rescued:
@@ -281,11 +283,14 @@ class Rounds:
 
     @property
     def is_rewound(self) -> bool:
-        """As ``has_rewound``, without waiting."""
+        """Whether the state at a passed boundary is known to be sealed: ``has_rewound`` without waiting."""
         return self._state == "rewound"
 
     def stop_for_rescue(self) -> bool:
-        """Let the main thread pass no further boundary, and wait for nobody; False: it has left otherwise."""
+        """Keep the main thread from passing another boundary, and wait for no other rank.
+
+        Returns False if the ranks have rewound, and so have left already.
+        """
         with self._changed:
             if self._state == "rewound":
                 return False
@@ -295,7 +300,7 @@ class Rounds:
             return True
 
     def _let_pass(self) -> None:
-        """Under the step lock: let every boundary pass that no rescue closes."""
+        """Let all boundaries pass, unless a rescue has begun; the caller holds the step lock."""
         self._hold = self._next if self._is_rescued else None
 
     @property
@@ -304,16 +309,16 @@ class Rounds:
 
     @property
     def is_rescued(self) -> bool:
-        """Whether a rescue has begun, so that no boundary is passed any more."""
+        """Whether a rescue has begun, after which no boundary is passed."""
         return self._is_rescued
 
     @property
     def is_lost(self) -> bool:
-        """Whether the store is gone, so that the ranks can no longer agree on anything."""
+        """Whether the store is lost, so that the ranks cannot agree on anything any more."""
         return self._lost
 
     def wait(self, seconds: float) -> None:
-        """Sleep in the background thread; a change by the main thread ends it early."""
+        """Sleep in the background thread; a change by the main thread ends the sleep early."""
         with self._changed:
             self._changed.wait(seconds)
 
@@ -343,7 +348,7 @@ class Rounds:
         return self._state == "idle"
 
     def poll(self) -> float:
-        """Do what can be done without waiting; return after how many seconds to poll again."""
+        """Do all that is possible without waiting; return the seconds until the next poll."""
         if self._is_rescued:
             return POLL_SECONDS
         if self._lost:
@@ -356,7 +361,7 @@ class Rounds:
             # Rank 0, which hosts the store, is gone: the main thread goes on until its next collective fails.
             with self._changed:
                 self._lose(str(error).partition("\n")[0])
-        # An interval save that is decided may be ahead for long, while the script evaluates.
+        # A decided interval save may wait long for its boundary, while the script evaluates.
         is_slow = self._state == "idle" or (self._state == "ordered" and self._opening["kind"] == INTERVAL)
         return POLL_SECONDS if is_slow and self._limit is None else FAST_POLL_SECONDS
 
@@ -369,7 +374,7 @@ class Rounds:
         handover = self._handover
         if handover is not None and not handover.is_done and handover.advance(self.store):
             self.wake()
-        # Rank 0, which hosts the store, may end when all have finished: first each has to know who left.
+        # Rank 0, which hosts the store, may end when all have finished: each rank must know first who left.
         if self._finished and not self._told_finished and not self._early_leave.is_open:
             self.store.set(f"finished/{self._rank}", "1")
             self._told_finished = True
@@ -398,7 +403,7 @@ class Rounds:
                 presiding.decide(self._round, guard=self._round_guard, wanted=self._wanted_drain_guard)
         elif self._state == "idle" and not self._finished and not self._over:
             self._num_looks += 1
-            # Seldom, since a save seldom comes to nothing.
+            # Look rarely, because saves rarely fail.
             is_turn = self._world_size > 1 and self._num_looks % _LOOK_EVERY == 0
             if is_turn and self.store.check([f"want/interval/{self._num_wanted}"]):
                 self._num_wanted += 1
@@ -409,7 +414,7 @@ class Rounds:
         if self._drain_guard is not None:
             return self._drain_guard
         if self._world_size > 1 and self.store.check(["want/drain"]):
-            # Monotonic clocks of two machines cannot be compared, so it sent the seconds left.
+            # Monotonic clocks of two machines cannot be compared, so the value is the remaining seconds.
             return self._clock() + float(json.loads(self.store.get("want/drain")))
         return None
 
@@ -418,9 +423,9 @@ class Rounds:
     def _take_part(self) -> None:
         number = self._round
         if self._state == "rewound":
-            return  # What is sealed is sealed once.
+            return  # the state is sealed already
         if self._served_rewind is not None and self._served_rewind.look():
-            # Others have the interval save ahead that this rank has made.
+            # Other ranks have not reached the boundary of the interval save that this rank has made.
             self._turn_back(self._served_rewind)
         elif self._state == "idle":
             is_unopened = self._presiding is not None and not self._presiding.has_opened(number)
@@ -433,7 +438,7 @@ class Rounds:
                 self.store.compare_set(f"decision/{number}", "", json.dumps({"outcome": "abandon"}))
         elif self._state == "ordered":
             if self._hold is None:
-                # The main thread has served it (or has finished).
+                # The main thread has served the order, or has finished.
                 self._state = "idle"
                 if self._has_saved:
                     self._served_rewind = self._rewind
@@ -451,7 +456,7 @@ class Rounds:
         return Rewind(self.store, number, **ranks, rewindable=self._rewindable)
 
     def _wait_for_all(self) -> None:
-        """Let the main threads serve a boundary ahead when all have arrived there."""
+        """Let the main threads serve a boundary ahead once all of them have arrived there."""
         if self._waits_for_all and self._has_arrived and not self._goes_ahead and self._rewind.arrive():
             with self._changed:
                 self._goes_ahead, self._can_rewind = True, False
@@ -472,7 +477,7 @@ class Rounds:
         """Take part in a rewind, with the main thread held after the boundary that was asked for."""
         with self._changed:
             if self._is_serving and self._order is not None and self._order.kind == INTERVAL:
-                return  # it goes on in a moment
+                return  # the main thread goes on in a moment
             self._limit = rewind.asked
             if self._hold is None:
                 self._hold, self._is_held_by_rewind = self._next, True
@@ -495,7 +500,7 @@ class Rounds:
 
     @property
     def rewind_guard(self) -> float:
-        """The monotonic moment after which a save at a boundary behind is of no use."""
+        """The monotonic moment after which a save at a passed boundary is of no use."""
         known = [self._drain_guard, self._wanted_guard]
         if self._state != "idle" and self._opening["kind"] == DRAIN:
             known.append(self._round_guard)
@@ -517,7 +522,7 @@ class Rounds:
 
     @property
     def _own(self) -> dict[str, Any]:
-        """What an order has to know of this rank: see ``make_order``."""
+        """This rank's report for an order: see ``make_order``."""
         return {"notice": self._drain_notice, "node": self._node, "room": self._room()}
 
     def _obey(self, decision: dict[str, Any]) -> None:
@@ -543,7 +548,7 @@ class Rounds:
     def _lose(self, why: str) -> None:
         if not self._finished:
             _log.warning(
-                "rank %d can agree with the others on no save until the training starts again: %s",
+                "rank %d cannot agree on a save with the other ranks until the training starts again: %s",
                 *(self._rank, why),
             )
         self._lost = True
@@ -553,7 +558,7 @@ class Rounds:
         self._changed.notify_all()
 
     def _leave_if_drained(self) -> None:
-        """Leave without a save: there is nobody left to agree with."""
+        """Leave without a save, because there are no ranks left to agree with."""
         with self._changed:
             if self._drain_guard is not None and self._order is None and not self._finished:
                 self._hold = self._next

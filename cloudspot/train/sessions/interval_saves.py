@@ -24,13 +24,13 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class IntervalSaves:
-    """Makes the saves, and holds back the steps of all optimizers until the tensors they write to are copied.
+    """Makes the saves, and delays optimizer steps until the tensors that they write to are copied.
 
     Only the main thread calls the methods, between two steps.
     """
 
     def __init__(self, saver: Saver, *, again: Callable[[], None]) -> None:
-        """``again`` asks for another save if one is given up after its boundary."""
+        """Save with ``saver``; ``again`` is called if a save is given up after its boundary."""
         self._saver = saver
         self._again = again
         self._way = SaveWay()
@@ -39,21 +39,21 @@ class IntervalSaves:
         self._has_stepped = False
         self._has_warned = False
         self._pid = os.getpid()
-        # Creating an optimizer imports the compiler. It must not trace this hook of a compiled step, since it
-        # would move the hook's effects.
+        # Creating an optimizer imports the compiler. It must not trace this hook of a compiled step, because
+        # it would move the hook's effects.
         is_loaded = "torch._dynamo" in sys.modules
         hook = torch.compiler.disable(self._before_step) if is_loaded else self._before_step
         self._hook = register_optimizer_step_pre_hook(hook)
 
     def pass_boundary(self, *, waits: bool) -> None:
-        """Note that the training has come to a boundary.
+        """Note that the training has reached a boundary.
 
-        With ``waits``, a save from an earlier boundary is sealed, or given up, before this returns.
+        With ``waits``, a save from an earlier boundary is sealed or given up before this returns.
 
         Raises:
-            Exception: that save cannot be copied, or not be sealed although the disk is not full.
+            Exception: that save cannot be copied, or cannot be sealed although the disk is not full.
         """
-        self._trial = None  # no optimizer has stepped since
+        self._trial = None  # no optimizer has stepped since the trial
         if self._saver.overlapped is not None:
             self.settle(waits=waits)
         self._way.pass_boundary(time.monotonic())
@@ -63,10 +63,10 @@ class IntervalSaves:
     def save(
         self, objects: Mapping[str, Any], order: SaveOrder, *, step: int, describe: Describe
     ) -> float | None:
-        """Save at the boundary that was passed last; return its cost to the training in seconds.
+        """Save at the last boundary; return the seconds that the training lost, or None if no slot was free.
 
-        Returns None without a slot. A save that a full disk has no room for is left out, with a warning. The
-        arguments and errors are those of ``Saver.copy``.
+        If the disk is full, the save is left out, with a warning. The arguments and errors are those of
+        ``Saver.copy``.
         """
         way = self._way.choose(has_stepped=self._has_stepped)
         copied = self._saver.copy(
@@ -95,7 +95,11 @@ class IntervalSaves:
         return stall if lost is None else lost
 
     def settle(self, *, waits: bool) -> None:
-        """Let a save that is under way end, and wait for that if it ``waits``; raises what sealing raises."""
+        """End a save that is under way if it is complete, or wait for its end if this ``waits``.
+
+        Raises:
+            Exception: the save cannot be copied or sealed.
+        """
         save = self._saver.overlapped
         if save is None or not save.settle(waits=waits):
             return
@@ -105,8 +109,8 @@ class IntervalSaves:
             if not self._has_warned:
                 self._has_warned = True
                 _log.warning(
-                    "a save is made again: %s was written to before an optimizer stepped, while it was"
-                    " copied; from now on such tensors are copied between two steps",
+                    "a save is made again: %s was written to while it was copied, before an optimizer"
+                    " stepped; from now on, such tensors are copied between two steps",
                     min(save.spoilt),
                 )
         if save.spoilt or save.is_cancelled:
@@ -115,7 +119,7 @@ class IntervalSaves:
             self._pardon(save.error, None)
 
     def close(self) -> None:
-        """End a save that is under way, and hold back no more steps; a save that fails now is only logged."""
+        """End a save that is under way, and delay no more steps; an error of the save is only logged."""
         try:
             self.settle(waits=True)
         except Exception:  # the rest of the session has to be closed, too

@@ -18,7 +18,7 @@ from cloudspot.train.errors import SessionError
 from cloudspot.train.sessions.training import Session
 from cloudspot.train.state import checkpoint, sharding
 from cloudspot.train.state.checkpoint import Checkpoint
-from cloudspot.train.uncaught_errors import tell_of_errors
+from cloudspot.train.uncaught_errors import report_errors
 
 _log = logging.getLogger("cloudspot")
 _open_lock = threading.Lock()
@@ -27,7 +27,7 @@ _open_handoffs: set[str] = set()
 
 def open_session(objects: Mapping[str, Any], *, dataloader: Any, exact: bool) -> Session:
     """Open the session of this process, as ``cloudspot.train.session()`` says."""
-    tell_of_errors()
+    report_errors()
     tracked = {name: each for name, each in objects.items() if each is not None}
     checkpoint.check_tracked(tracked)
     world = current_world()

@@ -10,8 +10,8 @@ import torch
 from cloudspot.train.state.overlapped_copy import OverlappedCopy
 
 QUIET_SECONDS = 1.0
-"""Without an optimizer step, a copy counts after this time, but not before ``QUIET_COPIES`` times its own
-duration. By then, a write that began before the end of the copy is over and shows."""
+"""If no optimizer steps, a copy counts after this time, or after ``QUIET_COPIES`` times its own duration if
+that is longer. A write that began before the end of the copy is over by then and can be detected."""
 QUIET_COPIES = 20
 
 
@@ -26,8 +26,8 @@ class OverlappedSave:
     ) -> None:
         """Begin to copy.
 
-        If the copy is the state at the boundary, a thread calls ``seal`` with two durations in seconds: how
-        long the training has waited since the boundary, and how long the copying took. ``release`` is called
+        If the copy is the state at the boundary, a thread calls ``seal`` with two durations in seconds: the
+        time that the training has waited since the boundary, and the time of the copy. ``release`` is called
         at the end in any case.
         """
         self.spoilt: Sequence[str] = ()
@@ -46,12 +46,12 @@ class OverlappedSave:
         copy.start(self._end)
 
     def before_write(self) -> None:
-        """Return once no later write of the caller can get into the copy."""
+        """Return once later writes of the caller cannot change the copy."""
         if self._is_held_back:
             return
         with self._lock:
             self._hold_back()
-            self._is_held_back = True  # not if an exception, as Ctrl-C's, has ended this
+            self._is_held_back = True  # not set if an exception, such as Ctrl-C's, has ended this
 
     def _hold_back(self) -> None:
         if self.has_ended or self.is_cancelled:
@@ -63,11 +63,11 @@ class OverlappedSave:
             self._waited = self._copy.finish()
             self.spoilt = self._copy.written()
             if not self.spoilt and not self._copy.is_done():
-                return  # at the next boundary, perhaps
+                return  # the copy may be done at the next boundary
         self._decided.set()
 
     def settle(self, *, waits: bool) -> bool:
-        """At a boundary: let it end, at once if it ``waits``; return whether it has."""
+        """Let the save end, at a boundary; return whether it has ended. If this ``waits``, it has."""
         if self.has_ended:
             return True
         self.before_write()
@@ -80,8 +80,8 @@ class OverlappedSave:
         return self.has_ended
 
     def cancel(self) -> None:
-        """Give it up, unless it is sealed; nothing is copied afterwards. For any thread."""
-        with self._lock:  # the main thread copies nothing now, nor later
+        """Give the save up unless it is sealed; nothing is copied afterwards. Any thread may call this."""
+        with self._lock:  # the main thread copies nothing now or later
             self.is_cancelled = not self.has_ended
         if self._copy.cancel():
             self._decided.set()

@@ -1,4 +1,4 @@
-"""How a rank's interval saves are copied: at their boundary, or next to the step after it, as measured."""
+"""Chooses whether a rank's interval saves are copied at their boundary or during the step after it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections import deque
 from collections.abc import Collection
 
 NUM_COMPARED = 3
-"""The number of saves that are copied next to the steps before their cost decides."""
+"""The number of saves that are copied during steps before their cost is compared."""
 NUM_KEPT = 5
 NUM_USUAL = 32
 TRY_EVERY = 16
-"""One of this number of saves is made the other way, since costs may change."""
+"""One of this number of saves is made the other way, because costs may change."""
 MAX_SPOILT = 2
-"""After this number of spoilt saves, no more are copied next to the steps."""
+"""After this number of spoilt saves, no more saves are copied during steps."""
 MAX_SHARE = 0.5
-"""If more than this share of the bytes must be copied at the boundary, all are."""
+"""If more than this share of the bytes must be copied at the boundary, all bytes are."""
 
 
 class Way(enum.Enum):
@@ -24,17 +24,17 @@ class Way(enum.Enum):
 
     BOUNDARY = "boundary"
     TRIAL = "trial"
-    """At the boundary; before the next optimizer step they are compared with their copies."""
+    """At the boundary. Before the next optimizer step, the tensors are compared with their copies."""
     OVERLAPPED = "overlapped"
-    """Next to the step that follows."""
+    """During the next step."""
 
 
 class SaveWay:
     """Chooses the way of each save by the measured cost of earlier ones.
 
-    The first save is a trial: it finds the tensors to which other code than an optimizer step writes, and
-    these are always copied at the boundary. The cost of a save is the time from its boundary to the next one,
-    minus the usual time.
+    The first save is a trial: it finds the tensors that are written to by code other than an optimizer step,
+    and these are always copied at the boundary. The cost of a save is the time from its boundary to the next
+    boundary, minus the usual time.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class SaveWay:
         self._lost = {way: deque[float](maxlen=NUM_KEPT) for way in (Way.BOUNDARY, Way.OVERLAPPED)}
 
     def pass_boundary(self, now: float) -> None:
-        """Note that the training has come to a boundary, at a moment in monotonic seconds."""
+        """Note that the training has reached a boundary, at a moment in monotonic seconds."""
         before, self._at = self._at, now
         if before is None:
             return
@@ -65,8 +65,8 @@ class SaveWay:
     def choose(self, *, has_stepped: bool) -> Way:
         """Return how to copy the save at this boundary.
 
-        ``has_stepped`` says whether torch has reported an optimizer step since the boundary before. A step
-        that it does not report, such as the replay of a CUDA graph, could not be held back.
+        ``has_stepped`` says whether torch has reported an optimizer step since the previous boundary. A step
+        that it does not report, such as the replay of a CUDA graph, could not be delayed.
         """
         is_possible = has_stepped and self.obstacle is None and not self._is_spoilt
         self._saving, self._is_spoilt = self._choose() if is_possible else Way.BOUNDARY, False
@@ -83,14 +83,14 @@ class SaveWay:
         return Way.OVERLAPPED if is_better != (self._num_chosen % TRY_EVERY == 0) else Way.BOUNDARY
 
     def _spread(self) -> float:
-        """Return how far the usual times lie apart: what is less than this is no cost of a save."""
+        """Return the spread of the usual times; a difference below this is not attributed to a save."""
         if len(self._usual) < 2:
             return 0.0
         quarter, _, three_quarters = statistics.quantiles(self._usual, n=4)
         return three_quarters - quarter
 
     def lost_seconds(self, way: Way) -> float | None:
-        """Return what a save of this way costs the training; None: it is not known yet."""
+        """Return the seconds that a save of this way costs the training, or None if not known yet."""
         lost = self._lost[Way.BOUNDARY if way is Way.TRIAL else way]
         return statistics.median(lost) if lost else None
 
@@ -99,18 +99,18 @@ class SaveWay:
         self._saving = None
 
     def begin_trial(self, stall_seconds: float) -> None:
-        """Note for how long the trial's copy has held up the training: what one at the boundary costs."""
+        """Note how long the trial's copy has held up the training, which is the cost of a boundary copy."""
         self._lost[Way.BOUNDARY].append(stall_seconds)
 
     def end_trial(self, written: Collection[str], *, share: float) -> None:
-        """Note what was ``written`` to between the boundary and an optimizer's step, a share of all bytes."""
+        """Note the tensors ``written`` to between the boundary and an optimizer step, and their ``share``."""
         self._is_tried = True
         self.excluded.update(written)
         if share > MAX_SHARE:
             self.obstacle = f"{min(written)} is written to before an optimizer steps"
 
     def spoil(self, written: Collection[str]) -> None:
-        """Note that a save came to nothing, since this was written to before it was copied."""
+        """Note that a save was spoilt, because these tensors were written to before they were copied."""
         self.excluded.update(written)
         self._num_spoilt += 1
         self._is_spoilt, self._saving = True, None

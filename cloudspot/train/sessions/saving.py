@@ -1,4 +1,4 @@
-"""One rank's saves: the plan, the copy into the arena at a boundary, what is handed over, and the seal."""
+"""One rank's saves: the plan, the copy into the arena at a boundary, the hand-over, and the seal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cloudspot.train.state.partition import Item, Placement, Plan, cuts, plan
 from cloudspot.train.state.tree import Json, tensor_bytes
 
 _SAME = ("generation", "step", "round", "plan")
-"""What a rank that gives and the one that takes have to agree on."""
+"""The members of a seal that must be the same on a rank that gives and on the rank that takes."""
 _STOP_SECONDS = 5.0
 _SLOT_POLL_SECONDS = 0.01
 
@@ -37,18 +37,18 @@ Describe = Callable[[], Description]
 
 @dataclass(frozen=True)
 class Copied:
-    """A part that is in its slot and not sealed yet, but for what others hand over."""
+    """A part that is in its slot, except for tensors that others hand over, and is not sealed yet."""
 
     slot: Slot | None
-    """None: the rank is relieved, and has no part."""
+    """The slot, or None if the rank is relieved and has no part."""
     content: dict[str, Json]
-    """The seal."""
+    """The content of the seal."""
     handover: HandOver
-    """To be done before the part is sealed."""
+    """The hand-over, which must be done before the part is sealed."""
     taken: Mapping[int, tuple[Placement, ...]]
-    """Where the tensors go that others hand over, by their rank and in their order."""
+    """The placements of the tensors that other ranks hand over, by rank and in the order of their bytes."""
     tried: OverlappedCopy | None = None
-    """Of a trial, what might have been copied later."""
+    """In a trial, the copy that could have been made later."""
 
 
 class Saver:
@@ -61,23 +61,23 @@ class Saver:
         self._planned_for: tuple[Any, ...] | None = None
         self._plan: Plan | None = None
         self._frozen: frozenset[str] | None = None
-        """The items that were not trained when the first plan was made. Which ones are now may differ from
-        rank to rank, as in an evaluation by one of them, and the plan must not."""
-        self._lock = threading.RLock()  # a copy may be made beside the main thread
+        """The items that were not trained when the first plan was made. Later this may differ between ranks,
+        for example while one of them evaluates, but the plan must not differ."""
+        self._lock = threading.RLock()  # another thread may copy, too
         self._claiming: threading.Thread | None = None
         self._claim_error: Exception | None = None
         self.overlapped: OverlappedSave | None = None
-        """A save whose copy goes on next to the training, or that is about to be sealed."""
+        """A save that is still being copied during the training, or is about to be sealed."""
         self.sealed_step: int | None = None
-        """The step of the newest seal."""
+        """The step of the latest seal."""
         self.relieved: Collection[int] = ()
-        """The ranks that hand over in the newest save."""
+        """The ranks that hand over in the latest save."""
         arena.seals.mkdir(parents=True, exist_ok=True)
 
     def prepare(self, items: tuple[Item, ...]) -> None:
-        """Plan, and claim the slots in the background, so that the first save finds them warm.
+        """Plan, and claim the slots in the background, so that they are warm at the first save.
 
-        Where memory is plentiful, the slots have room for this rank's part when all other nodes are to go.
+        If memory is plentiful, the slots have room for this rank's part in case all other nodes go.
         """
         with self._lock:
             self._prepare(items)
@@ -98,11 +98,11 @@ class Saver:
         self._claiming.start()
 
     def can_save(self) -> bool:
-        """Return whether a save would find a claimed and free slot now."""
+        """Return whether a save would find a claimed, free slot now."""
         return self._has_claimed() and self._arena.free_slot() is not None
 
     def room(self) -> int:
-        """Return how many bytes each slot holds; 0 until they are claimed."""
+        """Return the size of each slot in bytes; 0 until the slots are claimed."""
         return self._arena.room() if self._has_claimed() else 0
 
     def save(
@@ -115,10 +115,10 @@ class Saver:
         deadline: Callable[[], float] | None,
         is_held: bool = False,
     ) -> bool:
-        """Copy and seal this rank's part; return False without a slot.
+        """Copy and seal this rank's part; return False if no slot is free.
 
-        For an order by which nothing is handed over. The arguments and errors are those of ``copy``. With
-        ``is_held``, the agent uploads the part only if this process ends with status 0.
+        The order must hand over nothing. The arguments and errors are those of ``copy``. With ``is_held``,
+        the agent uploads the part only if this process ends with status 0.
         """
         copied = self.copy(objects, order, step=step, describe=describe, deadline=deadline)
         if copied is not None:
@@ -137,18 +137,19 @@ class Saver:
         way: Way = Way.BOUNDARY,
         but: Collection[str] = (),
     ) -> Copied | None:
-        """Copy this rank's part into a slot, where it stays until the next copy; return None without a slot.
+        """Copy this rank's part into a slot, where it stays until the next copy; return None if none is free.
 
         A rank that the order relieves needs no slot.
 
-        ``step`` is the boundary: how many steps are in the state. ``describe`` is called once, when a slot is
-        found. ``deadline`` is called repeatedly and returns until when (monotonic) to wait for a slot, taking
-        back an upload that has not started; None: do not wait. In a rescue, ``kept`` are the states of lost
-        ranks that this one adds to its own. The ``way`` is to copy now or, where large tensors ``but`` some
-        have time, later. A save that is not sealed yet is given up for this one.
+        ``step`` is the number of steps in the state. ``describe`` is called once, when a slot is found.
+        ``deadline`` is called repeatedly and returns the monotonic moment until which to wait for a slot; an
+        upload that has not started is taken back for it. If it is None, there is no waiting. In a rescue,
+        ``kept`` are the states of lost ranks that this rank adds to its own. The ``way`` says whether large
+        tensors, except those named by ``but``, are copied now or later. A save that is not sealed yet is
+        given up for this one.
 
         Raises:
-            SessionError: the state cannot be saved, or there is no room for it.
+            SessionError: the state cannot be saved, or there is no room for a slot.
         """
         with self._lock:
             if self.overlapped is not None:
@@ -240,13 +241,13 @@ class Saver:
             {key: content[key] for key in (*_SAME, "objects", "rank_states")},
             (_bytes_of(tensors[each.item.name]) for each in table.handed_over(rank)),
         )
-        # Rank 0's process hosts the store: it goes when nobody needs that any more.
+        # Rank 0's process hosts the store, so it leaves only when no rank needs the store any more.
         staying = [each for each in range(self._world.world_size) if each not in table.takers]
         awaits = staying if rank == 0 else [table.takers[rank]]
         return HandOver(order, rank, gives=given, awaits=awaits)
 
     def seal(self, copied: Copied, *, is_held: bool = False) -> None:
-        """Give a copy to the agent, with what others have handed over; a relieved rank has none to give."""
+        """Give a copy to the agent, with the states that others have handed over; do nothing if relieved."""
         slot, content = copied.slot, copied.content
         if slot is None:
             self.sealed_step = content["step"]
@@ -256,22 +257,22 @@ class Saver:
             state, tensors = handover.unpack(given, [each.nbytes for each in placements])
             for key in _SAME:
                 if state[key] != content[key]:
-                    what = f"rank {giver} hands over for {key} {state[key]}"
-                    raise SessionError(f"{what}, where this rank saves {content[key]}")
+                    what = f"rank {giver} hands over a state with {key} {state[key]}"
+                    raise SessionError(f"{what}, but this rank saves {key} {content[key]}")
             for placement, data in zip(placements, tensors, strict=True):
                 slot.put(placement.offset, data)
             content["rank_states"] |= state["rank_states"]
-            if giver == 0:  # whose word counts where ranks differ
+            if giver == 0:  # rank 0's state counts if ranks differ
                 content["objects"] = state["objects"]
         slot.seal = path = self._arena.seal_path(content["step"], content["round"], is_held=is_held)
         write_json(path, {**content, "boot": this_boot(), "sealed_monotonic": time.monotonic()})
         self.sealed_step = content["step"]
 
     def close(self) -> None:
-        """Stop warming the arena; what is sealed stays for the agent."""
+        """Stop warming the arena; sealed parts stay for the agent."""
         self._arena.stop()
         if self._claiming is not None:
-            # A thread that is in torch's code when Python ends takes the process with it, by SIGABRT.
+            # If a thread runs torch's code when Python ends, the process ends with SIGABRT.
             self._claiming.join(_STOP_SECONDS)
         self._arena.close()
 

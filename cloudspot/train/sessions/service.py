@@ -1,4 +1,4 @@
-"""What a session does for its agent: progress, figures, saves at agreed boundaries, and leaving."""
+"""A session's work for its agent: progress, metrics, saves at agreed boundaries, and leaving."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cloudspot.train.uncaught_errors import expecting_errors, holding_at_errors
 _log = logging.getLogger("cloudspot")
 
 Left = Mapping[str, Any]
-"""Of a loop that the script left early: its "length", and how many steps were "planned" (or None)."""
+"""The "length" of a loop that the script left early, and its "planned" number of steps (or None)."""
 
 FINAL = "final"
 FINAL_SLOT_SECONDS = 3600.0
@@ -41,29 +41,30 @@ FINAL_SLOT_SECONDS = 3600.0
 LEAVE_SECONDS = 120.0
 """How long a rank whose script leaves the loop early waits for the others to do so."""
 SETTLE_SECONDS = 0.05
-"""After a copy beside the main thread, a write that had begun before has become visible by then."""
+"""The time after which a write of the main thread that began before the end of a copy can be detected."""
 _TOLD = 128 + signal.SIGTERM
-"""The exit status of a rank that ends for others' sake: it says nothing of the script."""
+"""The exit status of a rank that ends because other ranks were lost, not because of the script."""
 FEW_BOUNDARIES = 256
-"""After so many boundaries it is known whether most of them can be noted."""
+"""The number of boundaries after which it is known whether most of them can be noted."""
 RESCUE_SLOT_SECONDS = 30.0
 """How long a rescue waits for a slot while both are being uploaded."""
 NUM_DIGESTS = 4
-"""The agent knows the weights of so many boundaries: other ranks may not be as far."""
+"""The number of boundaries whose digests the agent gets, because other ranks may be behind."""
 LAST_PREPARE_STEPS = 64
-"""After this many steps the arena is claimed even if an optimizer still has no state."""
+"""After this many steps, the arena is claimed even if an optimizer still has no state."""
 
 
 class Service:
-    """Serves the agent of one hand-off directory; the main thread calls everything here.
+    """Serves the agent of one hand-off directory.
 
-    Except the parts of ``Rewindable`` and ``Rescuable``, which background threads call.
+    The main thread calls all methods except those of ``Rewindable`` and ``Rescuable``, which background
+    threads call.
     """
 
     def __init__(
         self, directory: Path, *, world: World, objects: Mapping[str, Any], start: int, describe: Describe
     ) -> None:
-        """Start the background threads and say that there is a session.
+        """Start the background threads, and report to the agent that there is a session.
 
         The loop begins at the step ``start``. ``describe`` is called at each save of the tracked ``objects``.
         """
@@ -97,7 +98,7 @@ class Service:
             path = handoff.metrics_path(directory, world.rank)
             self._figures = path.open("a", buffering=1, encoding="utf-8")
         _answer_dumps()
-        self._pid = os.getpid()  # of no process that the script forks
+        self._pid = os.getpid()  # processes that the script forks have another id
         handoff.worker_pid_path(directory, world.rank).write_text(str(self._pid))
         store, server = open_store(world)
         self._own_states: OwnStates | None = None
@@ -116,17 +117,17 @@ class Service:
         self._closing.enter_context(expecting_errors(self._has_rewound))
         self._link.start()
         self.rounds = self._link.rounds
-        """To be asked at each boundary."""
+        """The rounds, which must be asked at each boundary."""
         self._draws: bool | None = None
-        """Whether a step has drawn random numbers, or may have; None: it is not known yet."""
+        """Whether a step has or may have drawn random numbers; None if it is not known yet."""
         self._noted: Mark | None = None
         self._compared: Mark | None = None
-        """The newest mark at which the weights are compared with those of other ranks."""
+        """The latest mark at which the weights are compared with those of other ranks."""
         self._likeness: tuple[bool | None, tuple[tuple[int, str], ...]] = (None, ())
-        """Whether the steps draw, and boundaries with digests of the weights, as the agent knows."""
+        """The facts that the agent has: whether steps draw, and boundaries with digests of the weights."""
         self._rescue: Rescue | None = None
         self._failure: BaseException | None = None
-        """The first error of a backward pass, whatever the script has done about it."""
+        """The first error of a backward pass, even if the script has caught it."""
         if os.environ.get(handoff.RESCUE) == "1":
             self._rescue = Rescue(
                 directory,
@@ -144,7 +145,7 @@ class Service:
 
     @property
     def sealed_step(self) -> int | None:
-        """The step of the newest save; one that is under way ends first."""
+        """The step of the latest save; a save that is under way ends first."""
         self._interval_saves.settle(waits=True)
         return self._saver.sealed_step
 
@@ -174,7 +175,7 @@ class Service:
         self._saver.prepare(checkpoint.take(self._objects).items)
 
     def pass_boundary(self, step: int, *, is_end_of_epoch: bool = False) -> None:
-        """Carry out the orders that stand at a boundary, until it is passed; ``step`` is how many are made.
+        """Carry out the orders at a boundary until it is passed, after ``step`` steps.
 
         At the end of an epoch's batches, interval saves are left out.
 
@@ -192,7 +193,7 @@ class Service:
                 self._wait_for_rescue(step)
             if order.kind in {DRAIN, REWOUND}:
                 self._drain(order, step)
-            # A boundary at which nothing was done since the last save has nothing to save.
+            # There is nothing to save if no step was made since the last save.
             if not is_end_of_epoch and step not in {self._start, self.sealed_step}:
                 seconds = self._interval_saves.save(self._objects, order, step=step, describe=self._describe)
                 self._link.saved(seconds)
@@ -210,27 +211,27 @@ class Service:
         if self._own_states is not None:
             self._own_states.offer(self._marks.newest_first, draws=self._draws is True)
         mark = self._marks.newest
-        # Ever more seldom; and not at multiples of 2, where local SGD may just have averaged the weights.
+        # Compare ever less often, and not at multiples of 2, where local SGD may have averaged the weights.
         if mark is not None and mark.number > 1 and (mark.number - 1) & (mark.number - 2) == 0:
             self._compared = mark
         own_place = None if mark is None else mark.description.own_place
         if mark is not None and own_place is not None and not self._has_told_place:
             self._has_told_place = True
             is_told = self._own_states is not None and own_pieces.obstacle(mark, rank=0) is None
-            why = f"each rank alone knows its place in the data, since {own_place}"
+            why = f"each rank's position in the data is known to that rank only, because {own_place}"
             self._say_what_a_loss_costs(None if is_told else why)
         if self._num_boundaries == FEW_BOUNDARIES and self._marks.num_skipped > FEW_BOUNDARIES // 2:
             self._say_what_a_loss_costs("steps are too short to note where each ends")
         self._num_boundaries += 1
 
     def _note_draws(self) -> None:
-        """Note whether the steps draw random numbers, by the generators at this mark and the last one."""
+        """Note whether steps draw random numbers, by the generators at this mark and the previous one."""
         before, mark = self._noted, self._marks.newest
         self._noted = mark
         if mark is None or before is None or mark is before:
             return
         positions: list[Any] = [each.description.shared.get("position") for each in (before, mark)]
-        # Then loaders draw a seed for their workers, although they may have none.
+        # At the beginning of an epoch, loaders draw a seed for workers even if they have none.
         is_apart = positions[0] is not None and (
             positions[0]["batch"] == 0 or positions[0]["epoch"] != positions[1]["epoch"]
         )
@@ -241,10 +242,10 @@ class Service:
         self._draws = self._draws is True or not is_same
 
     def check(self, *, is_in_loop: bool) -> None:
-        """Between two boundaries: leave if a drain stands and all ranks have sealed the last one's state.
+        """Leave between two boundaries, if a drain stands and all ranks have sealed the last one's state.
 
         Raises:
-            SystemExit: it is sealed.
+            SystemExit: the state is sealed.
         """
         self._marks.is_used = True
         if not is_in_loop or os.getpid() != self._pid or self._has_left:
@@ -253,21 +254,21 @@ class Service:
         if order is not None:
             self._drain(order, self.progress[0])
 
-    # --- what the background thread does at a boundary behind -------------------------------------
+    # --- in the background thread, at a passed boundary -------------------------------------------
 
     def has_marked(self, number: int) -> bool:
-        """Return whether the main thread has passed that boundary."""
+        """Return whether the main thread has passed boundary ``number``."""
         return self._num_boundaries > number
 
     def standing(self, number: int) -> list[int]:
-        """Return the numbers of the boundaries at which the state still stands; that one is asked for."""
+        """Return the boundaries at which the state still stands, when a rank has asked for ``number``."""
         self._standing = {mark.number: mark for mark in self._marks.standing()}
         if number not in self._standing:
             self._tell_of_change()
         return list(self._standing)
 
     def copy(self, order: SaveOrder) -> HandOver | None:
-        """Copy this rank's part of the state at one of them; return None if it does not stand afterwards."""
+        """Copy this rank's part of the state at the boundary; return None if it does not stand afterwards."""
         assert order.step is not None
         mark = self._standing[order.step]
         if not self._copy(mark, order, deadline=lambda: self.rounds.rewind_guard, kept={}):
@@ -284,9 +285,9 @@ class Service:
         deadline: Callable[[], float],
         kept: Mapping[int, OwnState],
     ) -> bool:
-        """Copy this rank's part of the state at a mark, and what is ``kept`` of lost ranks.
+        """Copy this rank's part of the state at a mark, and the own states ``kept`` for lost ranks.
 
-        Return whether the mark stands afterwards.
+        Returns whether the mark stands afterwards.
         """
         copied = None
         try:
@@ -309,14 +310,14 @@ class Service:
                 return False
         except Exception:  # the training goes on to the next boundary, which may be saved
             _log.exception(
-                "the state of step %d cannot be saved in the middle of what came after it", mark.step
+                "the state of step %d cannot be saved any more, in the middle of the next step", mark.step
             )
             return False
         self._rewound = mark, copied
         return True
 
     def publish(self) -> None:
-        """Seal what was copied last, with what others have given, and say that this rank has drained."""
+        """Seal the last copy with the states that others gave, and report that this rank has drained."""
         assert self._rewound is not None
         mark, copied = self._rewound
         if copied is not None:
@@ -329,7 +330,7 @@ class Service:
     # --- after other ranks were lost ---------------------------------------------------------------
 
     def held(self) -> Held | str:
-        """Return at which boundary the state still stands, or why at none."""
+        """Return the boundary at which the state still stands, or the reason why there is none."""
         mark = self._marks.first_since_step()
         if mark is None:
             return f"since the last boundary, {self._marks.problem}"
@@ -337,7 +338,7 @@ class Service:
             return "it has made no step"
         try:
             items = checkpoint.take(self._marks.objects_at(mark)).items
-        except Exception as error:  # the main thread changes something at this moment, or a save says it
+        except Exception as error:  # the main thread is changing the state, or it cannot be saved
             return f"since the last boundary, {error}"
         holders = {shard.holders for each in items for shard in each.shards}
         self._standing = {mark.number: mark}
@@ -354,7 +355,7 @@ class Service:
         )
 
     def tell_likeness(self) -> None:
-        """Tell the agent how far this rank is like the others, in case that it is lost."""
+        """Report to the agent how this rank may differ from the others, in case it is lost."""
         mark, digests = self._compared, self._likeness[1]
         if mark is not None and mark.number not in dict(digests) and mark.is_reached:
             digests = (*digests, (mark.number, self._marks.digest(mark)))[-NUM_DIGESTS:]
@@ -365,7 +366,7 @@ class Service:
                 handoff.write_json(handoff.likeness_path(self._directory, self._world.rank), value)
 
     def save(self, order: SaveOrder) -> int | None:
-        """Save this rank's part of the state at that boundary; return the step, or None."""
+        """Save this rank's part of that state; return its step, or None if it does not stand any more."""
         mark = self._standing.get(-1 if order.step is None else order.step)
         until = time.monotonic() + RESCUE_SLOT_SECONDS
         if mark is None:
@@ -387,7 +388,7 @@ class Service:
                 told, store, self._marks, world=self._world, report=self._say_nothing_is_handed_over
             )
         except (OSError, RuntimeError) as error:  # the latter: no thread can be started
-            self._say_nothing_is_handed_over(f"it cannot listen: {error}")
+            self._say_nothing_is_handed_over(f"its keeper cannot listen: {error}")
 
     def _kept_at(self, mark: Mark) -> dict[int, OwnState]:
         return {} if self._own_states is None else self._own_states.at(mark)
@@ -403,7 +404,7 @@ class Service:
             _log.warning("a machine lost without notice costs the steps since the newest checkpoint: %s", why)
 
     def _ends_at_boundary(self) -> bool:
-        """Have the process end at the next boundary, with the state saved, if there is one."""
+        """Let the process end at the next boundary, with the state saved; return whether there is one."""
         if self._rescue is None or self._has_left or self._num_boundaries == 0 or os.getpid() != self._pid:
             return False
         self._rescue.begin()
@@ -418,9 +419,9 @@ class Service:
         self._failure = self._failure or error
 
     def _wait_for_rescue(self, step: int) -> NoReturn:
-        """At a boundary that is not to be passed: note it, wait until what is held is saved, and leave.
+        """Note a boundary that must not be passed, wait until the held state is saved, and leave.
 
-        A script that has caught the error of a backward pass meets it again: it may be of its own making.
+        If the script has caught an error of a backward pass, it is raised again: the script may be its cause.
         """
         self._mark(step, is_rare=True)
         self._hold_for_rescue()
@@ -428,7 +429,7 @@ class Service:
 
     def _tell_of_change(self) -> None:
         _log.warning(
-            "rank %d is not at a safe point: since the last boundary, %s; it leaves at the next one",
+            "rank %d is not at a safe point: since the last boundary, %s; it leaves at the next boundary",
             *(self._world.rank, self._marks.problem),
         )
 
@@ -438,20 +439,20 @@ class Service:
     # --- the loop's beginning and end --------------------------------------------------------------
 
     def begin_loop(self) -> None:
-        """Tell the agent that the loop has begun: from now on exit status 0 alone is no success."""
+        """Report to the agent that the loop has begun: from now on, exit status 0 alone is no success."""
         handoff.begun_loop_path(self._directory, self._world.rank).touch()
         self._failure = None
-        self._marks.freeze(None)  # a failed backward pass before the loop has spoilt nothing of it
+        self._marks.freeze(None)  # a backward pass that failed before the loop does not matter
         shards = (shard for each in checkpoint.take(self._objects).items for shard in each.shards)
-        alone = "each rank alone holds a part of the state"
+        alone = "each rank holds a part of the state that no other rank holds"
         why = alone if any(len(shard.holders) == 1 for shard in shards) else None
         self._say_what_a_loss_costs(self._marks.obstacle or why)
 
     def leave_loop(self, step: int, *, left: Left, saves: bool, is_held: bool) -> None:
-        """End the loop where the script has left it, if all ranks have left it after the same step.
+        """End the loop that the script has left, if all ranks have left it after the same step.
 
-        If they have not, say so and save nothing; the agent takes the process's end for a failure then, as it
-        does after SIGTERM, when leaving is not the script's own decision.
+        If they have not, log an error and save nothing; the agent then treats the process's end as a failure.
+        It does the same after SIGTERM, because leaving is then not the script's own decision.
         """
         if os.getpid() != self._pid or self._has_left or self._marks.is_frozen:
             return
@@ -463,7 +464,7 @@ class Service:
         if isinstance(found, SaveOrder):
             self._drain(found, step)
         if self.rounds.is_rescued:
-            return  # others are lost: the last boundary is saved, at the end of the process
+            return  # other ranks are lost: the last boundary is saved at the end of the process
         if all(found.get(rank) == step for rank in range(self._world.world_size)):
             self.end_loop(step, left=left, saves=saves, is_held=is_held)
             return
@@ -479,10 +480,11 @@ class Service:
         )
 
     def end_loop(self, total: int, *, left: Left | None, saves: bool, is_held: bool = False) -> None:
-        """Save the state of the last step and say how the loop ended; as every rank is here, without a round.
+        """Save the state of the last step, and report how the loop ended.
 
-        ``saves`` says whether there is anything new to save. A rank that finds no slot in time says that it
-        drained without a save: the last step is in no checkpoint, so the training goes on from the newest.
+        No round is needed, because every rank calls this. ``saves`` says whether there is anything new to
+        save. A rank that finds no slot in time reports that it drained without a save: the training then goes
+        on from the newest checkpoint, which does not include the last step.
         """
         if self.rounds.is_rescued or self._marks.is_frozen:
             self._wait_for_rescue(total)
@@ -507,11 +509,11 @@ class Service:
                 "planned": None if left is None else left["planned"],
             }
             handoff.write_json(handoff.final_path(self._directory), final)
-        # Last: a process that ends in the middle of the final save has not finished.
+        # This comes last: a process that ends in the middle of the final save has not finished.
         handoff.ended_loop_path(self._directory, self._world.rank).touch()
 
     def close(self) -> None:
-        """Stop the background threads and release the arena; for the end of the process, no forked one."""
+        """Stop the background threads and release the arena, at the end of the process; not in a fork."""
         if os.getpid() != self._pid:
             return
         self._hold_for_rescue()
@@ -538,7 +540,7 @@ class Service:
             self._link.part(agreed=True)
             raise SystemExit(0)
         if order.step is None:
-            self._hold_for_rescue()  # a rank is lost: with the others this one could not agree
+            self._hold_for_rescue()  # a rank is lost, so the ranks could not agree on a boundary
         self._has_left = True
         saved: int | None = None
         if order.step is not None and step > self._start and self._save_last(order, step):
@@ -549,7 +551,7 @@ class Service:
         raise SystemExit(0)
 
     def _save_last(self, order: SaveOrder, step: int) -> bool:
-        """Save for a drain, even if the step is sealed: that save may need a node that is about to go."""
+        """Save for a drain even if the step is sealed: that save may need a node that is about to go."""
         copied = self._saver.copy(
             self._objects,
             order,
@@ -577,10 +579,11 @@ class Service:
 
 
 def _answer_dumps() -> None:
-    """Answer ``DUMP_SIGNAL`` from now on, even where a library has put back the handler from before.
+    """From now on, answer ``DUMP_SIGNAL``, even after a library has restored the previous handler.
 
-    ``signal`` knows nothing of faulthandler's, nor faulthandler of who replaces it. What libraries find here
-    and put back later, as Lightning does after each ``fit``, ignores the signal: it must not end the process.
+    ``signal`` does not know faulthandler's handler, and faulthandler does not notice a replacement. The
+    handler that libraries find here and restore later, as Lightning does after each ``fit``, ignores the
+    signal, so that it does not end the process.
     """
     faulthandler.unregister(handoff.DUMP_SIGNAL)
     with suppress(ValueError):  # not the main thread

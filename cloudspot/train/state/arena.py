@@ -1,8 +1,8 @@
 """The arena: two files per rank, in memory if there is room, into which a save copies its part (P5).
 
-They are plain files in /dev/shm, because what was sealed must outlive the trainer: the tracker of
-``multiprocessing.shared_memory`` unlinks a segment when the trainer is killed. Everybody may write there, so
-they lie in a directory that is this user's alone, and no link is followed.
+They are plain files in /dev/shm, because sealed parts must outlive the trainer: the tracker of
+``multiprocessing.shared_memory`` unlinks a segment when the trainer is killed. All users may write there, so
+the files are in a directory that only this user can use, and no link is followed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from cloudspot.train.state.overlapped_copy import Deferred, OverlappedCopy
 from cloudspot.train.state.partition import Placement
 
 _CHUNK_BYTES = 64 << 20
-"""After this many bytes a claim checks whether it has to stop."""
+"""After this many bytes, a claim checks whether it has to stop."""
 _STAGING_BYTES = 64 << 20
 _MIN_LATER_BYTES = 64 << 10
-"""A smaller tensor on the CPU is copied in the time that it would take to watch it."""
+"""Copying a smaller tensor on the CPU takes no more time than watching it."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _REMOVAL_SECONDS = 2.0
 _locked_for_good: list[Any] = []
-"""What is page-locked and closed: it stays mapped, so that nothing else gets its addresses."""
+"""Closed page-locked memory, which stays mapped so that no other memory gets its addresses."""
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -50,30 +50,30 @@ class Slot:
         self._registered_bytes = 0
         self._can_register = True
         self._device: Any = None
-        """The GPU by which the bytes are page-locked."""
+        """The GPU for which the bytes are page-locked."""
         self._views: tuple[Sequence[Placement], list[Any]] | None = None
         self.path: Path | None = None
         self.capacity = 0
-        """Bytes."""
+        """The size in bytes."""
         self.seal: Path | None = None
-        """The seal of its content; None before the first."""
+        """The seal of its content; None before the first seal."""
         self.is_being_written = False
-        """Whether a copy to it goes on next to the training, or is yet to be sealed."""
+        """Whether a copy to it is still being made during the training, or is yet to be sealed."""
 
     def is_free(self) -> bool:
-        """Return whether nobody needs the content any more."""
+        """Return whether the content is not needed any more."""
         if self.is_being_written:
             return False
         if self.seal is None:
             return True
-        # In this order, because the agent may rename the seal to its taken name in between.
+        # The order matters: the agent may rename the seal to its taken name in between.
         return not self.seal.exists() and not _taken(self.seal).exists()
 
     def withdraw(self) -> bool:
         """Take back a seal whose upload has not started; return whether that succeeded."""
         assert self.seal is not None
         try:
-            # The agent takes a seal by renaming it, so exactly one of us gets it.
+            # The agent takes a seal by renaming it, so either the agent or this process gets it.
             self.seal.unlink()
         except FileNotFoundError:
             return self.is_free()
@@ -82,11 +82,11 @@ class Slot:
     def claim(self, directory: Path, nbytes: int, *, stopped: Callable[[], bool]) -> None:
         """Get room for ``nbytes`` in ``directory``, allocated and warm; the slot must be free.
 
-        A claim that fails leaves the slot and its file as they were.
+        A claim that fails does not change the slot and its file.
 
         Raises:
-            OSError: there is no room (ENOSPC, EDQUOT, EFBIG), the directory cannot be written or is not this
-                user's alone (EPERM), or the claim was ``stopped`` (ECANCELED).
+            OSError: there is no room (ENOSPC, EDQUOT, EFBIG), the directory cannot be written or is open to
+                other users (EPERM), or the claim was ``stopped`` (ECANCELED).
         """
         path = directory / self._name
         make_private(directory)
@@ -112,7 +112,7 @@ class Slot:
         self._mapped = mapped
         self._bytes = torch.frombuffer(mapped, dtype=torch.uint8)
         self.path, self.capacity = path, nbytes
-        # Touch every page once: copying into a cold page takes four times as long.
+        # Touch every page once, because copying into a cold page takes four times as long.
         for start in range(0, nbytes, _CHUNK_BYTES):
             if stopped():
                 return
@@ -126,9 +126,9 @@ class Slot:
         later: Mapping[str, Any] = _NOTHING,
         is_trial: bool = False,
     ) -> OverlappedCopy:
-        """Copy each tensor to its place but those for ``later``; return the copy that is to be made of these.
+        """Copy all tensors to their places except those for ``later``; return the copy to make of the latter.
 
-        These have the names of their items, with the DTensor of which one is a part, or None.
+        ``later`` maps items' names to the DTensors whose local parts the tensors are, or to None.
         """
         if self._views is None or self._views[0] is not placements:
             self._views = (placements, [self._view(placement) for placement in placements])
@@ -149,13 +149,13 @@ class Slot:
         return OverlappedCopy(deferred, is_trial=is_trial)
 
     def _can_wait(self, view: Any, tensor: Any) -> bool:
-        """Return whether a tensor can be copied next to the training, and is large enough for it."""
+        """Return whether a tensor can be copied during the training, and is large enough for that."""
         if tensor.device.type == "cpu":
             return bool(tensor.is_contiguous()) and tensor.nbytes >= _MIN_LATER_BYTES
         return tensor.device.type == "cuda" and self._is_locked(view)
 
     def _is_locked(self, view: Any) -> bool:
-        """Return whether a view is in memory that is page-locked."""
+        """Return whether a view is in page-locked memory."""
         return bool(view.data_ptr() + view.nbytes <= self._bytes.data_ptr() + self._registered_bytes)
 
     def put(self, offset: int, data: memoryview) -> None:
@@ -164,9 +164,9 @@ class Slot:
         self._mapped[offset : offset + len(data)] = data
 
     def close(self) -> None:
-        """Forget the mapping; the file stays for the agent."""
+        """Release the mapping; the file stays for the agent."""
         if self._registered_bytes:
-            # To unlock it, CUDA would wait for the GPU, perhaps for ranks that are gone.
+            # To unlock the memory, CUDA would wait for the GPU, which may wait for lost ranks.
             _locked_for_good.append(self._bytes)
             self._registered_bytes = 0
         self._release()
@@ -202,17 +202,17 @@ class Slot:
     def _register(self, nbytes: int, device: Any) -> None:
         """Page-lock the first bytes, so that GPUs write at the speed of the bus; once for each mapping.
 
-        Locking takes time (0.05 s a GB), so bytes that no save has needed yet stay unlocked. So does what a
-        later save needs beyond them, as when it saves another rank's part: to lock anew, CUDA would first
-        wait for all that the GPU has to do, perhaps for ranks that are gone. Only saves lock: between them a
-        script may capture a CUDA graph, which the locking of another thread would spoil.
+        Locking takes time (0.05 s per GB), so bytes that no save has needed yet stay unlocked. If a later
+        save needs more bytes, for example for another rank's part, these stay unlocked, too: to lock them,
+        CUDA would first wait for all work of the GPU, which may wait for lost ranks. Only saves lock memory:
+        between saves, a script may capture a CUDA graph, which locking in another thread would spoil.
         """
         if self._registered_bytes or not self._can_register:
             return
-        with torch.cuda.device(device):  # a thread's own is the first GPU, of which it would take memory
+        with torch.cuda.device(device):  # a thread would use the first GPU, and take memory there
             if int(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), nbytes, 0)) == 0:
                 self._registered_bytes, self._device = nbytes, device
-            else:  # as for a file on a disk
+            else:  # for example, a file on a disk cannot be locked
                 self._can_register = False
                 _forget_error(device)
 
@@ -233,8 +233,8 @@ class Arena:
     def __init__(self, *, directory: Path, spill: Path, handoff: Path, generation: int, world: World) -> None:
         """Name the slots; nothing is written before ``claim``.
 
-        Slots go to ``directory``, which is in memory, and to ``spill``, on disk, when memory is short. Their
-        seals go to ``handoff``. ``generation`` is the number of this start of torchrun.
+        Slots are in ``directory``, which is in memory, or in ``spill``, on disk, when memory is short. Their
+        seals are in ``handoff``. ``generation`` is the number of this start of torchrun.
         """
         self.world = world
         self.generation = generation
@@ -246,10 +246,10 @@ class Arena:
         self._is_hurried = False
 
     def claim(self, nbytes: int, wanted_nbytes: int = 0, *, written: Slot | None = None) -> None:
-        """Get two warm slots of ``nbytes``, or of ``wanted_nbytes`` where memory is plentiful.
+        """Get two warm slots of ``nbytes``, or of ``wanted_nbytes`` if memory is plentiful.
 
-        A slot in use is left as it is; it grows when it is free and needed. The one that was ``written`` just
-        now, and may not be sealed yet, is left as it is, too.
+        A slot in use does not change; it grows when it is free and needed. The slot ``written`` was written
+        just now and may not be sealed yet, so it does not change either.
 
         Raises:
             SessionError: neither the memory nor the disk has room for slots of ``nbytes``.
@@ -263,21 +263,21 @@ class Arena:
             self._widen(slot, wanted_nbytes)
 
     def _await_removal(self) -> None:
-        """Wait for the agent to remove what was restored to memory, once all ranks here have read it."""
+        """Wait for the agent to remove the checkpoint in memory, once all ranks here have read it."""
         restored, until = self._directory / RESTORE_IN_MEMORY, time.monotonic() + _REMOVAL_SECONDS
         while not (self._stopped or self._is_hurried) and time.monotonic() < until and restored.exists():
             time.sleep(0.01)
 
     def hurry(self) -> None:
-        """Let a claim in another thread do without ``wanted_nbytes``."""
+        """Let a claim in another thread give up ``wanted_nbytes``."""
         self._is_hurried = True
 
     def room(self) -> int:
-        """Return how many bytes each slot holds."""
+        """Return the size of each slot in bytes."""
         return min(slot.capacity for slot in self._slots)
 
     def _widen(self, slot: Slot, nbytes: int) -> None:
-        """Grow a free slot in memory, if doing so for all slots of this machine leaves half of it free."""
+        """Grow a free slot in memory, if half of the free memory remains when all slots here grow."""
         if nbytes <= slot.capacity or not slot.is_free():
             return
         free = min(free_memory_bytes() or 0, shutil.disk_usage(self._directory).free)
@@ -291,10 +291,10 @@ class Arena:
                 raise
 
     def grow(self, slot: Slot, nbytes: int, *, num_more: int = 0) -> None:
-        """Get room for ``nbytes`` in a free slot, in memory if ``num_more`` such slots fit there too.
+        """Get room for ``nbytes`` in a free slot, in memory if ``num_more`` such slots also fit there.
 
         Raises:
-            SessionError: neither the memory nor the disk has the room.
+            SessionError: neither the memory nor the disk has enough room.
         """
         nbytes = max(nbytes, mmap.PAGESIZE)  # an empty part needs a file as well
         if nbytes <= slot.capacity:
@@ -323,17 +323,17 @@ class Arena:
         return next((slot for slot in self._slots if slot.is_free()), None)
 
     def withdraw_slot(self) -> Slot | None:
-        """Return a free slot, or else one whose upload has not started; None when both are being uploaded."""
+        """Return a free slot, or else one whose upload has not started; None if both are being uploaded."""
         free = self.free_slot()
         if free is not None:
             return free
-        # Uploads start with the older one, so try the newer one first.
+        # Uploads start with the older slot, so try the newer slot first.
         sealed = [slot for slot in self._slots if not slot.is_being_written]
         newest_first = sorted(sealed, key=_sealed_at, reverse=True)
         return next((slot for slot in newest_first if slot.withdraw()), None)
 
     def seal_path(self, step: int, number: int, *, is_held: bool = False) -> Path:
-        """Return where the seal of a step goes; ``number`` is its round's, or 0."""
+        """Return the path for the seal of a step; ``number`` is the number of its round, or 0."""
         name = SealName(self.generation, step, number, self.world.rank, taken=False)
         return self.seals / (name.held_name if is_held else name.file_name)
 
@@ -352,7 +352,7 @@ def _allocate(descriptor: int, start: int, nbytes: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, start, nbytes)
         return
-    # macOS does not have it: writing zeros claims the blocks too.
+    # macOS lacks posix_fallocate; writing zeros also claims the blocks.
     zeros = bytes(1 << 20)
     os.lseek(descriptor, start, os.SEEK_SET)
     left = nbytes
@@ -361,7 +361,7 @@ def _allocate(descriptor: int, start: int, nbytes: int) -> None:
 
 
 def _forget_error(device: Any) -> None:
-    """Let CUDA report its last error here: otherwise the training would meet it at its next kernel."""
+    """Let CUDA report its last error here; otherwise, the training's next kernel would raise it."""
     with suppress(RuntimeError):
         torch.ones(1, device=device).add_(1)
 

@@ -1,9 +1,9 @@
-"""What a session remembers of its last boundaries, so that the state there can be saved later (P4).
+"""A session's marks of its last boundaries, with which the state at a boundary can be saved later (P4).
 
-No large tensor is copied, or kept alive. A mark holds the versions that torch counts of the models' and
-optimizers' tensors, and copies of all that is small: random generators, the position in the data, learning
-rates, buffers, and the state of the other objects. As long as the tensors are as they were, the state at the
-boundary is what the mark holds and what they hold.
+No large tensor is copied or kept alive. A mark holds torch's version counters of the models' and optimizers'
+tensors, and copies of all small state: random generators, the position in the data, learning rates, buffers,
+and the state of the other objects. As long as the tensors have not changed, they and the mark together hold
+the state at the boundary.
 
 Buffers are copied because forward passes change them: torch does not count what BatchNorm writes to its
 statistics, and DDP overwrites all buffers with those of rank 0.
@@ -29,33 +29,33 @@ from cloudspot.train.state.optimizer_steps import before_writes
 from cloudspot.train.state.tree import Json, flatten, tensor_bytes
 
 IDLE_SHARE = 0.005
-"""The share of the time that marks may take while the script has not asked whether it has to leave."""
+"""The share of the time that marks may take until the script first asks whether it has to leave."""
 USED_SHARE = 0.02
-"""The same once it has, for marks that take longer than ``ALWAYS_SECONDS``."""
+"""The share after the script has asked, for marks that take longer than ``ALWAYS_SECONDS``."""
 ALWAYS_SECONDS = 2e-3
 _TORCHS = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 _READ_ONLY = ("accelerate.", "cloudspot.train.accelerate")
-"""The ``state_dict`` of what is defined there only reads."""
+"""The modules in which ``state_dict`` is known to change nothing."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a save holds beside the objects' state."""
+    """The content of a save besides the objects' state."""
 
     shared: Mapping[str, Json]
-    """What all ranks share."""
+    """The state that all ranks share."""
     rank_state: Mapping[str, Any]
-    """This rank's own; values that ``tree.flatten`` takes."""
+    """This rank's own state, in values that ``tree.flatten`` takes."""
     loader_state: Callable[[], Any] | None = None
-    """Returns the state of a loader that the script iterates; raises where that is not known any more."""
+    """Returns the state of a loader that the script iterates; raises if it is not known any more."""
     draws_unseen: bool = False
     """Whether other processes, a loader's workers, draw random numbers for this rank."""
     own_place: str | None = None
-    """Why only this rank's own state tells which data comes next for it, if so, as a clause."""
+    """Why only this rank's own state determines its next data, as a clause; None if other ranks know it."""
 
     @property
     def is_place_own(self) -> bool:
-        """Whether only this rank's own state tells which data comes next for it."""
+        """Whether only this rank's own state determines its next data."""
         return self.own_place is not None
 
     def flatten_rank_state(self) -> Json:
@@ -67,12 +67,12 @@ class Description:
 
 @dataclass(frozen=True)
 class Mark:
-    """A boundary behind."""
+    """A boundary that was passed."""
 
     number: int
-    """As ``rounds`` count boundaries."""
+    """The boundary's number, as in ``rounds``."""
     step: int
-    """How many steps were made."""
+    """The number of steps that were made."""
     description: Description
     layout: Layout
     versions: list[int]
@@ -82,16 +82,16 @@ class Mark:
     noted: Mapping[str, Noted]
     """The state of each other object, and the parameter groups of each optimizer, without the parameters."""
     events: tuple[Any, ...]
-    """CUDA's, one for each device: what was computed before the boundary is done then."""
+    """A CUDA event for each device, which is reached when all work before the boundary is done."""
 
     @property
     def is_reached(self) -> bool:
-        """Whether the devices have come to it; behind a collective whose peer is lost they never do."""
+        """Whether the devices have reached the boundary, which they never do if a collective hangs."""
         return all(event.query() for event in self.events)
 
 
 class BoundaryMarks:
-    """Marks the boundaries that the main thread passes; any thread may ask which of them still stand."""
+    """Marks the boundaries that the main thread passes. Any thread may ask which of them still stand."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         """Follow the tracked objects until ``close``."""
@@ -106,7 +106,7 @@ class BoundaryMarks:
         }
         tracked = self._optimizers.keys() | self._models.keys()
         self._others = {name: each for name, each in objects.items() if name not in tracked}
-        # Their ``state_dict`` may do anything: a script that never checks is not to meet that.
+        # The script's own ``state_dict`` may do anything, so it is called only if the script checks.
         self._has_scripts_objects = not all(
             isinstance(each, _TORCHS) or type(each).__module__.startswith(_READ_ONLY)
             for each in self._others.values()
@@ -116,27 +116,27 @@ class BoundaryMarks:
         self._lasts = True
         self._marks: deque[Mark] = deque(maxlen=2)
         self._first: Mark | None = None
-        """The first mark since the newest step of an optimizer."""
+        """The mark of the first boundary since the latest step of an optimizer."""
         self._first_boundary = -1
-        """The first boundary since then."""
+        """The first boundary since the latest step."""
         self.before_step = 0
-        """The first boundary since the step before that one."""
+        """The first boundary since the step before the latest."""
         self._num_steps_there = -1
         self.expects_backward = False
-        """Whether a step counts only after a backward pass that was told of by ``note_backward``."""
+        """Whether a step counts only after a backward pass, which ``note_backward`` reports."""
         self._has_backward = False
         self._num_doubtful = 0
-        """How many steps of optimizers since the last boundary have failed, or have ended before one."""
+        """The number of optimizer steps since the last boundary that failed or lacked a backward pass."""
         self._frozen: str | None = None
         self.num_skipped = 0
-        """How many boundaries were not marked."""
+        """The number of boundaries that were not marked."""
         self._problem = "there was no step"
         self._unmarked: str | None = None
-        self._costs = deque([0.0] * 3, maxlen=3)  # seconds; one may be high because the machine was busy
+        self._costs = deque([0.0] * 3, maxlen=3)  # seconds; a value may be high because the machine was busy
         self._ended_at = -1e9
         self._num_steps = 0
         self._streams: dict[Any, Any] = {}
-        # Before the step, since its writes show only when they are done.
+        # A step counts from its beginning, because its writes can be detected only when they are done.
         self._hooks = []
         if self._optimizers:
             self._hooks.append(register_optimizer_step_pre_hook(self._note_step))
@@ -145,7 +145,7 @@ class BoundaryMarks:
     def mark(
         self, number: int, step: int, describe: Callable[[], Description], *, is_rare: bool = False
     ) -> None:
-        """Mark a boundary, unless that would take too large a share of the time and it is not ``is_rare``."""
+        """Mark a boundary unless marks take too large a share of the time; one that ``is_rare`` always."""
         begun = time.perf_counter()
         if self._frozen is not None:
             self._unmarked = self._frozen
@@ -157,7 +157,7 @@ class BoundaryMarks:
         self._has_backward, self._num_doubtful = False, 0
         may_mark = self.is_used or not self._has_scripts_objects
         if not may_mark or not (is_rare or self._is_affordable(begun - self._ended_at)):
-            self._unmarked = "nothing was noted of it: call run.check() before the loop"
+            self._unmarked = "its state was not noted: call run.check() before the loop"
             self.num_skipped += 1
             return
         worked = time.thread_time()
@@ -167,54 +167,54 @@ class BoundaryMarks:
             if number == self._first_boundary and not is_doubtful:
                 self._first = self._marks[-1]
             self._unmarked = None
-        except Exception as error:  # a save says what is wrong; a mark must not end a training
+        except Exception as error:  # a save will report it; a mark must not end a training
             self._unmarked = str(error)
             if self._lasts:
                 self._num_listed = -1
         self._ended_at = time.perf_counter()
-        # Of this thread: what a busy machine does meanwhile would be done anyway.
+        # Count only this thread's time: other threads on a busy machine would have run anyway.
         self._costs.append(time.thread_time() - worked)
 
     def standing(self) -> tuple[Mark, ...]:
-        """Return the marks whose state the objects still hold, the newest first."""
+        """Return the marks whose state the objects still hold, the latest first."""
         return self._standing_of(tuple(self._marks))
 
     @property
     def newest(self) -> Mark | None:
-        """The newest mark, whether it stands or not."""
+        """The latest mark, whether it stands or not."""
         return self._marks[-1] if self._marks else None
 
     @property
     def newest_first(self) -> Mark | None:
-        """The newest one of a first boundary after a step, whether it stands or not."""
+        """The latest mark of a first boundary after a step, whether it stands or not."""
         return self._first
 
     def first_since_step(self) -> Mark | None:
-        """Return the mark of the first boundary since the newest step of an optimizer, if it stands.
+        """Return the mark of the first boundary since the latest step of an optimizer, if it stands.
 
-        What a script did after it, without a step, may be done again: as where it has caught the error of a
-        collective and gone on with the next batch.
+        The script's work after that boundary, without a step, may be repeated, for example if the script has
+        caught the error of a collective and gone on with the next batch.
         """
         first = self._first
         if first is None or first.number != self._first_boundary:
-            self._problem = "nothing was noted of it after a whole backward pass"
+            self._problem = "its state was not noted after a complete backward pass"
             return None
-        if not first.is_reached:  # whoever waited for it might wait for ever
-            self._problem = "the GPU has not come to it"
+        if not first.is_reached:  # waiting for the GPU might never end
+            self._problem = "the GPU has not reached it"
             return None
         return next(iter(self._standing_of((first,))), None)
 
     def note_backward(self) -> None:
-        """Note that a backward pass has succeeded: what an optimizer steps by now is whole."""
+        """Note that a backward pass has succeeded, so the gradients for an optimizer step are complete."""
         self._has_backward = True
 
     def freeze(self, why: str | None) -> None:
-        """Mark no further boundary: the state there may be of no use; None: mark them again."""
+        """Mark no further boundaries, because their state may be useless (``why``); None resumes marking."""
         self._frozen = why
 
     @property
     def is_frozen(self) -> bool:
-        """Whether no boundary is marked any more."""
+        """Whether marking was stopped by ``freeze``."""
         return self._frozen is not None
 
     def _standing_of(self, marks: Sequence[Mark]) -> tuple[Mark, ...]:
@@ -224,18 +224,18 @@ class BoundaryMarks:
             try:
                 layout = Layout(self._models, self._optimizers)
                 changes = [self._change_since(mark, layout) for mark in marks]
-            except Exception as error:  # the script changes it at this moment
+            except Exception as error:  # the script is changing the state
                 changes = [str(error)] * len(marks)
         self._problem = changes[-1] or ""
         return tuple(mark for mark, change in zip(marks, changes, strict=True) if change is None)[::-1]
 
     @property
     def problem(self) -> str:
-        """Why the newest boundary does not stand."""
+        """The reason that the latest boundary does not stand."""
         return self._unmarked or self._problem
 
     def objects_at(self, mark: Mark) -> dict[str, Any]:
-        """Return the tracked objects, with the state that they had at a mark that stands."""
+        """Return objects with the state that the tracked objects had at a mark that stands."""
         found: dict[str, Any] = {}
         for name, each in self._objects.items():
             if name in self._models:
@@ -249,7 +249,7 @@ class BoundaryMarks:
 
     @contextmanager
     def after(self, mark: Mark) -> Iterator[None]:
-        """Use CUDA streams that wait for the boundary alone: the usual ones may wait for other ranks."""
+        """Use CUDA streams that wait only for the boundary: the usual streams may wait for other ranks."""
         with ExitStack() as stack:
             for event in mark.events:
                 stream = self._streams[event.device]
@@ -258,9 +258,9 @@ class BoundaryMarks:
             yield
 
     def digest(self, mark: Mark) -> str:
-        """Return a digest of samples of the weights at a mark: equal where ranks hold the same weights.
+        """Return a digest of samples of the weights at a mark, which is equal on ranks with equal weights.
 
-        What each rank has of its own, shards and large buffers, is left out.
+        Shards and large buffers are left out, because each rank has its own.
         """
         digest = hashlib.sha256()
         with self.after(mark):
@@ -271,10 +271,10 @@ class BoundaryMarks:
 
     @property
     def obstacle(self) -> str | None:
-        """Why no boundary is marked while the script does not call ``run.check()``, or None."""
+        """Why no boundary is marked until the script calls ``run.check()``, or None."""
         if self.is_used or not self._has_scripts_objects:
             return None
-        return "a tracked object is the script's own; if its state_dict only reads, call run.check() at first"
+        return "a tracked object is the script's own; if its state_dict only reads, call run.check() first"
 
     def close(self) -> None:
         """Stop following."""
@@ -288,12 +288,12 @@ class BoundaryMarks:
         return cost <= (USED_SHARE if self.is_used else IDLE_SHARE) * seconds
 
     def _find(self) -> tuple[Layout, list[int]]:
-        """Return where the state lies, looking anew if need be, and the versions of what is not copied.
+        """Return the layout of the state, found anew if needed, and the versions of tensors not copied.
 
         Raises:
-            LookupError: the tensors of the state do not last.
+            LookupError: the state has new tensors each time.
         """
-        # Adam's tensors come with its first step.
+        # Adam makes its tensors in its first step.
         num_states = sum(len(getattr(each, "state", ())) for each in self._optimizers.values())
         layout = self._layout if num_states == self._num_listed else None
         versions = None if layout is None else layout.listing.versions()
@@ -303,7 +303,7 @@ class BoundaryMarks:
             versions = layout.listing.versions()
             self._lasts = versions is not None
         if versions is None:
-            raise LookupError("a model or optimizer returns other tensors each time that it is asked")
+            raise LookupError("the state_dict of a model or optimizer returns new tensors at each call")
         return layout, versions
 
     def _make(self, number: int, step: int, description: Description) -> Mark:
@@ -317,7 +317,7 @@ class BoundaryMarks:
             copies = [samples, *(each.buffers for each in models.values())]
             copies += [each.copies for each in noted.values()]
             devices = {copied.device for several in copies for copied in several if copied.is_cuda}
-        # Now, because the first stream of a process waits until the GPU is idle.
+        # Create the streams now, because the first stream of a process waits until the GPU is idle.
         self._streams |= {each: torch.cuda.Stream(each) for each in devices - self._streams.keys()}
         return Mark(
             number,
@@ -333,7 +333,7 @@ class BoundaryMarks:
         )
 
     def _change_since(self, mark: Mark, layout: Layout) -> str | None:
-        """Return what has changed since a mark, or None."""
+        """Return the change since a mark as a clause, or None."""
         if mark.num_optimizer_steps != self._num_steps:
             return "an optimizer has stepped"
         if not mark.layout.is_same(layout):
@@ -343,7 +343,7 @@ class BoundaryMarks:
         for name, then, now in zip(layout.listing.names, mark.versions, versions, strict=True):
             if now != then:
                 return f"{name} was written to"
-        # Not on a GPU: a kernel that a process has not used yet may wait until that is idle.
+        # Compare on the CPU: a kernel that a process has not used yet may wait until the GPU is idle.
         samples = zip(mark.layout.samples(), mark.samples, strict=True)
         if not all(torch.equal(*(each.cpu().view(torch.uint8) for each in pair)) for pair in samples):
             return "a model's weights were written to"
@@ -363,7 +363,7 @@ class BoundaryMarks:
         self._num_steps += 1
 
     def _note_end_of_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        # Only now, since a closure runs the backward pass within the step, as Lightning's does.
+        # Check only now, because a closure may run the backward pass within the step, as Lightning's does.
         if self._is_tracked(optimizer) and (self._has_backward or not self.expects_backward):
             self._num_doubtful -= 1
 
@@ -378,7 +378,7 @@ class _MarkedState:
 
 
 class _MarkedModel(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
-    """Has the names of a model's parameters and buffers, and another state."""
+    """A module with the names of a model's parameters and buffers, but another state."""
 
     def __init__(self, model: Any, state_dict: Callable[[], Any]) -> None:
         super().__init__()
@@ -391,7 +391,7 @@ class _MarkedModel(torch.nn.Module):  # type: ignore[misc]  # torch has no types
 def _state_of(tracked: Any) -> dict[str, Any]:
     if not isinstance(tracked, torch.amp.GradScaler) or not tracked.is_enabled() or tracked._scale is None:  # noqa: SLF001
         return dict(tracked.state_dict())
-    # Its own state_dict waits for the GPU.
+    # The scaler's own state_dict waits for the GPU.
     return {
         "scale": tracked._scale,  # noqa: SLF001 - nothing public returns the tensor
         "growth_factor": tracked.get_growth_factor(),

@@ -90,10 +90,8 @@ def places(root: Sequence[Any], mesh: Sequence[Any]) -> dict[int, tuple[int, ...
         ValueError: ``mesh`` does not lie along dimensions of ``root``.
     """
     in_root, in_mesh = dict(_coordinates(root)), dict(_coordinates(mesh))
-    if not in_mesh.keys() <= in_root.keys():
-        raise ValueError(
-            f"its mesh has ranks that the root mesh lacks: {sorted(in_mesh.keys() - in_root.keys())}"
-        )
+    if extra := in_mesh.keys() - in_root.keys():
+        raise ValueError(f"its mesh has ranks that the root mesh lacks: {sorted(extra)}")
     found = [in_root[rank] for rank in in_mesh]
     varying = [dim for dim in range(len(found[0])) if len({coordinate[dim] for coordinate in found}) > 1]
     by_part = {tuple(in_root[rank][dim] for dim in varying): place for rank, place in in_mesh.items()}

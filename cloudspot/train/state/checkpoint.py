@@ -29,18 +29,18 @@ class State:
     """The shared state of all tracked objects at one boundary."""
 
     objects: dict[str, Json]
-    """By the object's name."""
+    """The objects' JSON states, by the object's name."""
     models: tuple[str, ...]
-    """The names of those that are modules: their state is weights, by the names of ``state_dict``."""
+    """The names of the objects that are modules. Their state is weights, by the names of ``state_dict``."""
     layouts: dict[str, Json]
-    """How tensors of other objects lie, by the item's name, where that is not row by row on the CPU."""
+    """The layouts of other objects' tensors, by the item's name, unless they are row by row on the CPU."""
     tensors: dict[str, Any]
-    """By the item's name; the live tensors, not copies. What is sharded is this rank's box."""
+    """The live tensors, not copies, by the item's name; of a sharded tensor, this rank's box."""
     items: tuple[Item, ...]
-    """The same tensors, described."""
+    """The descriptions of the same tensors."""
     optimized: Mapping[str, Any]
-    """The names of those that only an optimizer's step should change, parameters and optimizers' state, as
-    far as they are ordinary tensors; with the DTensor of which one is a part, or None."""
+    """The ordinary tensors that only an optimizer step should change, parameters and optimizers' state: maps
+    the name to the DTensor whose local part the tensor is, or to None."""
 
 
 def unwrap(module: Any) -> Any:
@@ -50,15 +50,15 @@ def unwrap(module: Any) -> Any:
         if isinstance(module, wrappers):
             module = module.module
         elif isinstance(module, torch.nn.Module) and "_orig_mod" in module._modules:  # noqa: SLF001 - torch.compile
-            module = module._modules["_orig_mod"]  # noqa: SLF001 - has no public name for it
+            module = module._modules["_orig_mod"]  # noqa: SLF001 - it has no public name
         else:
             return module
 
 
 def plain_naming(module: Any) -> Callable[[str], str]:
-    """Return a function from a name in an unwrapped module's state to the one without wrappers inside of it.
+    """Return a function from a name in an unwrapped module's state to that name without inner wrappers.
 
-    A checkpoint has plain names: it is the same whether parts of a model are compiled or not.
+    A checkpoint uses plain names, so it is the same whether parts of a model are compiled or not.
     """
     modules = module.named_modules(remove_duplicate=False)
     wrappers = [f"{path}." for path, each in modules if unwrap(each) is not each]
@@ -93,10 +93,10 @@ def check_tracked(objects: Mapping[str, Any]) -> None:
 
 
 def check_own_state(objects: Mapping[str, Any]) -> None:
-    """Check that each module that saves more than its parameters and buffers, or less, can load that, too.
+    """Check that each module that does not save exactly its parameters and buffers can load what it saves.
 
     Raises:
-        SessionError: nothing could resume from its checkpoints.
+        SessionError: a module cannot, so no run could resume from its checkpoints.
     """
     for name, tracked in objects.items():
         inner = unwrap(tracked)
@@ -122,7 +122,7 @@ def take(objects: Mapping[str, Any]) -> State:
     """Describe the objects' state without copying a tensor.
 
     Raises:
-        SessionError: the state holds something that cannot be saved.
+        SessionError: the state holds a value that cannot be saved.
     """
     tensors: dict[str, Any] = {}
     trees: dict[str, Json] = {}
@@ -141,8 +141,8 @@ def take(objects: Mapping[str, Any]) -> State:
         known = len(tensors)
         trees[name] = flatten(name, state, tensors, tied=tied)
         if not is_model:
-            # A module has its own memory, to which its state is copied; another object may keep what it is
-            # given. An optimizer moves its state to its parameters by itself.
+            # A module copies a loaded state to its own memory, but other objects may keep the given tensors.
+            # An optimizer moves its state to its parameters by itself.
             moved = f"{name}/state/" if isinstance(inner, torch.optim.Optimizer) else None
             for item, tensor in islice(tensors.items(), known, None):
                 if moved is not None and item.startswith(moved):
@@ -151,7 +151,7 @@ def take(objects: Mapping[str, Any]) -> State:
                     layouts[item] = layout
         else:
             models.append(name)
-            # Ranks differ in buffers such as BatchNorm's; rank 0's are the ones that DDP broadcasts.
+            # Buffers such as BatchNorm's differ between ranks; DDP broadcasts rank 0's.
             pinned.update(
                 f"{name}/{escape(plain(buffer))}" for buffer, _ in inner.named_buffers(remove_duplicate=False)
             )
@@ -184,7 +184,7 @@ def take(objects: Mapping[str, Any]) -> State:
 
 
 def _is_watchable(tensor: Any) -> bool:
-    """Return whether torch counts what is written to a tensor, and its elements lie side by side."""
+    """Return whether torch counts the writes to a tensor, and its elements are contiguous in memory."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
@@ -195,9 +195,9 @@ def _is_watchable(tensor: Any) -> bool:
 
 
 def _layout(tensor: Any, *, is_moved: bool) -> dict[str, Json]:
-    """Return how a tensor lies, as far as it is not row by row on the CPU.
+    """Return the parts of a tensor's layout that are not the default, row by row on the CPU.
 
-    If it ``is_moved`` by the object that loads it, its device does not matter.
+    If the object that loads the tensor moves it (``is_moved``), its device does not matter.
     """
     layout: dict[str, Json] = {}
     if sharding.is_dtensor(tensor):
@@ -205,14 +205,14 @@ def _layout(tensor: Any, *, is_moved: bool) -> dict[str, Json]:
     if not tensor.is_contiguous() and _is_dense(tensor.shape, tensor.stride()):
         layout["strides"] = list(tensor.stride())
     if tensor.device.type != "cpu" and not is_moved:
-        # Other ranks, and the next start, have a current device of their own.
+        # Other ranks, and the next start, have their own current device.
         is_current = torch.empty(0, device=tensor.device.type).device == tensor.device
         layout["device"] = tensor.device.type if is_current else str(tensor.device)
     return layout
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether each element has a place of its own, and no place is left over."""
+    """Return whether the elements occupy a block of memory without overlaps and holes."""
     place = 1
     for stride, length in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1):
         if stride != place:
@@ -238,7 +238,7 @@ def cuda_devices(tensors: Mapping[str, Any]) -> tuple[int, ...]:
 def weights_sha256(model: Any) -> str | None:
     """Return SHA-256 over the unwrapped model's state: each tensor's name, type, shape and bytes, by name.
 
-    None: the model is sharded. This rank does not hold all of it, and putting it together is a collective.
+    It is None if the model is sharded, because gathering the shards would be a collective.
     """
     digest = hashlib.sha256()
     inner = unwrap(model)
@@ -258,26 +258,26 @@ def weights_sha256(model: Any) -> str | None:
     return digest.hexdigest()
 
 
-# --- putting back -------------------------------------------------------------------------------
+# --- loading ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Read:
-    """A box of a tensor in the checkpoint that is read."""
+    """The read of a box of a tensor in the checkpoint."""
 
     stored: StoredTensor
     box: Box
     target: Any
-    """Where it is copied to; None: it is used as it lies in the file."""
+    """The tensor to which the box is copied, or None if the view of the file is used."""
 
     def fill(self) -> None:
-        """Copy it."""
+        """Copy the box to its target."""
         if self.target is not None:
             self.stored.copy_into(self.box, self.target)
 
 
 class Checkpoint:
-    """A restored checkpoint on disk. Its bytes are verified before they come; here their meaning is."""
+    """A restored checkpoint on disk. Its bytes were verified before; this class checks their meaning."""
 
     def __init__(self, directory: Path) -> None:
         """Open the directory and check every table in it.
@@ -304,9 +304,9 @@ class Checkpoint:
 
     @property
     def position(self) -> dict[str, Any] | None:
-        """Where a loop over batches stood, as ``ResumableBatches.take`` returned it; None: a loop over steps.
+        """The position of a loop over batches, from ``ResumableBatches.take``; None for a loop over steps.
 
-        ``ended`` is whether it stood between the last batch of the epoch before and the code after it.
+        ``ended`` says whether the loop was between the previous epoch's last batch and the code after it.
         """
         position = self.shared.get("position")
         if position is None:
@@ -324,7 +324,7 @@ class Checkpoint:
 
     @property
     def left(self) -> dict[str, Any] | None:
-        """How long the loop was that the script left at this checkpoint, or None: see ``Session``."""
+        """The lengths of the loop that the script left at this checkpoint, or None: see ``TrainingLoop``."""
         if self.shared.get("left") is None:
             return None
         left = json_object(self.shared, "left")
@@ -335,23 +335,23 @@ class Checkpoint:
         }
 
     def rank_state(self, rank: int) -> dict[str, Json] | None:
-        """Return the JSON state of one rank of the world that saved; None: it was lost."""
-        for seal in self._seals.values():  # its own, or that of the rank that has relieved it
+        """Return the JSON state of one rank of the world that saved, or None if it was lost."""
+        for seal in self._seals.values():  # the rank's own seal, or that of the rank that has relieved it
             if str(rank) in seal["rank_states"]:
                 return json_object(json_object(seal, "rank_states"), str(rank))
         return None
 
     @property
     def rescue(self) -> Mapping[str, Any] | None:
-        """How it was saved by survivors, as seals have it; None: all ranks took part."""
+        """The seals' description of the rescue in which survivors saved it; None if all ranks took part."""
         return self._files.rescue
 
     def load(self, objects: Mapping[str, Any], *, world: World) -> None:
-        """Load the saved state into the objects, however either is sharded.
+        """Load the saved state into the objects. Both may be sharded in any way.
 
-        Of a tensor that is sharded here, a rank reads the bytes of its own box. If the checkpoint comes on
-        demand, only these are fetched, and ranks wait until each has what it reads. Call it once: it releases
-        the files.
+        A rank reads only its own box of a tensor that is sharded here. If the checkpoint comes on demand,
+        only these bytes are fetched, and the ranks wait until all of them have their bytes. Call this once:
+        it releases the files.
 
         Raises:
             CheckpointError: names, shapes or types differ, or an object refuses its state.
@@ -387,9 +387,9 @@ class Checkpoint:
         self._tensors.clear()
 
     def _state_for(self, name: str, tree: Json, inner: Any, fresh: Any, reads: list[_Read]) -> Any:
-        """Return the saved state of an object, sharded as its ``fresh`` state and its parameters are.
+        """Return the saved state of an object, sharded like its ``fresh`` state and its parameters.
 
-        It has its values when the ``reads`` that this adds were fetched and made.
+        It has its values once the ``reads`` that this adds are fetched and filled.
         """
         if isinstance(inner, torch.nn.Module):
             names = _names(tree, inner, fresh)
@@ -397,9 +397,9 @@ class Checkpoint:
             def place(item: Any, keys: Keys) -> Any:
                 like = _at(fresh, (names[keys[0]], *keys[1:]))
                 if sharding.is_dtensor(like):
-                    # The state is the parameter, so this is the only copy, and there is none of all ranks.
+                    # The state is the parameter itself, so this is the only copy, of only this rank's box.
                     return self._read_into(item, like, reads)
-                # A view of the file, if it can be: the copy into the parameter is the only one.
+                # Use a view of the file if possible, so that the copy into the parameter is the only one.
                 return self._lend(item, reads)
 
             state = {names[key]: value for key, value in rebuild(name, tree, place).items()}
@@ -415,7 +415,7 @@ class Checkpoint:
                 if like is not None and not stored.is_dtensor and stored.shape != tuple(like.shape):
                     like = None
             if not sharding.is_dtensor(like):
-                # The object may keep what it is given, so it gets a copy.
+                # The object may keep the given tensor, so it gets a copy.
                 is_moved = isinstance(inner, torch.optim.Optimizer) and keys[0] == "state"
                 return self._read_into(item, self._empty(item, stored, None if is_moved else like), reads)
             tensor = sharding.empty(stored.shape, stored.dtype, like=like, divided=stored.divided)
@@ -424,9 +424,9 @@ class Checkpoint:
         return rebuild(name, tree, place_copy)
 
     def _empty(self, name: Any, stored: StoredTensor, like: Any) -> Any:
-        """Return a tensor without values that lies as the saved one did, or on the device of ``like``.
+        """Return a tensor without values, with the saved layout, or on the device of ``like`` if given.
 
-        A device that this machine does not have is the CPU.
+        The CPU replaces a device that this machine does not have.
         """
         layouts = self.shared.get("layouts", {})  # earlier versions wrote none
         layout = layouts.get(name, {}) if isinstance(layouts, dict) else None
@@ -465,7 +465,7 @@ class Checkpoint:
     def item(self, name: Any) -> Any:
         """Return a tensor by its name in the checkpoint, which must not be written to.
 
-        It is a view of the file, or put together of several ranks' shards.
+        It is a view of the file, or put together from several ranks' shards.
 
         Raises:
             CheckpointError: there is no tensor of that name.
@@ -486,7 +486,7 @@ class Checkpoint:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Name the object whose state is loaded in what it raises."""
+    """Name the object whose state is loaded in the errors that it raises."""
     try:
         yield
     except CheckpointError:
@@ -496,7 +496,7 @@ def _naming(name: str) -> Iterator[None]:
 
 
 def _at(state: Any, keys: Keys) -> Any:
-    """Return the value in a state to which the keys lead, None if there is none."""
+    """Return the value in a state to which the keys lead, or None if there is none."""
     for key in keys:
         try:
             state = state[key]
@@ -506,14 +506,14 @@ def _at(state: Any, keys: Keys) -> Any:
 
 
 def _parameter_of(parameters: Sequence[Any], keys: Keys) -> Any:
-    """Return the parameter to which a tensor of an optimizer's state belongs, None if to none."""
+    """Return the parameter to which a tensor of an optimizer's state belongs, or None."""
     if len(keys) != 3 or keys[0] != "state" or keys[2] == "step":
         return None
     return parameters[keys[1]] if type(keys[1]) is int and 0 <= keys[1] < len(parameters) else None
 
 
 def _keep_dtypes(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Give an optimizer its state as it was saved: torch has rounded it to the types of the parameters."""
+    """Restore the saved types of an optimizer's state, which torch has rounded to its parameters' types."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     for index, saved in state.get("state", {}).items():
         kept = optimizer.state.get(parameters[index]) if type(index) is int else None
@@ -530,12 +530,12 @@ def _has_device(name: str) -> bool:
     """Return whether tensors can have values on the device."""
     try:
         return str(torch.empty(0, device=name).device) != "meta"
-    except (RuntimeError, AssertionError):  # not built for it, or none is there
+    except (RuntimeError, AssertionError):  # torch is not built for the device, or there is none
         return False
 
 
 def _names(tree: Json, module: Any, fresh: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names in a module's ``fresh`` state by those that the checkpoint has for them."""
+    """Map the checkpoint's names of a module's state to the names in its ``fresh`` state."""
     if isinstance(tree, dict) and tree.keys() == fresh.keys():
         return {name: name for name in fresh}  # an earlier version did not write plain names
     plain = plain_naming(module)

@@ -1,4 +1,4 @@
-"""The moment in an optimizer's step from which on it may write."""
+"""The moment in an optimizer's step from which it may write."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 
 def before_writes(args: Any, kwargs: Any, note: Callable[[], None]) -> Any:
-    """Call ``note`` before a step writes; for a hook before the step, which returns what this returns.
+    """Call ``note`` before a step writes; a hook before the step calls this and returns its result.
 
-    That is now or, with a closure, which makes the backward pass as Lightning's does, when it has returned.
+    ``note`` is called now. If the step has a closure, which may run the backward pass as Lightning's does, it
+    is called when the closure has returned.
     """
 
     def noting(closure: Callable[[], Any]) -> Callable[[], Any]:

@@ -1,8 +1,8 @@
-"""Copies of large tensors that may be made next to the step that follows a boundary (P6).
+"""Copies of large tensors that may be made during the step after a boundary (P6).
 
 Between a boundary and the next optimizer step, no code should write to parameters and optimizer state. Before
 the copy counts, two checks detect such a write: torch's version counters, and samples of each tensor's bytes,
-which must be the same at the boundary, in the copy and after it.
+which must be the same at the boundary, in the copy and after the copy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 PIECE_BYTES = 4 << 20
-"""The bytes that a thread copies at a time, without the interpreter's lock."""
+"""The number of bytes that a thread copies at a time, without the interpreter's lock."""
 _BETWEEN_BYTES = 4 << 20
-"""The distance of two samples; to copy so much takes a fraction of a millisecond."""
+"""The distance between two samples, in bytes; copying this amount takes a fraction of a millisecond."""
 _SAMPLE_BYTES = 8
 _CANCEL_SECONDS = 2.0
 _POLL_SECONDS = 0.005
@@ -44,10 +44,10 @@ class Deferred:
 
 
 class OverlappedCopy:
-    """The copy of some tensors, made by a thread or, of those on GPUs, by streams.
+    """The copy of some tensors: a thread copies the CPU's tensors, and streams copy the GPUs'.
 
-    A tensor that a script puts in the place of one of them is not copied, and the memory of the old one is
-    kept as long as this object. Only the main thread calls the methods, unless a docstring says otherwise.
+    If a script replaces one of the tensors, the new one is not copied, and the memory of the old one is kept
+    as long as this object. Only the main thread calls the methods, unless a docstring says otherwise.
     """
 
     def __init__(self, deferred: Sequence[Deferred], *, is_trial: bool = False) -> None:
@@ -57,7 +57,7 @@ class OverlappedCopy:
         """
         self._names = [each.name for each in deferred]
         self._targets = [each.target for each in deferred]
-        # Other tensors over the same memory, which a script cannot replace.
+        # These are other tensors over the same memory, which a script cannot replace.
         self._sources = [each.source.detach() for each in deferred]
         self._watched = [
             [source, *([] if each.wrapper is None else [each.wrapper])]
@@ -75,9 +75,9 @@ class OverlappedCopy:
         self._is_cancelled = False
         self._streams: list[_StreamCopy] = []
         self.error: Exception | None = None
-        """Why the thread could not copy."""
+        """The reason that the thread could not copy."""
         self.seconds = 0.0
-        """How long the copying took, by threads and while it was waited for."""
+        """The time that the copying took, in the thread and while the main thread waited for it."""
         devices = {each.device for each in self._sources} - {torch.device("cpu")}
         for device in sorted(devices, key=str):
             places = [place for place, each in enumerate(self._sources) if each.device == device]
@@ -86,11 +86,11 @@ class OverlappedCopy:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes are copied."""
+        """The number of bytes that are copied."""
         return sum(map(self._nbytes, range(len(self._names))))
 
     def share_of(self, names: Collection[str]) -> float:
-        """Return the share of the bytes that tensors of these names have."""
+        """Return the share of the bytes that belong to tensors with these names."""
         places = [place for place, name in enumerate(self._names) if name in names]
         return sum(map(self._nbytes, places)) / max(self.nbytes, 1)
 
@@ -100,9 +100,10 @@ class OverlappedCopy:
         return bool(self._streams)
 
     def start(self, then: Callable[[], None]) -> None:
-        """Begin to copy beside the caller; the streams wait for the work that it has queued so far.
+        """Begin to copy in the background; the streams wait for the work that the caller has queued so far.
 
-        The thread that copies calls ``then`` at its end. It uses no GPU, which may be capturing a graph.
+        The thread that copies calls ``then`` at its end. It uses no GPU, because a GPU may be capturing a
+        graph.
         """
         for each in self._streams:
             each.start()
@@ -123,10 +124,9 @@ class OverlappedCopy:
         self._thread.start()
 
     def finish(self) -> float:
-        """Copy the rest, so that no later write of the caller gets into the copy.
+        """Copy the rest, so that later writes of the caller cannot change the copy; return the seconds taken.
 
-        The CPU's tensors are copied when this returns. Later work of the GPUs waits for their copies. Returns
-        the seconds that it took.
+        The CPU's tensors are copied when this returns. Later work of the GPUs waits for their copies.
         """
         began = time.perf_counter()
         while self._copy_piece(with_threads=True):
@@ -137,7 +137,7 @@ class OverlappedCopy:
         return time.perf_counter() - began
 
     def copy_now(self) -> None:
-        """Copy everything, and wait for it; instead of ``start``."""
+        """Copy everything and wait for the end; call this instead of ``start``."""
         for each in self._streams:
             each.start()
         self.seconds += self.finish()
@@ -148,14 +148,15 @@ class OverlappedCopy:
         return all(each.is_done() for each in self._streams)
 
     def wait(self) -> None:
-        """Wait until the GPUs have finished copying; work queued after ``start`` does not delay that."""
+        """Wait until the GPUs have finished copying; work queued after ``start`` does not delay this."""
         for each in self._streams:
             each.wait()
 
     def cancel(self) -> bool:
-        """Stop copying; return whether the slot stays as it is from now on. Any thread may call it.
+        """Stop copying; return whether the slot does not change from now on. Any thread may call this.
 
-        A GPU that has not come to the boundary yet, and never does if a rank is lost, would still write it.
+        A GPU that has not reached the boundary would still write to the slot; if a rank is lost, it never
+        reaches the boundary.
         """
         self._is_cancelled = True
         self._has_ended.wait()
@@ -165,14 +166,14 @@ class OverlappedCopy:
         return self.is_done()
 
     def join(self) -> None:
-        """Wait for the end of the thread."""
+        """Wait until the thread has ended."""
         if self._thread is not None:
             self._thread.join()
 
     def written(self) -> list[str]:
-        """Return the tensors that were written since the boundary, by versions and by the CPU's samples.
+        """Return the tensors written to since the boundary, by version counters and samples on the CPU.
 
-        The samples of GPUs are not compared. A write in progress in another thread may not show yet.
+        Samples on GPUs are not compared. A write in progress in another thread may not be detectable yet.
         """
         versions = [_versions(each) for each in self._watched]
         found = {place for place, now in enumerate(versions) if now != self._versions[place]}
@@ -194,7 +195,8 @@ class OverlappedCopy:
     def differing(self) -> list[str]:
         """Return the tensors that differ from their copies now.
 
-        Each byte of the CPU's tensors is compared. For a GPU's tensors sums are, which waits for the GPU.
+        All bytes of the CPU's tensors are compared. Of a GPU's tensors, sums are compared, which waits for
+        the GPU.
         """
         found = {
             place
@@ -221,11 +223,11 @@ class OverlappedCopy:
             return False
         source, target = self._sources[place], self._targets[place]
         if not _has_memory(source):
-            return True  # then its samples are missing, too
+            return True  # its samples are missing, too, so the copy will not count
         count = min(PIECE_BYTES, self._nbytes(place) - start)
         if with_threads:
             _bytes_of(target)[start : start + count].copy_(_bytes_of(source)[start : start + count])
-        else:  # torch would start a team of threads for this one, next to those of the training
+        else:  # torch would start more threads for this thread, which compete with the training's
             ctypes.memmove(target.data_ptr() + start, source.data_ptr() + start, count)
         return True
 
@@ -256,7 +258,7 @@ class _StreamCopy:
             self._done = self._stream.record_event()
 
     def hold_back_writes(self) -> None:
-        """Let what the GPU is given from now on wait for the copy."""
+        """Let work that is queued on the GPU from now on wait for the copy."""
         if self._done is not None:
             torch.cuda.current_stream(self._device).wait_event(self._done)
 
@@ -270,7 +272,7 @@ class _StreamCopy:
     def torn(self) -> set[int]:
         before = self._of_host(self._before)
         changed = _differing(before, self._of_host(self._after))
-        # A tensor that lies in another order than its copy has its elements elsewhere.
+        # Compare only contiguous tensors with their copies: others have their elements in another order.
         rows = [index for index, (_, source) in enumerate(self._pairs) if source.is_contiguous()]
         copied = [_samples(self._pairs[index][0]) for index in rows]
         changed += [rows[index] for index in _differing([before[index] for index in rows], copied)]
@@ -284,9 +286,9 @@ class _StreamCopy:
         return torch.stack([each.sum(dtype=torch.int64) for each in self._flat])
 
     def _sample(self) -> list[tuple[int, Any]]:
-        """Queue the copies of some bytes of each tensor to the host; return these by the length of a sample.
+        """Queue copies of each tensor's samples to the host; return the copies by the length of a sample.
 
-        They have their values once the stream has come to it.
+        They have their values once the stream has reached them.
         """
         found = []
         for length in sorted({_sampling(len(each))[2] for each in self._flat}):
@@ -325,19 +327,19 @@ def _has_memory(tensor: Any) -> bool:
 
 
 def _bytes_of(tensor: Any) -> Any:
-    """Return the bytes of a dense tensor as they lie in memory."""
+    """Return the bytes of a dense tensor in their order in memory."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _sampling(nbytes: int) -> tuple[int, int, int]:
-    """Return how many samples a tensor has, how far apart they begin, and how long each is, in bytes."""
+    """Return the number of a tensor's samples, the distance between their starts, and their length."""
     length = min(_SAMPLE_BYTES, nbytes)
     count = 1 if nbytes == length else max(2, math.ceil(nbytes / _BETWEEN_BYTES))
     return count, (nbytes - length) // max(count - 1, 1), length
 
 
 def _samples(tensor: Any) -> bytes:
-    """Return some bytes of a tensor on the CPU; none if a script has freed its memory."""
+    """Return the samples of a tensor on the CPU; they are empty if a script has freed its memory."""
     if not _has_memory(tensor):
         return b""
     count, stride, length = _sampling(tensor.nbytes)

@@ -1,4 +1,4 @@
-"""cloudspot's jobs as pages. Importing this imports no library of the pages; the commands do, when used."""
+"""cloudspot's jobs as pages. Only running a command imports the libraries that pages need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page that `share --live` has put into the bucket, kept up to date by whatever drives the job."""
+"""The page that `share --live` has put into the bucket; the job's driver keeps it up to date."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from cloudspot.jobstore.access.stored_records import find_bytes
 from cloudspot.jobstore.layout import keys
 
 LOG_SECONDS = 10.0
-"""How long one refresh reads a log that is long; the next one goes on there."""
+"""The maximum time for which a refresh reads the log; the next refresh continues from there."""
 
 
 @dataclass(frozen=True)
 class LiveShares:
-    """What drivers are asked for: the record of the task ``shared-page``."""
+    """The live links to a job's pages, which are the record of the task ``shared-page``."""
 
     ends: Mapping[str, datetime] = field(default_factory=dict)
-    """When the links to each page end, by the word in the page's key."""
+    """Maps the word in each page's key to the end of the page's links."""
 
     @classmethod
     def read(cls, store: ObjectStore, job_id: str) -> LiveShares:
-        """Return what stands in the store; nothing if nothing does."""
+        """Return the links in the store; they are empty if there is no record."""
         data = find_bytes(store, keys.task(job_id, SharedPage.name))
         return cls() if data is None else cls.parse(data)
 
     @classmethod
     def parse(cls, data: bytes) -> LiveShares:
-        """Return what a record says.
+        """Return the links in a record.
 
         Raises:
-            CorruptData: it is malformed.
+            CorruptData: the record is malformed.
         """
         try:
             value = json.loads(data)["pages"]
@@ -52,7 +52,7 @@ class LiveShares:
 
 
 class SharedPage(DriverTask):
-    """Puts the job's page as it is now in the place of the one that was shared, until its last link ends."""
+    """Replaces a shared page with the job's current page, until the page's last link ends."""
 
     name = "shared-page"
     every_seconds = 60.0
@@ -61,7 +61,7 @@ class SharedPage(DriverTask):
         self._reading: object | None = None
 
     def run(self, store: ObjectStore, request: TaskRequest) -> TaskResult:
-        """Read what is new of the job, and put the page."""
+        """Read the changes of the job, and put the page."""
         now = datetime.now(timezone.utc)
         ends = {word: end for word, end in LiveShares.parse(request.asked).ends.items() if end > now}
         if not ends:

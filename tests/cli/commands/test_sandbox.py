@@ -214,7 +214,7 @@ def test_cloudspot_itself_is_found(sandbox):
         (
             ("toy", "--reclaim", "none", "--reclaim", "none", "--", "true"),
             2,
-            "--reclaim none excludes any other --reclaim",
+            "--reclaim: got none with 1 other values",
         ),
         (("toy",), 2, "Missing argument '-- COMMAND...'"),
     ],

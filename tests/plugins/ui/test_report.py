@@ -146,11 +146,14 @@ def test_a_job_that_cannot_be_read_is_named_and_the_others_are_listed(jobs, repo
     assert "digits-7k3f" in page.texts("th")
 
 
-@pytest.mark.parametrize("arguments", [[], ["some-job", "--index"]])
-def test_it_wants_a_job_or_the_store(jobs, arguments, tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [([], "neither ID nor --index"), (["some-job", "--index"], "both ID and --index")],
+)
+def test_it_wants_a_job_or_the_store(jobs, arguments, found, tmp_path):
     jobs.running("some-job")
     result = jobs.run("report", *arguments, "-o", str(tmp_path / "x.html"), status=2)
-    assert "give a job's ID or --index" in result.stderr
+    assert f"got {found}: give one of them" in result.stderr
 
 
 def test_a_page_that_cannot_be_written_is_one_line(jobs, tmp_path):

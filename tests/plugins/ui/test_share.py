@@ -45,8 +45,8 @@ def test_the_link_leads_to_the_jobs_page_and_says_when_it_really_ends(jobs, link
     assert not page.named("script")
     assert {one.seconds for one in linking} == {7200.0}
     assert {one.media_type for one in linking} == {"text/html; charset=utf-8"}
-    assert "it ends at" in done.stderr
-    assert "does not last for as long as was asked: it ends with a key" in done.stderr
+    assert "the link ends at" in done.stderr
+    assert "the link ends earlier than --for: it ends with a key" in done.stderr
     value = jobs.run_json("share", job_id)
     assert value["url"] != url
     assert value["note"] == "it ends with a key"

@@ -829,7 +829,7 @@ def test_when_the_store_is_gone_the_training_goes_on_and_says_that_nothing_is_sa
     settle(zero, one)
     assert zero.is_lost
     assert caplog.messages == [
-        f"rank {rank} can agree with the others on no save until the training starts again: "
+        f"rank {rank} cannot agree on a save with the other ranks until the training starts again: "
         "Connection reset by peer"
         for rank in (0, 1)
     ]

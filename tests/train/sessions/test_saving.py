@@ -239,7 +239,7 @@ def test_ranks_that_have_planned_apart_hand_over_nothing(make_savers, objects):
     taking = zero.copy(objects, order, step=7, describe=describe, deadline=None)
     given.handover.advance(store)
     assert taking.handover.advance(store)
-    with pytest.raises(SessionError, match="hands over for plan"):
+    with pytest.raises(SessionError, match="hands over a state with plan"):
         zero.seal(taking)
 
 

@@ -159,7 +159,7 @@ def test_a_place_in_the_data_that_is_handed_over_costs_no_step(rank, hands_over,
         step()
         if run.step == 2:
             break
-    assert (told[1:] == [None]) if hands_over else ("alone knows its place" in told[1])
+    assert (told[1:] == [None]) if hands_over else ("is known to that rank only" in told[1])
 
 
 def test_a_rank_that_cannot_listen_says_so_to_its_agent_and_trains_on(rank, courier):
@@ -168,7 +168,7 @@ def test_a_rank_that_cannot_listen_says_so_to_its_agent_and_trains_on(rank, cour
     for _ in run.steps(1):
         step()
     said = handoff.read_json(handoff.own_state_path(courier.handoff, 0))
-    assert said["problem"].startswith("it cannot listen: ")
+    assert said["problem"].startswith("its keeper cannot listen: ")
     assert run._service._own_states is None
 
 
@@ -262,7 +262,7 @@ def test_an_optimizer_that_steps_within_the_backward_pass_leaves_nothing_to_save
     with failed_backward.noted(service._note_failure, succeeded=service._marks.note_backward):
         for number in run.steps(3):
             if number == 2:
-                assert "nothing was noted of it after a whole backward pass" in service.held()
+                assert "its state was not noted after a complete backward pass" in service.held()
             model(DATA[0]).sum().backward()
             optimizer.zero_grad()
 

@@ -381,7 +381,7 @@ def test_a_state_whose_tensors_do_not_last_is_asked_for_once(make):
         marks.mark(number, number, lambda: DESCRIPTION)
     assert called == [True]
     assert marks.standing() == ()
-    assert marks.problem == "a model or optimizer returns other tensors each time that it is asked"
+    assert marks.problem == "the state_dict of a model or optimizer returns new tensors at each call"
 
 
 def test_what_modules_save_beside_tensors_is_that_of_the_boundary(make):
@@ -490,7 +490,7 @@ def test_the_scripts_own_objects_are_left_alone_until_it_checks(make):
     marks = BoundaryMarks({"model": model, "average": Counting(model)})
     marks.mark(0, 0, lambda: DESCRIPTION, is_rare=True)
     assert (called, marks.standing()) == ([], ())
-    assert marks.problem == "nothing was noted of it: call run.check() before the loop"
+    assert marks.problem == "its state was not noted: call run.check() before the loop"
     marks.is_used = True
     marks.mark(1, 1, lambda: DESCRIPTION)
     assert called == [True]
@@ -601,6 +601,6 @@ def test_a_boundary_that_a_device_has_not_come_to_does_not_stand(make, monkeypat
     marks._first = behind
     monkeypatch.setattr(marks, "after", lambda _mark: contextlib.nullcontext())
     assert marks.first_since_step() is None
-    assert marks.problem == "the GPU has not come to it"
+    assert marks.problem == "the GPU has not reached it"
     has_come = True
     assert marks.first_since_step() is behind

@@ -1,4 +1,4 @@
-"""``cloudspot report``: a job, or a store, as a page in one file."""
+"""``cloudspot report``: write a page about a job or a store to one file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cloudspot.host.size_text import size_text
 
 @click.command("report")
 @click.argument("job_id", metavar="[ID]", required=False, shell_complete=complete_jobs)
-@click.option("--index", "is_index", is_flag=True, help="A page of the store's jobs instead of one job's.")
+@click.option("--index", "is_index", is_flag=True, help="Write a page about all jobs of the store.")
 @click.option(
     "-o",
     "--output",
@@ -27,17 +27,18 @@ from cloudspot.host.size_text import size_text
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
     metavar="FILE",
-    help="Where to write the page, such as report.html; an older file is replaced.",
+    help="The file for the page, such as report.html; an existing file is replaced.",
 )
 @store_option
 @click.pass_context
 def report(ctx: click.Context, job_id: str | None, is_index: bool, path: Path, store_url: str | None) -> None:
-    """Write a job, or with --index a store's jobs, as a page in one file.
+    """Write a page about a job, or with --index about a store's jobs, to one file.
 
     The page needs no server and loads nothing, so it can be sent to anyone. It shows the job as it is now.
     """
     if is_index == (job_id is not None):
-        raise SpecError("give a job's ID or --index, and not both")
+        found = "both ID and --index" if is_index else "neither ID nor --index"
+        raise SpecError(f"got {found}: give one of them")
     if not path.parent.is_dir():
         raise SpecError(f"--output: there is no directory {path.parent}; create it first")
     from cloudspot_ui.page.rendering import index_page, job_page

@@ -1,4 +1,4 @@
-"""``cloudspot share``: a link to a job's page, for people who have nothing but a browser."""
+"""``cloudspot share``: make a link to a job's page, which needs only a browser."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.story.states import TERMINAL_STATES
 
 MOST_SECONDS = 7 * 86_400.0
-"""The longest that clouds sign for."""
+"""The maximum time for which clouds sign links."""
 _MEDIA_TYPE = "text/html; charset=utf-8"
 
 
@@ -32,32 +32,32 @@ _MEDIA_TYPE = "text/html; charset=utf-8"
     default="7d",
     show_default=True,
     metavar="DURATION",
-    help="How long the link is to work, at most 7d.",
+    help="How long the link works, at most 7d.",
 )
 @click.option(
     "--live",
     "is_live",
     is_flag=True,
-    help="Whatever drives the job refreshes the page every minute or two, until the link ends.",
+    help="Let the job's driver refresh the page every minute or two until the link ends.",
 )
 @store_option
 @json_option
 def share(job_id: str, seconds: float, is_live: bool, store_url: str | None, as_json: bool) -> None:
-    """Put a job's page into its bucket, and print a link to it.
+    """Put a page about a job into its bucket, and print a link to it.
 
-    Whoever has the link sees the page, without credentials, until the link ends. The page shows the job as it
-    is now, or with --live as it is while it is driven. `unshare` ends all links to the job's pages.
+    Anyone who has the link can see the page without credentials until the link ends. The page shows the job
+    as it is now, or with --live as it is while it is driven. `unshare` ends all links to the job's pages.
     """
     if not 1 <= seconds <= MOST_SECONDS:
-        raise SpecError("--for must be 1s to 7d: clouds sign for no longer")
+        raise SpecError(f"--for: got {seconds:g} s; choose 1s to 7d, for which clouds sign links")
     job = open_job(store_url, job_id)
-    word = secrets.token_hex(16)  # one that was never used: a link that was ended stays so
+    word = secrets.token_hex(16)  # never used before, so that links that were ended do not work again
     request = LinkRequest(
         key=keys.shared_page(job.id, word),
         seconds=seconds,
         media_type=_MEDIA_TYPE,
     )
-    job.store.link(request)  # before anything is put: it may say why there is none
+    job.store.link(request)  # before the page is put, because the store may refuse links
     from cloudspot_ui.page.rendering import job_page
     from cloudspot_ui.page.story import JobReading
     from cloudspot_ui.shared_page import LiveShares, SharedPage
@@ -75,9 +75,9 @@ def share(job_id: str, seconds: float, is_live: bool, store_url: str | None, as_
         output.echo_json(value)
         return
     output.echo(link.url)
-    output.echo(f"it ends at {output.moment_text(link.ends_at)}", error=True)
+    output.echo(f"the link ends at {output.moment_text(link.ends_at)}", error=True)
     if is_live:
-        output.echo("whatever drives the job refreshes it; `show` says if a driver cannot", error=True)
+        output.echo("the job's driver refreshes the page; `show` reports if it cannot", error=True)
     if link.note:
-        output.warn(f"the link does not last for as long as was asked: {link.note}")
-    output.echo(f"end it before: {job.command('unshare')}", error=True)
+        output.warn(f"the link ends earlier than --for: {link.note}")
+    output.echo(f"end the link earlier: {job.command('unshare')}", error=True)

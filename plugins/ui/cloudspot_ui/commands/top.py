@@ -1,4 +1,4 @@
-"""``cloudspot top``: what a job's machines do, by node."""
+"""``cloudspot top``: show the utilization of a job's machines, by node."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ FOLLOW_SECONDS = 5.0
 
 @click.command("top")
 @job_argument
-@click.option("-f", "--follow", is_flag=True, help="Print it every few seconds until the job has ended.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Print the figures every 5 seconds until the job has ended."
+)
 @store_option
 @json_option
 def top(job_id: str, follow: bool, store_url: str | None, as_json: bool) -> None:
-    """Show what a job's machines do: CPU, memory, GPUs, disk, network and steps.
+    """Show the utilization of a job's machines: CPU, memory, GPUs, disk, network and steps.
 
-    Each figure is an average over half a minute, except for memory. "-" is not measured.
+    Each figure except memory is an average over half a minute. "-" means that a figure is not measured.
     """
     job = open_job(store_url, job_id)
     while True:
@@ -47,7 +49,7 @@ def top(job_id: str, follow: bool, store_url: str | None, as_json: bool) -> None
 
 def _echo(found: Mapping[str, Any], job_id: str) -> None:
     if not found["nodes"]:
-        output.echo(f"no node of job {job_id} has measured anything yet: that takes 10 s of training")
+        output.echo(f"no node of job {job_id} has measured anything yet; it takes 10 s of training")
         return
     rows = [
         (

@@ -1,4 +1,4 @@
-"""``cloudspot ui``: a store's jobs in a browser, live."""
+"""``cloudspot ui``: show a store's jobs live in a browser."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from cloudspot.errors import CloudspotError
 
 
 @click.command("ui")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="0 takes a free one.  [default: 0]")
 @click.option(
-    "--write", "may_write", is_flag=True, help="Pages may stop, resume, move and preempt jobs, too."
+    "--port", type=click.IntRange(0, 65535), default=0, help="The port; 0 means any free port.  [default: 0]"
+)
+@click.option(
+    "--write", "may_write", is_flag=True, help="Let pages also stop, resume, move and preempt jobs."
 )
 @store_option
 def ui(port: int, may_write: bool, store_url: str | None) -> None:
     """Show a store's jobs in a browser, and keep the pages up to date.
 
-    Prints the URL to open, and serves until Ctrl-C. Only this computer can reach it, and only a browser that
-    was given this URL. Nothing drives jobs meanwhile: `attach` and `reconcile` do.
+    The command prints the URL to open, and serves the pages until Ctrl-C. Only browsers on this computer that
+    have opened this URL can use them. The command does not drive jobs; `attach` and `reconcile` do.
     """
     store = open_named_store(store_url)
     import uvicorn
@@ -32,7 +34,7 @@ def ui(port: int, may_write: bool, store_url: str | None) -> None:
     from cloudspot_ui.live.site import Site
 
     listening = socket.socket()
-    # Left over connections of an earlier site must not hold the port.
+    # Leftover connections of an earlier site must not block the port.
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind(("127.0.0.1", port))
@@ -53,5 +55,5 @@ def ui(port: int, may_write: bool, store_url: str | None) -> None:
         )
     )
     output.echo(f"open http://127.0.0.1:{bound}/?token={token}")
-    output.echo("Ctrl-C ends it; the jobs go on", error=True)
+    output.echo("Ctrl-C ends the site; the jobs go on", error=True)
     server.run(sockets=[listening])

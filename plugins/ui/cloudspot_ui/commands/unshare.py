@@ -1,4 +1,4 @@
-"""``cloudspot unshare``: ends the links to a job's pages."""
+"""``cloudspot unshare``: end the links to a job's pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloudspot.jobstore.layout import keys
 @job_argument
 @store_option
 def unshare(job_id: str, store_url: str | None) -> None:
-    """End all links to a job's pages, by deleting the pages. Safe to repeat."""
+    """End all links to a job's pages by deleting the pages. It is safe to repeat."""
     job = open_job(store_url, job_id)
     store = with_retries(job.store)
     from cloudspot_ui.shared_page import SharedPage
@@ -25,4 +25,4 @@ def unshare(job_id: str, store_url: str | None) -> None:
     found = [meta.key for meta in store.list_objects(keys.shared_pages_prefix(job.id))]
     store.delete_many(found)
     pages = "page" if len(found) == 1 else "pages"
-    output.echo(f"deleted {len(found)} {pages} of job {job.id}; no link to one works any more")
+    output.echo(f"deleted {len(found)} {pages} of job {job.id}; links to its pages do not work any more")

@@ -1,4 +1,4 @@
-"""Who may use the local site: a browser that was given the token, and no other site in that browser."""
+"""Access to the local site, for browsers that have the token, but not for other sites in those browsers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src 'self' data:; script-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-"""No page runs anything but the site's own script, or sends anything elsewhere."""
+"""The policy that pages run only the site's own script, and send data only to the site."""
 _HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -34,15 +34,15 @@ _HEADERS = {
 
 
 class Access:
-    """Lets requests through to the site.
+    """Passes permitted requests on to the site.
 
-    The first URL holds a token, which becomes a cookie of this site alone. The Host must be this computer's
-    loopback, so that no name that another site makes point here works (DNS rebinding). What comes from a page
-    of another site has a foreign Origin and is refused, as is whatever changes something without an Origin.
+    The first URL holds a token, which becomes a cookie of this site only. The Host must be this computer's
+    loopback, so that a name of another site that resolves to it is refused (DNS rebinding). Requests from
+    pages of other sites have a foreign Origin and are refused, and so are changes without an Origin.
     """
 
     def __init__(self, app: App, port: int, *, token: str) -> None:
-        """Guard the application, which is served at the port; the token is in the first URL."""
+        """Guard the application, which is served at ``port``; the first URL contains ``token``."""
         self._app = app
         self._token = token
         self._cookie_name = f"cloudspot-ui-{port}"  # cookies know no ports, and several sites may be open
@@ -71,14 +71,15 @@ class Access:
         await self._app(scope, receive, send_guarded)
 
     def _look(self, scope: Scope) -> Response | None:
-        """Return the answer to a request that does not get through; None: it does."""
+        """Return the answer to a request that is not passed on, or None if it is passed on."""
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
         if host not in self._hosts:
-            return PlainTextResponse("this site is at 127.0.0.1 and at no other name", status_code=421)
+            said = f"the Host {host!r} is not this site's; open it at 127.0.0.1"
+            return PlainTextResponse(said, status_code=421)
         is_change = scope["method"] not in {"GET", "HEAD"}
         if (origin is None and is_change) or (origin is not None and origin != f"http://{host}"):
-            return PlainTextResponse("another site may not use this one", status_code=403)
+            return PlainTextResponse("the request does not come from a page of this site", status_code=403)
         if _is(self._cookie, self._cookie_of(headers.get("cookie", ""))):
             return None
         given = parse_qs(scope["query_string"].decode("ascii", errors="replace")).get("token", [""])[0]
@@ -86,7 +87,7 @@ class Access:
             answer = RedirectResponse("/", status_code=303)
             answer.set_cookie(self._cookie_name, self._cookie, httponly=True, samesite="strict", path="/")
             return answer
-        said = "open the URL that `cloudspot ui` has printed: it holds the token"
+        said = "the request has no valid token: open the URL that `cloudspot ui` has printed"
         return PlainTextResponse(said, status_code=403)
 
     def _cookie_of(self, header: str) -> str:

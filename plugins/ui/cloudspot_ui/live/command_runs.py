@@ -1,4 +1,4 @@
-"""Runs commands of cloudspot for a page, on a terminal of their own: they ask what they always ask."""
+"""Runs cloudspot's commands for a page. Each has its own terminal, so it asks its usual questions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import suppress
 from cloudspot.cli.screen.printable import printable
 
 MAX_CHARACTERS = 200_000
-"""How much of the newest output is kept."""
+"""The number of characters at the end of the output that are kept."""
 ACTIONS: Mapping[str, tuple[str, Sequence[str], Sequence[tuple[str, str]]]] = {
     "stop": ("Save a checkpoint and stop the job.", (), ()),
     "resume": ("Resume the job.", ("--detach",), ()),
@@ -25,18 +25,18 @@ ACTIONS: Mapping[str, tuple[str, Sequence[str], Sequence[tuple[str, str]]]] = {
     ),
     "preempt": ("Reclaim one of the job's machines, as a drill.", (), (("--node", "Node, such as 2.0"),)),
 }
-"""By command: what it does, the options it always gets, and those that a page asks for."""
+"""Maps each command to its description, its fixed options, and the options that a page asks for."""
 
 
 class CommandRun:
-    """A command that runs, or has run."""
+    """A command that is running or has ended."""
 
     def __init__(self, number: int, action: str, arguments: Sequence[str]) -> None:
         """Start ``cloudspot ACTION ARGUMENTS``."""
         self.number = number
         self.title = " ".join(("cloudspot", action, *arguments))
         self.exit_status: int | None = None
-        """None: it runs."""
+        """The exit status, or None while the command is running."""
         self._text = ""
         self._lock = threading.Lock()
         self._master, slave = pty.openpty()
@@ -56,20 +56,20 @@ class CommandRun:
 
     @property
     def text(self) -> str:
-        """Return what it has printed, as lines that can be shown."""
+        """Return the command's output as printable lines."""
         with self._lock:
             lines = self._text.replace("\r\n", "\n").split("\n")
         return "\n".join(printable(line) for line in lines)
 
     def answer(self, text: str) -> None:
-        """Type a line."""
+        """Type a line into the command's terminal."""
         if self.exit_status is None:
             line = "".join(letter for letter in text if letter.isprintable())
             with suppress(OSError):
                 os.write(self._master, f"{line}\n".encode())
 
     def end(self) -> None:
-        """Interrupt it, as Ctrl-C does; the job itself goes on."""
+        """Interrupt the command, as Ctrl-C does; the job itself goes on."""
         if self.exit_status is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGINT)
@@ -78,7 +78,7 @@ class CommandRun:
         while True:
             try:
                 data = os.read(self._master, 1 << 16)
-            except OSError:  # Linux says so once nobody has the other side open
+            except OSError:  # Linux raises this once no process has the other end open
                 data = b""
             if not data:
                 break

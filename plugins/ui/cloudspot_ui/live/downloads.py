@@ -1,4 +1,4 @@
-"""Files of a job for a browser to save."""
+"""Files of a job that a browser can download."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _BLOCK = 1 << 20
 
 
 def artifact(job: Job, name: str) -> Response:
-    """Return an artifact; the name is looked up among those that the bucket has, and is no path."""
+    """Return an artifact. Its name is looked up in the bucket's list of artifacts, and not used as a path."""
     store = with_retries(job.store)
     found = next((one for one in list_artifacts(job.store, job.id) if one.name == name), None)
     if found is None:
-        raise HTTPException(404, "the job has no such artifact")
+        raise HTTPException(404, f"job {job.id} has no artifact {name!r}")
     meta = found
 
     def blocks() -> Iterator[bytes]:
@@ -54,7 +54,7 @@ def log(job: Job) -> Response:
 
 
 def _download(blocks: Iterator[bytes], name: str, *, num_bytes: int | None = None) -> Response:
-    # Never shown in a page of this site: a file of a job may be HTML.
+    # Files are never shown as a page of this site, because a job's file may be HTML.
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}"}
     if num_bytes is not None:
         headers["Content-Length"] = str(num_bytes)

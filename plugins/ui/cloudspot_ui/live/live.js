@@ -1,10 +1,10 @@
 "use strict";
-// Keeps a page up to date. All HTML that comes is made and escaped by this site's own server.
+// Keeps a page up to date. This site's own server renders and escapes all HTML that arrives.
 
 const MAX_LINES = 5000;
 
 function keep(element) {
-  // What the reader has chosen in the part that is replaced.
+  // Return the reader's choices in the element before it is replaced.
   return {
     checked: [...element.querySelectorAll("input:checked")].map((one) => [one.name, one.value]),
     open: [...element.querySelectorAll("details")].map((one) => one.open),

@@ -1,4 +1,4 @@
-"""A job's log on the local site: its end, what matches a search, and what comes."""
+"""A job's log on the local site: its last lines that match a search, and new ones."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from cloudspot_ui.page.story import Line, as_line
 
 SHOWN_LINES = 500
 SEARCHED_CHARACTERS = 20_000
-"""A line that is longer is searched up to here."""
+"""The number of characters of each line that are searched."""
 
 
 @dataclass
 class LogView:
-    """The lines of a job's log that match a search, from the last ones on. For one thread at a time."""
+    """The last lines of a job's log that match a search, and new ones. It is for one thread at a time."""
 
     job: Job
     search: str = ""
-    """Text to look for, in lower or upper case."""
+    """The text to look for, ignoring case."""
     node: str = ""
-    """The node whose lines are wanted; all, if it is empty. ValueError at the first look if it is none."""
+    """The node whose lines are shown, or empty for all nodes. ``first`` raises ValueError for a bad name."""
     _tail: LogTail | None = field(default=None)
 
     def first(self) -> Sequence[Line]:
-        """Return the last lines that match; it reads back no further than it has to."""
+        """Return the last lines that match, reading back no further than necessary."""
         wanted: Callable[[int, int], bool] | None = None
         if self.node:
             seat = parse_seat(self.node)
@@ -42,7 +42,7 @@ class LogView:
         return [as_line(record) for record in found]
 
     def new(self) -> Sequence[Line]:
-        """Return the lines that match and have come since the last look."""
+        """Return the matching lines that have arrived since the last call."""
         assert self._tail is not None
         matches = self._matcher()
         found = [record for record in self._tail.new_records() if matches(record)]

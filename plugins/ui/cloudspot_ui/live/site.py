@@ -1,4 +1,4 @@
-"""The pages of the local site and what each of them asks for."""
+"""The pages of the local site, and the requests that they make."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from cloudspot_ui.page.story import Line
 FRAME = Frame(index="/", script="/live.js")
 MAX_FORM_BYTES = 10_000
 MAX_LISTED = 200
-"""How many jobs a page lists; a filter finds the others."""
+"""The maximum number of jobs that a page lists; a filter finds the others."""
 MAX_RUNS = 50
-"""How many commands are remembered."""
+"""The number of commands that are remembered."""
 
 
 class Site:
     """The pages of one store."""
 
     def __init__(self, store: ObjectStore, *, may_write: bool) -> None:
-        """``may_write`` adds pages that run commands."""
+        """Serve the jobs of ``store``; ``may_write`` adds pages that run commands."""
         self._store = store
         self._actions = tuple(ACTIONS) if may_write else ()
         self._watch = StoreWatch(store, _job_links)
@@ -55,7 +55,7 @@ class Site:
         self._num_runs = 0
 
     def application(self) -> Starlette:
-        """Return the application; who may use it is not its concern."""
+        """Return the application, which does not check access."""
         page = "/jobs/{job_id}"
         routes = [
             Route("/", self._index),
@@ -104,7 +104,7 @@ class Site:
     def _compare(self, request: Request) -> Response:
         ids = list(dict.fromkeys(request.query_params.getlist("job")))
         if not LEAST <= len(ids) <= MOST:
-            raise SpecError(f"choose {LEAST} to {MOST} jobs: got {len(ids)}")
+            raise SpecError(f"{len(ids)} jobs are chosen; choose {LEAST} to {MOST} jobs to compare")
         stories = [self._watch.job(one).look()[0] for one in ids]
         comparison = compare(stories, datetime.now(timezone.utc))
         metrics = sorted({name for one in comparison.results for name in one["metrics"]})
@@ -142,7 +142,7 @@ class Site:
         job = self._find(request)
         asked = {name: request.query_params.get(name, "") for name in ("search", "node")}
         base = _job_url(job.id)
-        note = f"the last {SHOWN_LINES} lines that match, and those that come"
+        note = f"The page shows the last {SHOWN_LINES} matching lines, and new ones as they arrive."
         shown = render(
             "live_log.html",
             frame=FRAME, job_id=job.id, base=base, events=f"{base}/log/events?{urlencode(asked)}",
@@ -174,7 +174,7 @@ class Site:
         form = await _form(request)
         _, always, options = ACTIONS[action]
         arguments = [job.id, "--store", self._store.url, *always]
-        # As one argument each: what is typed is a value, and never an option.
+        # Each option and its value are one argument, so that typed text is never taken for an option.
         arguments += [f"{option}={form[option]}" for option, _ in options if form.get(option)]
         self._num_runs += 1
         run = CommandRun(self._num_runs, action, arguments)
@@ -201,7 +201,7 @@ class Site:
         _, run = self._find_run(request)
 
         def look() -> Mapping[str, str]:
-            status = run.exit_status  # first: what it prints last is in the text then
+            status = run.exit_status  # read before the text, which then includes the last output
             return {"output": render("live_output.html", text=run.text, status=status)}
 
         return _events(_parts(request, look, 0.3))
@@ -209,7 +209,7 @@ class Site:
     def _find_run(self, request: Request) -> tuple[str, CommandRun]:
         found = self._runs.get(request.path_params["number"])
         if found is None:
-            raise HTTPException(404, "there is no such command")
+            raise HTTPException(404, f"there is no command {request.path_params['number']}; run it again")
         return found
 
 
@@ -229,7 +229,7 @@ def _job_links(job_id: str) -> Mapping[str, object]:
 
 
 def _filter(text: str) -> tuple[Callable[[Summary], bool], str]:
-    """Return what tells the wanted jobs by ``ps``'s filters, with blanks between them, and what is wrong."""
+    """Return the test for ``ps``'s filters, separated by spaces in ``text``, and the error message if any."""
     now = datetime.now().astimezone()
     try:
         tests = [parse_filter(one, now=now) for one in text.split()]
@@ -286,7 +286,7 @@ async def _lines(request: Request, view: LogView) -> AsyncIterator[str]:
         await asyncio.sleep(1.0)
 
 
-# --- what every page needs ------------------------------------------------------------------------
+# --- for every page -------------------------------------------------------------------------------
 
 
 async def _form(request: Request) -> Mapping[str, str]:
@@ -294,7 +294,7 @@ async def _form(request: Request) -> Mapping[str, str]:
     async for piece in request.stream():
         data += piece
         if len(data) > MAX_FORM_BYTES:
-            raise HTTPException(413, "the form is too large")
+            raise HTTPException(413, f"the form has more than {MAX_FORM_BYTES} bytes")
     fields = parse_qs(data.decode("ascii", errors="replace"), keep_blank_values=True)
     return {name: values[-1] for name, values in fields.items()}
 

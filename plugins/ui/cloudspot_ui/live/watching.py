@@ -1,4 +1,4 @@
-"""What the local site knows of the store: read when a page asks, not more often than every few seconds."""
+"""The local site's cache of the store, which is read when a page needs it, but only every few seconds."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from cloudspot_ui.page.store_story import StoreStory, as_rows
 from cloudspot_ui.page.story import JobReading, JobStory
 
 FRESH_SECONDS = 2.0
-"""A page that asks again before gets what the last one got."""
+"""How long a job that was read is shown before it is read again."""
 FIRST_LOG_SECONDS, LOG_SECONDS = 0.3, 1.5
-"""How long a look may read a log: the first page comes at once, and the rest of a long log bit by bit."""
+"""How long the first look and later looks may read a log: the first page appears soon, and a long log is read
+in several looks."""
 LIST_SECONDS = 5.0
-"""The same for the list of jobs, of which each costs a request or some."""
+"""How long a list of jobs is shown before it is read again; each job needs one or more requests."""
 SUMMARY_SECONDS = 30.0
-"""A summary of a live job that is older is worked out from its records: its driver may have died."""
+"""The age at which a live job's summary is computed from its records instead: its driver may have died."""
 MAX_JOBS = 12
-"""How many jobs are kept in memory; of more, those that nobody has looked at for longest are forgotten."""
+"""The number of jobs that are kept in memory: those that were looked at last."""
 
 
 class JobWatch:
-    """A job as pages show it. Any thread may ask; one at a time reads."""
+    """A job as pages show it. Any thread may call this; only one thread at a time reads."""
 
     def __init__(self, job: Job, links: Callable[[str], Mapping[str, object]]) -> None:
-        """``links`` are what the site adds to a job's page, by the job's id."""
+        """Watch a job; ``links`` returns the values that the site adds to a job's page, by the job's id."""
         self.job = job
         self._reading = JobReading(job)
         self._links = links
@@ -57,7 +58,7 @@ class JobWatch:
 
 
 class StoreWatch:
-    """The jobs of a store, as pages show them. Any thread may ask; one at a time reads."""
+    """A store's jobs as pages show them. Any thread may call this; only one thread at a time reads."""
 
     def __init__(self, store: ObjectStore, links: Callable[[str], Mapping[str, object]]) -> None:
         self.store = store
@@ -68,7 +69,7 @@ class StoreWatch:
         self._jobs: OrderedDict[str, JobWatch] = OrderedDict()
 
     def story(self, passes: Callable[[Summary], bool] = lambda _job: True) -> StoreStory:
-        """Return the store's jobs that pass, at most ``LIST_SECONDS`` old."""
+        """Return the store's jobs that pass the test; they were read at most ``LIST_SECONDS`` ago."""
         with self._lock:
             if time.monotonic() - self._read_at >= LIST_SECONDS:
                 self._read()
@@ -77,7 +78,11 @@ class StoreWatch:
         return StoreStory(self.store.url, as_rows(found), StoredJobs(self.store), datetime.now(timezone.utc))
 
     def job(self, job_id: str) -> JobWatch:
-        """Return the job's watch; JobNotFound if there is no such job."""
+        """Return the job's watch.
+
+        Raises:
+            JobNotFound: there is no such job.
+        """
         found = find_job(self.store, job_id)
         with self._lock:
             if found not in self._jobs:
@@ -88,7 +93,7 @@ class StoreWatch:
             return self._jobs[found]
 
     def _read(self) -> None:
-        """Read what may have changed: the jobs that are marked live, and those that nobody has read yet."""
+        """Read the jobs that may have changed: those that are marked live or were never read to their end."""
         live, stored = list_live(self.store), StoredJobs(self.store)
         listed = list_jobs(self.store)
         wanted = [one for one in listed if one in live or self._is_open(one)]

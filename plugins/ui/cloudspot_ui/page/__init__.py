@@ -1,1 +1,1 @@
-"""A page about a job or a store: what it tells, its pictures and its HTML."""
+"""A page about a job or a store: its content, its pictures and its HTML."""

@@ -1,4 +1,4 @@
-"""Several jobs side by side: their curves, their results and what differs in their job files; pure."""
+"""A comparison of several jobs: their curves, their results and the differences of their job files; pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MAX_PANELS = 24
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a page says of several jobs."""
+    """The content of a page that compares several jobs."""
 
     results: Sequence[dict[str, Any]]
     panels: Sequence[Panel]
     fields: Sequence[dict[str, Any]]
-    """What differs in the job files: ``field``, and ``values`` in the order of the jobs."""
+    """The differences of the job files: ``field``, and ``values`` in the order of the jobs."""
 
 
 def compare(stories: Sequence[JobStory], now: datetime) -> Comparison:

@@ -1,4 +1,4 @@
-"""Metrics as curves over steps, time and money; the only module that uses leather. Pure."""
+"""Metrics as curves over steps, time and money; pure. Only this module uses leather."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from cloudspot.story.series import Curve
 
 WIDTH, HEIGHT = 460, 230
 MAX_POINTS = 300
-"""How many points of a curve are drawn; of more, the least and the greatest of each stretch."""
+"""The maximum number of points that are drawn; of longer curves, the extremes of each section are drawn."""
 AXES = ("steps", "time", "money")
 COLORS = tuple(f"var(--curve-{number})" for number in range(10))
-"""Of the jobs that are compared, in order; the style sheet has one for light and one for dark."""
+"""The colours of the compared jobs, in order; the style sheet defines each for light and dark pages."""
 LOST = "var(--lost-curve)"
 _LONG_NUMBER = re.compile(r"(-?\d+\.\d)\d+")
 
@@ -38,15 +38,15 @@ _theme.legend_font_char_height = _theme.legend_gap = 0
 
 @dataclass(frozen=True)
 class Drawn:
-    """One line of a picture, with how it is drawn."""
+    """A line of a picture and its style."""
 
     curve: Curve
     name: str
     color: str
     is_lost: bool = False
-    """Its steps were made again."""
+    """Whether its steps were made again."""
     is_dashed: bool = False
-    """Another line of the picture may lie below it."""
+    """Whether it is dashed, because another line may lie below it."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,18 @@ class Panel:
 
     name: str
     pictures: Mapping[str, Markup]
-    """By axis; an axis of which nothing is known has none."""
+    """The pictures by axis, without axes that cannot be drawn."""
     newest: Sequence[tuple[str, int, str]]
-    """For each job its name, the step and the value there."""
+    """For each job, its name, the last step and the value at that step."""
     sample: Sequence[tuple[int, str]]
-    """Some steps with their values, for readers who see no picture; of the first job alone."""
+    """Some steps of the first job with their values, for readers who cannot see pictures."""
 
 
 class Spending:
-    """What a job had cost at each moment, in the currency of its bill."""
+    """The cost of a job until each moment, in the currency of its bill."""
 
     def __init__(self, report: Mapping[str, Any], now: datetime) -> None:
-        """Take the machines of ``show --json``; each is taken to cost the same all the time."""
+        """Read the machines of ``show --json``; each is assumed to have a constant price."""
         self.currency: str = report["cost"]["currency"]
         self._machines = [
             (
@@ -79,7 +79,7 @@ class Spending:
         ]
 
     def at(self, moment: float) -> float:
-        """Return what was spent by then; ``moment`` is in seconds since 1970."""
+        """Return the amount spent until ``moment``, in seconds since 1970."""
         found: float = sum(
             spent * min(1.0, max(0.0, (moment - begun) / (ended - begun))) if ended > begun else spent
             for begun, ended, spent in self._machines
@@ -97,7 +97,7 @@ class Unit:
 
 
 def unit_of(seconds: float) -> Unit:
-    """Return the unit in which so long a time has a few figures."""
+    """Return the largest unit in which the time is at least two."""
     for name, length in (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * length:
             return Unit(name, length)
@@ -106,15 +106,15 @@ def unit_of(seconds: float) -> Unit:
 
 @dataclass(frozen=True)
 class Measures:
-    """What the axes of one job measure."""
+    """The quantities on the axes of one job."""
 
     start: datetime
     spending: Spending
     unit: Unit
-    """Of its time; the same for all jobs of a picture."""
+    """The unit of time, which is the same for all jobs of a picture."""
 
     def along(self, axis: str) -> Callable[[int, float], float]:
-        """Return what makes a place on the axis of a step and a time in seconds since 1970."""
+        """Return a function from a step and a time in seconds since 1970 to a position on the axis."""
         if axis == "steps":
             return lambda step, _: float(step)
         if axis == "time":
@@ -149,14 +149,14 @@ def panel(name: str, drawn: Sequence[tuple[Drawn, Measures]], *, axes: Sequence[
 
 
 def _points(curve: Curve, place: Callable[[int, float], float]) -> Iterator[tuple[float, float | None]]:
-    """Yield the points to draw; a value that is no number breaks the line."""
+    """Yield the points to draw; a value that is not finite breaks the line."""
     for index in _chosen(curve.values):
         value = curve.values[index]
         yield place(curve.steps[index], curve.times[index]), value if math.isfinite(value) else None
 
 
 def _chosen(values: Sequence[float]) -> Sequence[int]:
-    """Return which points are drawn, in order: both ends, and the extremes of each stretch between."""
+    """Return the indices of the points to draw, in order: both ends and the extremes of each section."""
     if len(values) <= MAX_POINTS:
         return range(len(values))
     num_stretches = MAX_POINTS // 2 - 1
@@ -203,12 +203,12 @@ def _svg(chart: Any, title: str) -> Markup:
 
 
 def _no_legend(*_: Any) -> Sequence[Any]:
-    """Return no legend: the page has one, whose letters do not shrink on a phone."""
+    """Return no legend, because the page has its own, whose text does not shrink on a phone."""
     return ()
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of an axis; one with a single value has it in its middle."""
+    """Return the ends of an axis; a single value is in the middle."""
     least, most = min(values), max(values)
     if least == most:
         room = abs(least) / 2 or 0.5
@@ -225,7 +225,7 @@ def _number(value: float) -> str:
 
 
 def _sample(curve: Curve) -> Sequence[tuple[int, str]]:
-    """Return at most a dozen steps with their values, evenly over the curve, the last one among them."""
+    """Return at most twelve evenly spaced steps with their values, including the last step."""
     num_rows = min(12, len(curve))
     indices = sorted({round(number * (len(curve) - 1) / max(1, num_rows - 1)) for number in range(num_rows)})
     return [(curve.steps[index], _number(curve.values[index])) for index in indices]

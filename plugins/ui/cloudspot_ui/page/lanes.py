@@ -1,4 +1,4 @@
-"""The timeline of a job: a lane for the job and one for each node, with what happened on them; pure."""
+"""The timeline of a job: a lane of events for the job, and one for each node; pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cloudspot.story.spans import Span
 from cloudspot.story.timeline import Timeline
 
 MAX_NODES = 48
-"""How many nodes have a lane; the oldest ones have none if there are more, and the page says so."""
+"""The maximum number of nodes with a lane; a page that leaves out the oldest nodes says so."""
 LEAST_WIDTH = 0.15
-"""In percent: the width at which a bar can still be seen."""
+"""The minimum width in percent at which a bar is visible."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch in one state; places are in percent of the job's time."""
+    """A period in one state; positions are in percent of the job's time."""
 
     left: float
     width: float
@@ -40,7 +40,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Lane:
-    """What the job or a node did."""
+    """The history of the job or of a node."""
 
     name: str
     bars: Sequence[Bar]
@@ -53,11 +53,11 @@ class Lanes:
 
     lanes: Sequence[Lane]
     states: Sequence[str]
-    """Those that the picture has, in the order in which they first come."""
+    """The states in the picture, in the order of their first bars."""
     num_older: int
-    """How many nodes have no lane."""
+    """The number of nodes without a lane."""
     ticks: Sequence[str]
-    """How long after the submission five places are, evenly over the picture."""
+    """The times since the submission at five evenly spaced positions."""
 
 
 def lanes(history: History, times: Timeline) -> Lanes:
@@ -88,18 +88,18 @@ def _job_marks(history: History, place: _Place) -> Iterator[Mark]:
 
 
 class _Place:
-    """Puts moments on the picture."""
+    """Converts moments to positions in the picture."""
 
     def __init__(self, times: Timeline) -> None:
         self._start = times.start
         self._seconds = max(times.total_seconds, 1e-3)
 
     def of(self, moment: datetime) -> float:
-        """Return the place of a moment in percent, within the picture."""
+        """Return the position of a moment in percent, within the picture."""
         return round(min(100.0, max(0.0, 100 * (moment - self._start).total_seconds() / self._seconds)), 2)
 
     def bars(self, spans: Sequence[Span]) -> list[Bar]:
-        """Return the bars of spans; neighbours in one state are one bar."""
+        """Return the bars of spans; adjacent spans in the same state become one bar."""
         merged: list[Span] = []
         for span in spans:
             last = merged[-1] if merged else None

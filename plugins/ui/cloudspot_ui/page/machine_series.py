@@ -1,4 +1,4 @@
-"""What a job's machines did over time, from the lines that their agents add to the log; pure."""
+"""The utilization of a job's machines over time, from the lines that their agents add to the log; pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudspot.model import LogRecord
 from cloudspot.story.series import Curve
 
 MAX_NODES = 10
-"""How many nodes have curves: the newest that have measured anything. There are as many colours."""
+"""The maximum number of nodes with curves, one per colour: the latest nodes that have measured anything."""
 
 
 def _mean(shares: Sequence[float]) -> float | None:
@@ -40,28 +40,28 @@ FIGURES: dict[str, Callable[[Utilization], float | None]] = {
     "Disk, MiB/s": lambda one: _mebibytes(one.disk_read, one.disk_written),
     "Network, MiB/s": lambda one: _mebibytes(one.received, one.sent),
 }
-"""What has a picture, with its unit."""
+"""Maps each figure with a picture, named with its unit, to a function that returns its value."""
 
 
 class MachineSeries:
-    """Takes in log lines as they come, and gives the curves of each node."""
+    """Collects log lines as they arrive, and returns the curves of each node."""
 
     def __init__(self) -> None:
         self._nodes: dict[Seat, list[Utilization]] = {}
 
     def add(self, record: LogRecord) -> bool:
-        """Take in a line and return whether it is one of an agent that has measured its machine."""
+        """Add a line; return whether it is an agent's measurement of its machine."""
         if record.source != UTILIZATION:
             return False
         try:
             measured = decode(record.text, Utilization)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return True  # another version of cloudspot may write more
+            return True  # another version of cloudspot may use another format
         self._nodes.setdefault(Seat(*parse_stream(record.stream)), []).append(measured)
         return True
 
     def curves(self, figure: str) -> Sequence[tuple[Seat, Curve]]:
-        """Return a curve over time for each of the newest nodes that has measured the figure."""
+        """Return a curve over time for each of the latest nodes that has measured the figure."""
         value_of = FIGURES[figure]
         found = []
         for seat in sorted(self._nodes)[-MAX_NODES:]:

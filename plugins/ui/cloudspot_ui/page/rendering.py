@@ -1,4 +1,4 @@
-"""Makes the HTML of pages. Every value is escaped; no page loads anything or runs a script of its data."""
+"""Renders the HTML of pages. Every value is escaped; no page loads anything or runs a script in its data."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from cloudspot_ui.page.store_story import StoreStory
 from cloudspot_ui.page.story import JobStory
 
 MAX_PANELS = 24
-"""How many metrics have pictures."""
+"""The maximum number of metrics with pictures."""
 MAX_ROWS = 200
-"""How many rows a table has; the newest ones, and the page says so."""
+"""The maximum number of rows in a table; a page that leaves out older rows says so."""
 MAX_JOBS = 1_000
-"""How many jobs a list has."""
+"""The maximum number of jobs in a list."""
 _FOLDER = Path(__file__).parent
 SECTIONS = ("summary", "curves", "timeline", "utilization", "bill", "machines", "checkpoints", "log")
-"""The parts of a job's page in order. Each is an element with this id, and has a template of this name."""
+"""The sections of a job's page in order: each is the id of an element, and the name of its template."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What surrounds a page."""
+    """The parts of a page around its content."""
 
     policy: str | None = None
-    """The Content-Security-Policy of a file; a server says it in a header."""
+    """The Content-Security-Policy of a file; a server sends it in a header instead."""
     index: str | None = None
-    """Where the list of all jobs is; None: nowhere."""
+    """The path of the list of all jobs, or None if there is no list."""
     script: str | None = None
-    """Where the script of a live page is; None: the page has none."""
+    """The path of a live page's script, or None if the page has no script."""
     is_refreshed: bool = False
-    """A newer page comes to the same place every minute or two."""
+    """Whether a newer page replaces this one every minute or two."""
 
 
 INERT = Frame(
     policy="default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 )
-"""A file that loads nothing and runs nothing."""
+"""The frame of a file that loads nothing and runs nothing."""
 
 
 def job_page(story: JobStory, *, is_live: bool = False) -> str:
     """Return the whole page of a job, as a file that loads and runs nothing.
 
-    If it ``is_live``, it says that it is put again and again.
+    If it ``is_live``, it says that it is replaced by newer pages.
     """
     frame = replace(INERT, is_refreshed=is_live)
     page: str = render("job.html", **job_page_parts(story, job_sections(story), frame))
@@ -64,12 +64,12 @@ def job_page(story: JobStory, *, is_live: bool = False) -> str:
 
 
 def job_page_parts(story: JobStory, sections: Mapping[str, Markup], frame: Frame) -> Mapping[str, Any]:
-    """Return what the template of a job's page needs."""
+    """Return the values for the template of a job's page."""
     return {"frame": frame, "sections": sections, **_head(story)}
 
 
 def job_sections(story: JobStory, **links: Any) -> dict[str, Markup]:
-    """Return the HTML of each of ``SECTIONS``; ``links`` are what a live page adds to it."""
+    """Return the HTML of each of ``SECTIONS``; ``links`` are further values that a live page passes."""
     values = {**_head(story), **_values(story), **links}
     return {name: render(f"{name}.html", **values) for name in SECTIONS}
 
@@ -81,7 +81,7 @@ def index_page(story: StoreStory) -> str:
 
 
 def index_rows(story: StoreStory, *, max_jobs: int = MAX_JOBS, **links: Any) -> Markup:
-    """Return the table of a store's jobs; ``links`` are what a live page adds to it."""
+    """Return the table of a store's jobs; ``links`` are further values that a live page passes."""
     return render("rows.html", story=story, max_jobs=max_jobs, **links)
 
 
@@ -141,7 +141,7 @@ def _environment() -> Environment:
 
 
 def render(template: str, /, **values: Any) -> Markup:
-    """Return the HTML of a template with these values, each escaped."""
+    """Return the HTML of a template with these values, which are escaped."""
     return Markup(_environment().get_template(template).render(values))  # noqa: S704 - jinja has escaped
 
 
@@ -152,7 +152,7 @@ def style() -> Markup:
 
 
 def moment(value: datetime | str) -> Markup:
-    """Return a time of day with its date, in UTC, as an element that programs can read."""
+    """Return a date and time in UTC, as an element that programs can read."""
     given = datetime.fromisoformat(value) if isinstance(value, str) else value
     text = given.astimezone(timezone.utc)
     return Markup('<time datetime="{}">{}</time>').format(
@@ -161,5 +161,5 @@ def moment(value: datetime | str) -> Markup:
 
 
 def _newest(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return the newest rows of a table, in their order."""
+    """Return the last ``MAX_ROWS`` rows of a table, in their order."""
     return rows[max(0, len(rows) - MAX_ROWS) :]

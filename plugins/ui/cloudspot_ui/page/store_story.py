@@ -21,31 +21,31 @@ class JobRow:
     """A job in the list of a store's jobs."""
 
     job: Summary
-    """Its texts are printable."""
+    """The job's summary, whose texts are printable."""
     seconds: float | None
-    """How long it has taken; None: its summary is too old to say."""
+    """How long the job has taken, or None if its summary is too old to contain this."""
 
 
 @dataclass(frozen=True)
 class StoreStory:
-    """A store as its page tells it."""
+    """The content of a store's page."""
 
     url: str
     rows: Sequence[JobRow]
-    """Unfinished jobs, then the others; the newest first."""
+    """The unfinished jobs and then the others, each with the latest first."""
     stored: StoredJobs
-    """It knows which jobs cannot be read."""
+    """The store's reader, which knows the jobs that cannot be read."""
     at: datetime
 
     @classmethod
     def read(cls, store: ObjectStore, now: datetime) -> StoreStory:
-        """Read every job of the store: a request for each that has ended, some ten for the others."""
+        """Read every job of the store, with one request for an ended job and about ten for any other."""
         stored = StoredJobs(store)
         return cls(store.url, as_rows(stored.summaries()), stored, now)
 
     @property
     def spent(self) -> Mapping[str, float]:
-        """Return what all jobs have cost, by currency."""
+        """Return the cost of all jobs, by currency."""
         found: dict[str, float] = {}
         for row in self.rows:
             for currency, amount in ((row.job.currency, row.job.spent), *row.job.others.items()):
@@ -61,5 +61,5 @@ def as_rows(jobs: Sequence[Summary]) -> list[JobRow]:
 
 
 def _shown(job: Summary) -> Summary:
-    # What a list does not show may be large.
+    # A list does not show the outlays, which may be large.
     return printable_value(msgspec.structs.replace(job, outlays=None))  # type: ignore[no-any-return]

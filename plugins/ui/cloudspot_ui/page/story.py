@@ -1,4 +1,4 @@
-"""Reads everything that a job's page tells."""
+"""Reads the content of a job's page."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from cloudspot.story.timeline import Timeline, timeline
 from cloudspot_ui.page.machine_series import MachineSeries
 
 MAX_POINTS = 50_000
-"""How many points of a metric are kept between two resumes; a picture shows fewer."""
+"""The maximum number of points of a metric that are kept between two resumes; a picture shows fewer."""
 LOG_LINES = 200
-"""How many lines of the log's end a page has."""
+"""The number of lines of the log's end on a page."""
 LINE_CHARACTERS = 2_000
-"""A longer line is cut, and says how much is missing."""
+"""The length at which a line is cut; the number of missing characters is then appended."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the log as a page shows it."""
+    """A line of the log in the form that a page shows."""
 
     at: datetime
     node: str
     source: str
     text: str
-    """Printable, and cut where it is very long."""
+    """The printable text, which is cut if it is very long."""
 
     @property
     def head(self) -> str:
-        """Return what stands before the text."""
+        """Return the part of the line before the text."""
         return f"{self.at.astimezone(timezone.utc):%H:%M:%S} {self.node} {self.source}"
 
 
@@ -60,11 +60,11 @@ class KeptCheckpoint:
 
 @dataclass(frozen=True)
 class JobStory:
-    """A job as its page tells it. All text in it is printable; the page escapes it."""
+    """The content of a job's page. All text in it is printable; the page escapes it."""
 
     history: History
     report: Mapping[str, Any]
-    """What ``show --json`` prints."""
+    """The output of ``show --json``."""
     times: Timeline
     series: MetricSeries
     machines: MachineSeries
@@ -72,22 +72,22 @@ class JobStory:
     checkpoints: Sequence[KeptCheckpoint]
     artifacts: Sequence[Artifact]
     is_behind: bool
-    """The log was not read to its end yet: ``series`` and ``machines`` lack the newest lines."""
+    """Whether the log was not read to its end yet, so ``series`` and ``machines`` lack the latest lines."""
     next_step: str
-    """The command that people most often want at this point."""
+    """The command that users most often need at this point."""
     at: datetime
-    """When it was read."""
+    """When the job was read."""
 
 
 @dataclass
 class JobReading:
-    """Reads a job again and again; of the log, each time only what is new. For one thread at a time."""
+    """Reads a job repeatedly, but only the new lines of its log. It is for one thread at a time."""
 
     job: Job
     _history: History | None = None
     _tail: LogTail | None = None
     _records: Iterator[LogRecord] | None = None
-    """What is left of the newest look at the log."""
+    """The unread rest of the last look at the log."""
     _series: MetricSeries = field(default_factory=lambda: MetricSeries(max_points=MAX_POINTS))
     _machines: MachineSeries = field(default_factory=MachineSeries)
     _lines: deque[LogRecord] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
@@ -95,11 +95,11 @@ class JobReading:
     def read(self, now: datetime, *, log_seconds: float = math.inf) -> JobStory:
         """Return the job's story at ``now``.
 
-        Of the log it reads on for ``log_seconds`` at most; the next call goes on there.
+        It reads the log for at most ``log_seconds``; the next call continues from there.
 
         Raises:
             CorruptData: a record is malformed.
-            TransientError: the store, or the log's service, does not answer.
+            TransientError: the store or the log's service does not answer.
         """
         job, history = self.job, self.job.history()
         report: dict[str, Any] = printable_value(_plain(job_json(job, history)))
@@ -125,12 +125,12 @@ class JobReading:
         return {} if self._history is None else lives_of(self._history)
 
     def _read_log(self, until: float) -> bool:
-        """Read on until a monotonic moment; return whether all that was there is read."""
+        """Read the log until a monotonic moment; return whether its end was reached."""
         if self._tail is None:
             self._tail = LogTail(self.job.log_sink, lives=self._lives)
         if self._records is None:
             self._records = self._tail.new_records()
-        records, self._records = self._records, None  # if it fails, the next look begins after the last line
+        records, self._records = self._records, None  # after an error, look again after the last line
         for number, record in enumerate(records):
             if not (self._series.add(record) or self._machines.add(record)):
                 self._lines.append(record)
@@ -145,7 +145,7 @@ class JobReading:
 
 
 def as_line(record: LogRecord) -> Line:
-    """Return a line of the log as a page shows it."""
+    """Return a line of the log in the form that a page shows."""
     text = printable(record.text[: 4 * LINE_CHARACTERS])
     left = len(record.text) - LINE_CHARACTERS
     if left > 0 and len(text) > LINE_CHARACTERS:
@@ -154,14 +154,14 @@ def as_line(record: LogRecord) -> Line:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value with lists as tuples, in which ``printable_value`` looks."""
+    """Return the value with lists as tuples, because ``printable_value`` looks only into these."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 def _checkpoints(job: Job, history: History) -> list[KeptCheckpoint]:
-    """Return the checkpoints that stand, the best to resume from first."""
+    """Return the kept checkpoints, beginning with the best one to resume from."""
     commits = {commit.id: commit for commit in history.commits}
     standing = standing_checkpoints(job.store, job.id, job.reader.journal.read())
     return [
