@@ -45,6 +45,9 @@ def test_every_history_of_a_rescue_keeps_its_promise(seeds):
         pytest.param(65, (8,), id="two boundaries without a step between them at the end of an epoch"),
         pytest.param(81, (6,), id="a rank that could not save has come to a newer boundary"),
         pytest.param(2773, (4,), id="the only saver of an order could not save, and has ended its part"),
+        pytest.param(
+            8382, (5,), id="ranks have made a step after they reported the state of an interval save"
+        ),
         pytest.param(135, (), id="another thread reads the journal in the middle of an agreement"),
     ],
 )

@@ -197,6 +197,10 @@ class Rescue:
                 self._given_up = order.attempt
                 return False
             state = self._votes.state_of(order)
+            have_saved = all(said is not None and said.attempt == order.attempt for said in answers.values())
+            if state == "committed" and not have_saved and self._have_moved_on(order, allowance):
+                self._given_up = order.attempt
+                return False
             if state == "committed":
                 _log.info("the ranks' state at step %d is saved", order.step)
             if state != "open":
@@ -204,6 +208,16 @@ class Rescue:
             allowance.spend()
             self._votes.pause()
         return False
+
+    def _have_moved_on(self, order: RescueOrder, allowance: _Allowance) -> bool:
+        """Return whether a rank here now holds a newer boundary than the order's.
+
+        The state of the order's boundary is committed by an earlier save. A rank in a slow batch reports the
+        boundary before it, and may make another step afterwards.
+        """
+        attempt = order.attempt + 1
+        self._tell(files.RescueWord(files.HOLD, attempt))
+        return any(state.boundary > order.boundary for state in self._held(attempt, allowance))
 
     def _save_order(self, order: RescueOrder) -> SaveOrder:
         world_size = self._context.job.spec.procs_per_node * len(self._votes.generation.members)
