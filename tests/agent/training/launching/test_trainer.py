@@ -71,10 +71,12 @@ def test_a_training_is_started_away_from_the_agents_terminal_and_files(start, tm
         trainer = start("import time; time.sleep(3600)")
     # In the middle of an exec a process has no environment.
     wait_until(lambda: trainer.pid in marked_processes(files.HANDOFF, str(tmp_path / "handoff")))
-    seen, log = portrait_of(trainer.pid), str(tmp_path / "train.log")
+    log = str(tmp_path / "train.log")
+    # A shell sends the output of its own first commands elsewhere.
+    wait_until(lambda: portrait_of(trainer.pid).streams == ("/dev/null", log, log))
+    seen = portrait_of(trainer.pid)
     assert seen.leads_its_session
     assert seen.directory == tmp_path
-    assert seen.streams == ("/dev/null", log, log)
     assert str(tmp_path / "of-the-agent") not in seen.files
 
 
