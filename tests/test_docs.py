@@ -95,9 +95,11 @@ def test_the_generator_names_what_is_out_of_date_and_mends_it(tmp_path):
         "docs/job-file.md",
         "docs/kubernetes.md",
         "docs/failure-modes.md",
+        "docs/first-real-run.md",
         "docs/outputs.md",
         "docs/plugin-api.txt",
         "docs/plugin-kits.md",
+        "docs/sandbox.md",
         *(
             f"tests/support/worlds/broken_{name}.py"
             for name in ("machines", "notices", "offers", "providers", "purchases", "stores")

@@ -417,7 +417,7 @@ def test_a_plugin_of_another_version_is_refused_whatever_hooks_it_has(site, vers
     site.install("cloudspot-sky", code=code + f"    cloudspot_api_version = {version}")
     refusal = (
         f'plugin "sky" of cloudspot-sky 1.2 is written for version {version} of cloudspot\'s interfaces, '
-        f"and cloudspot {cloudspot.__version__} has version 2; {advice}"
+        f"but cloudspot {cloudspot.__version__} has version 2; {advice}"
     )
     for use in (lambda: provider_class("sky"), lambda: open_store("sky://bucket")):
         with pytest.raises(PluginError) as error:

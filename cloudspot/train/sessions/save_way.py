@@ -90,9 +90,12 @@ class SaveWay:
         return three_quarters - quarter
 
     def lost_seconds(self, way: Way) -> float | None:
-        """Return the seconds that a save of this way costs the training, or None if not known yet."""
+        """Return the seconds that a save of this way costs the training, or None if not known yet.
+
+        A cost below the noise of the steps may come out negative, and is 0.
+        """
         lost = self._lost[Way.BOUNDARY if way is Way.TRIAL else way]
-        return statistics.median(lost) if lost else None
+        return max(0.0, statistics.median(lost)) if lost else None
 
     def skip(self) -> None:
         """Note that the chosen save was not made."""

@@ -87,7 +87,7 @@ def test_a_few_bytes_that_many_chunks_share_write_no_more_than_there_is_room_for
             fetching.fetch_ranges(store, "x", claim, tmp_path / "late", whole),
         ),
     ):
-        with pytest.raises(CloudspotError, match=r"no space left on the disk .* 0\.0 GiB are to come"):
+        with pytest.raises(CloudspotError, match=r"no space left on the disk .* 0\.0 GiB are needed"):
             write()
         assert sum(path.stat().st_blocks for path in tmp_path.rglob("*.bin")) == 0
         assert not list(tmp_path.rglob("*.safetensors"))

@@ -43,6 +43,13 @@ def test_the_first_save_is_a_trial_and_the_next_ones_are_overlapped():
     assert training.way.lost_seconds(Way.TRIAL) == pytest.approx(0.2)
 
 
+def test_a_save_that_is_lost_in_the_noise_costs_nothing():
+    """A heartbeat with a cost below 0 cannot be read."""
+    training = Training({Way.BOUNDARY: 0.2, Way.OVERLAPPED: -0.05})
+    assert [training.save() for _ in range(3)] == [Way.TRIAL, Way.OVERLAPPED, Way.OVERLAPPED]
+    assert training.way.lost_seconds(Way.OVERLAPPED) == 0.0
+
+
 def test_where_they_cost_more_next_to_the_steps_saves_are_made_between_them():
     training = Training(DEAR)
     assert [training.save() for _ in range(6)] == [Way.TRIAL, *[Way.OVERLAPPED] * 3, *[Way.BOUNDARY] * 2]

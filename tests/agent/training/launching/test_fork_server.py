@@ -303,7 +303,7 @@ def test_a_stopped_program_goes_on_with_its_marks(start):
             {"OMP_NUM_THREADS": "2"},
         ),
         (
-            "TORCHINDUCTOR_MAX_AUTOTUNE was read when torch._dynamo was imported",
+            "TORCHINDUCTOR_MAX_AUTOTUNE differs, and was read when torch._dynamo was imported",
             {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"},
         ),
         ("PYTHONHASHSEED differs, and Python reads it before the program starts", {"PYTHONHASHSEED": "1"}),
@@ -587,7 +587,7 @@ def test_a_package_beside_the_script_is_the_jobs_own(tmp_path, installed):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("slow_by_rank", "LOCAL_RANK was read when slow_by_rank was imported"),
+        ("slow_by_rank", "LOCAL_RANK differs, and was read when slow_by_rank was imported"),
         ("slow_thread", "one of the imports has started a thread"),
     ],
 )
