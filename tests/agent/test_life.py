@@ -1251,7 +1251,7 @@ def test_an_agent_that_is_killed_while_it_leaves_comes_to_the_same_end(bench, mo
     with monkeypatch.context() as patch:
         patch.setattr(life_module.Life, "_leave", lambda *_: None)
         life.run()  # killed before its exit record
-    for thread in (life.logs, life.courier, life.heartbeat, life.notices):
+    for thread in (life.logs, life.courier, life.heartbeat, life.notices, life.remote):
         thread._stopped.set()
     life = bench.life("open('runs', 'a').write('x')\n")
     life.run()
