@@ -248,7 +248,7 @@ def test_a_write_from_elsewhere_has_the_save_made_again_and_is_told_once(steps, 
     assert steps.save()["way"] == "boundary"
     told = [each.getMessage() for each in caplog.records if "made again" in each.getMessage()]
     assert len(told) == 1
-    assert "model/0.weight was written to before an optimizer stepped" in told[0]
+    assert "model/0.weight was written to while it was copied, before an optimizer stepped" in told[0]
 
 
 def test_a_save_before_a_long_evaluation_is_sealed_in_it(steps, courier, monkeypatch):
