@@ -1,4 +1,4 @@
-"""Work that a job's records ask its drivers to do now and then, done by plugins beside the driving."""
+"""Runs the periodic tasks that a job's records request, which plugins do while the driver goes on."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.registry import open_driver_task
 
 LEEWAY_SECONDS = 5.0
-"""So much early counts as in time: drivers do not pass by exactly as often as tasks are due."""
+"""A task may begin this much before it is due, because drivers look at fixed intervals of their own."""
 
 
 class DriverTasks:
-    """Does the tasks of one job. Its methods are for one thread at a time; the work is done in another."""
+    """Runs the tasks of one job in another thread. Call the methods from one thread at a time."""
 
     def __init__(self, store: ObjectStore, job_id: str, outbox: Outbox, *, clock: Clock) -> None:
         self._store = store
@@ -28,15 +28,15 @@ class DriverTasks:
         self._outbox = outbox
         self._clock = clock
         self._begun: dict[str, float] = {}
-        """When this driver last began each (monotonic)."""
+        """The time at which this driver last began each task (monotonic)."""
         self._has_seen_end = False
         self._busy: set[str] = set()
         self._tasks: dict[str, DriverTask] = {}
         self._problems: dict[str, str] = {}
-        """By task, as at its last time."""
+        """The error of each task whose last run failed."""
 
     def look(self, times: Mapping[tuple[str, bool], datetime], *, is_over: bool) -> None:
-        """Begin to do what is due, and all once more when the job has ended.
+        """Begin the tasks that are due, and all of them once more when the job has ended.
 
         ``times`` are those of ``HistoryReader``.
         """
@@ -51,7 +51,7 @@ class DriverTasks:
         self._has_seen_end = is_over and not waiting
 
     def problem(self) -> str:
-        """Return which of the tasks this driver did not do the last time, and why; empty: none."""
+        """Return the tasks whose last run failed, with the reasons, or an empty string."""
         return "; ".join(f"{name}: {why}" for name, why in sorted(self._problems.copy().items()))
 
     def _begin(self, name: str, done_at: datetime | None, *, is_over: bool, is_last: bool) -> None:

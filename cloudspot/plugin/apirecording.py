@@ -1,6 +1,6 @@
 """Requests to a provider's API as they were made and answered, told to an observer in this process.
 
-A plugin tells of them by its SDK's own hooks, and only while somebody observes: nothing is kept here.
+A plugin passes them on with its SDK's own hooks, and only while there is an observer. Nothing is kept here.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import msgspec
 
 
 class ApiExchange(msgspec.Struct, frozen=True, kw_only=True):
-    """One request and its answer, with whatever they hold: names and secrets, too."""
+    """One request and its answer, unmasked: they may hold names and secrets."""
 
     service: str
-    """The service's name, as the SDK has it."""
+    """The service's name in the SDK."""
     action: str
     """The operation, such as ``RunInstances``, or the HTTP method and path where operations have no names."""
     request: Any
     """The parameters as JSON values; bytes, streams and times may be among them."""
     answer: Any
-    """The answer's body, in the same way; None: it has none."""
+    """The answer's body, in the same form, or None if it has none."""
     status: int
-    """The HTTP status; 0: there was no answer."""
+    """The HTTP status, or 0 if there was no answer."""
     code: str
-    """The error's code in the provider's words; empty: the request succeeded."""
+    """The provider's error code, or an empty string if the request succeeded."""
     seconds: float
-    """From the request to its answer, an SDK's own repetitions included."""
+    """The time from the request to its answer, including the SDK's own retries."""
 
 
 Observer = Callable[[ApiExchange], None]

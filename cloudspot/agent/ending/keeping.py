@@ -30,11 +30,11 @@ _log = logging.getLogger(__name__)
 CLAIM_SECONDS = 20.0
 """How long a node that failed because of another one leaves it to that one to be kept."""
 LOOK_SECONDS = 2.0
-"""How often a node looks at the journal that waits for what others decide."""
+"""The interval at which a node reads the journal while it waits for the decision of others."""
 TRY_SECONDS = 60.0
-"""How long it tries to be kept where the store does not answer."""
+"""How long a node tries to be kept while the store does not answer."""
 GUARD_SECONDS = 120.0
-"""So long after its time the machine is ended from beside an agent that has not ended it."""
+"""If the agent has not ended the machine by this time after its deadline, a process beside the agent does."""
 _GUARD = 'trap "" HUP; sleep "$0"; while :; do bash -c "$CLOUDSPOT_SHUTDOWN"; sleep 30; done'
 
 
@@ -56,10 +56,10 @@ class Keeping:
         return is_asked and leaving.outcome == "failed" and not self._context.orders.pending
 
     def settle(self, leaving: Leaving) -> Leaving:
-        """Have the journal say that the job has failed and that this machine is kept, if that is so.
+        """Record in the journal that the job has failed and that this machine is kept, if it is to be kept.
 
-        Returns how the node leaves: one that has not failed for good by its own word waits for a driver's.
-        Call it when everything is delivered.
+        Returns how the node leaves. If only a driver can judge whether the failure is final, the node waits
+        for that. Call this when everything is delivered.
         """
         context = self._context
         if context.orders.pending:
@@ -76,7 +76,7 @@ class Keeping:
         return leaving
 
     def recall(self, said: Exit) -> bool:
-        """Go on as the agent before, which had written this exit record; return whether there is a reason."""
+        """Continue for an earlier agent that wrote this exit record; return whether there is a reason to."""
         context = self._context
         records = context.retry_until(context.journal.read)
         is_waiting = said.waits_until is not None and context.now() < said.waits_until
@@ -87,9 +87,9 @@ class Keeping:
         return True
 
     def wait(self, waits_until_seconds: float) -> None:
-        """Return when the machine may be ended; the exit record stands.
+        """Wait until the machine may be ended; its exit record is written already.
 
-        ``waits_until_seconds``: for how long a driver may still say that this machine is kept.
+        ``waits_until_seconds`` is the time in which a driver may still record that this machine is kept.
         """
         if not self.is_kept and not self._await_verdict(time.monotonic() + waits_until_seconds):
             return
@@ -104,7 +104,7 @@ class Keeping:
         _log.warning("this machine is not kept any longer: %s", self._why_over())
 
     def end(self) -> None:
-        """End the process beside the agent: the machine ends now."""
+        """End the process beside the agent, because the machine ends now."""
         if self._guard is not None:
             self._guard.kill()
             self._guard.wait()
@@ -116,7 +116,7 @@ class Keeping:
     # --- the journal --------------------------------------------------------------------------------
 
     def _claim(self, leaving: Leaving) -> None:
-        """Append that this machine is kept, unless another one is, or the job goes on or is over."""
+        """Record that this machine is kept, unless another one is, or the job goes on or is over."""
         context = self._context
         waits = CLAIM_SECONDS if leaving.is_consequence else 0.0
         until = time.monotonic() + waits
@@ -152,7 +152,7 @@ class Keeping:
             self._remember(None)
 
     def _await_verdict(self, until: float) -> bool:
-        """Return whether a driver has said in time that the job has failed and this machine is kept."""
+        """Return whether a driver has recorded in time that the job has failed and this machine is kept."""
         context, launch = self._context, self._context.node.launch
         while time.monotonic() < until and not context.orders.pending:
             with suppress(CloudspotError):

@@ -31,8 +31,8 @@ def track(
 ) -> dict[int, dict[str, str]]:
     """Return the trackers' variables of the ranks here, and put them where their shells read them.
 
-    ``environment`` is the training's: what it has stays. ``step`` is that of a session's checkpoint. A
-    tracker that fails is warned of, and the training starts without it.
+    Variables that ``environment``, the training's own, already has are kept. ``step`` is that of a session's
+    checkpoint. If a tracker fails, a warning says so, and the training starts without it.
     """
     node, ranks = context.node, context.status.ranks
     request = TrackingRequest(
@@ -57,7 +57,7 @@ def track(
         return told
 
     found: dict[int, dict[str, str]] = {rank: {} for rank in ranks}
-    # At once: each may wait for a server, and the training waits for all.
+    # In parallel, because each may wait for a server, and the training waits for all of them.
     for told in map_parallel(ask, context.job.spec.run.trackers):
         for rank in found.keys() & told.keys():
             found[rank].update(
