@@ -125,7 +125,7 @@ def test_the_next_agent_of_the_machine_goes_on_with_the_same_deadline(bench, sub
     first = submitted(BROKEN, **KEEPS)
     is_over = threading.Event()
     first.keeping.wait = lambda _seconds: is_over.wait(60)  # it is killed, as it were
-    run(first)
+    killed = run(first)
     wait_until(lambda: first.keeping.is_kept and first._last_word() is not None)
     first.logs._stopped.set()
     first.heartbeat.stop()
@@ -139,7 +139,8 @@ def test_the_next_agent_of_the_machine_goes_on_with_the_same_deadline(bench, sub
     second.context.memory.kept_until = boot_seconds()
     thread.join(30)
     is_over.set()
-    assert not thread.is_alive()
+    killed.join(30)
+    assert (thread.is_alive(), killed.is_alive()) == (False, False)
 
 
 def test_another_node_that_is_kept_leaves_this_one_to_end(bench, submitted, run):
