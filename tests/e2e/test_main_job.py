@@ -23,6 +23,8 @@ ABSENT = {
     "jobs/<id>/inputs/<name>.<resumption>",
     "jobs/<id>/secrets.<resumption>",
     "jobs/<id>/nodes/stop.<resumption>",
+    "jobs/<id>/nodes/tasks/<task>/asked",
+    "jobs/<id>/nodes/tasks/<task>/done",
     "jobs/<id>/submissions/<sha256>",
     "jobs/<id>/told/<event>",
     "jobs/<id>/suspicions",

@@ -465,7 +465,7 @@ def outlive_faults(
     print(f"seed {seed}: {num_nodes} nodes, {kinds}")
     sets = (*settings(num_nodes, step_seconds=0.03), 'checkpoint.interval="400ms"')
     run = begin(user, rng, num_nodes, sets, num_outages=kinds.count("outage"))
-    calm = partial(undisturbed, f"storm-{num_nodes}", settings(num_nodes, step_seconds=0.0))
+    calm = partial(undisturbed, settings(num_nodes, step_seconds=0.0))
     try:
         go_through(run, [kind for kind in kinds if kind != "outage"])
         if not run.was_removed:

@@ -567,10 +567,10 @@ def test_weights_that_the_repeated_beginning_of_an_epoch_changes_are_warned_of(
     main, hooks = lightning_main(begins_epoch=clip)
     training = framework_training(hooks)
     assert not training.run(main, drain_at=15)
-    assert "once more" not in caplog.text
+    assert "a second time" not in caplog.text
     assert training.run(main, restore=courier.carry(courier.drained()["step"]))
-    (told,) = [each.message for each in caplog.records if "once more" in each.message]
-    assert "has changed net.0.weight once more" in told
+    (told,) = [each.message for each in caplog.records if "a second time" in each.message]
+    assert "and changed net.0.weight a second time" in told
 
 
 def test_callbacks_of_lightning_that_cannot_be_resumed_are_refused_by_name(framework_training):

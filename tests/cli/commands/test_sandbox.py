@@ -161,7 +161,7 @@ def test_a_command_in_two_sandboxes_has_both_clouds_around_it(sandbox, tmp_path,
     done = sandbox("toy", *form, "--", *NESTED, "play", "--", "bash", "-c", script)
     assert (done.stdout, done.returncode) == ("outer\ninner\n", 0), done.stderr
     # The inner one is as the outer one is, unasked.
-    assert done.stderr.count("not isolated") == (2 if form else 0)
+    assert done.stderr.count("are not isolated (") == (2 if form else 0)
     assert list((tmp_path / "home" / "sandboxes").iterdir()) == []
 
 

@@ -197,7 +197,7 @@ def test_a_bucket_with_a_job_is_not_removed_and_nothing_else_is(account):
     [
         ("root", "a root account is never given rights"),
         (f"acs:ram::{ACCOUNT_ID}:root", "a root account is never given rights"),
-        ("acs:ram::99:user/ada", f"this is account {ACCOUNT_ID}"),
+        ("acs:ram::99:user/ada", f"not in account {ACCOUNT_ID}"),
         ("ada", "write user/NAME, group/NAME or role/NAME"),
         ("user/bob", f"account {ACCOUNT_ID} has no such user"),
     ],

@@ -188,7 +188,7 @@ def test_credentials_that_have_expired_are_refused_by_each_service_in_its_own_wo
     from botocore.exceptions import ClientError
 
     with account() as it:
-        give_role("ec2:DescribeInstances", "logs:CreateLogGroup")
+        give_role("ec2:DescribeInstances", "logs:CreateLogGroup", "s3:ListAllMyBuckets")
         (instance_id,) = it.run("sleep 1000")
         seed = it.host.directory(instance_id).record().guest.facts["role-seed"]
         from cloudspot_aws_sandbox.rolekeys import RoleKeys

@@ -124,8 +124,14 @@ class Account:
         """Act by the role of a driver, with the two policies that it has."""
         iam = self.client("iam")
         iam.create_role(RoleName="a-function", AssumeRolePolicyDocument="{}")
-        for name in ("policies/policy-driver.json", "policies/policy-reap.json"):
-            policy = Path(functionhost.__file__).with_name(name).read_text().replace("BUCKET", BUCKET)
+        for name in ("policy-driver.json", "policy-reap.json"):
+            policy = (
+                Path(functionhost.__file__)
+                .with_name("policies")
+                .joinpath(name)
+                .read_text()
+                .replace("BUCKET", BUCKET)
+            )
             iam.put_role_policy(RoleName="a-function", PolicyName=name, PolicyDocument=policy)
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self.cloud._function_environment("a-function").items():

@@ -293,7 +293,7 @@ def test_with_subnets_of_ones_own_no_network_is_made(account):
     [
         ("root", "a root account is never given rights"),
         (f"arn:aws:iam::{ACCOUNT}:root", "a root account is never given rights"),
-        ("arn:aws:iam::999999999999:user/ada", f"this is account {ACCOUNT}"),
+        ("arn:aws:iam::999999999999:user/ada", f"not in account {ACCOUNT}"),
         ("ada", "write user/NAME, group/NAME, role/NAME, or its ARN"),
         ("user/bob", f"account {ACCOUNT} has no such user"),
         (f"arn:aws:sts::{ACCOUNT}:assumed-role/none/ada", f"account {ACCOUNT} has no such role"),

@@ -270,6 +270,6 @@ def test_a_command_asks_on_its_page_what_it_asks_in_a_terminal(jobs, monkeypatch
         assert started.status == 303
         with site.events(f"{started.headers['Location']}/events") as events:
             texts = (Page(parts["output"]) for name, parts in events if name == "parts")
-            over = next(page for page in texts if "It has ended" in "".join(page.texts("p")))
+            over = next(page for page in texts if "The command has ended" in "".join(page.texts("p")))
         assert "asked job going-abcd" in "".join(over.texts("pre"))
     assert jobs.run_json("show", "going-abcd")["stop_requested"] == "user"

@@ -242,7 +242,7 @@ class TestComputeImages(EmulatedImageTests):
         made = self._make(account)
         account.cloud.compute.operation_seconds = 10.0
         host = account.provider().image_host()
-        with pytest.raises(TransientError, match="not decided yet"):
+        with pytest.raises(TransientError, match="not done after"):
             host.remove(made.id)
         assert (host.find(KEY), list(host.images())) == (None, [])
         account.cloud.compute.operation_seconds = 0.0

@@ -50,7 +50,7 @@ def bake(cloud, machine):
     cloud.now += 60.0
     (offer, *_) = plaincalls.offers(cloud.provider(setup_key="0a1b").provisioner(), Resources())
     assert offer.image.endswith(f"/{made.id}")
-    with pytest.raises(TransientError, match="not decided yet"):
+    with pytest.raises(TransientError, match="not done after"):
         host.remove(made.id)
 
 
@@ -79,7 +79,7 @@ def session(cloud):
         request = provisioner.render(group(cloud.offer(provisioner, market=market), launch=launch))
         plaincalls.create(provisioner, request, token=market)
     cloud.compute.operation_seconds = 1.0
-    with pytest.raises(TransientError, match="not decided yet"):
+    with pytest.raises(TransientError, match="not done after"):
         plaincalls.create(
             provisioner, provisioner.render(group(cloud.offer(provisioner), launch=3)), token="slow"
         )
