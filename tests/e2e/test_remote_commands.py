@@ -109,7 +109,7 @@ def test_a_copy_is_whole_and_goes_on_where_it_was_cut_off(user: User, tmp_path: 
         assert done.returncode == 0 or "another copy is writing it; if that was interrupted" in done.stderr
         return done.stdout
 
-    said = wait_for("the node to end the copy that was cut off", copied, 120)
+    said = wait_for("the node to end the copy that was cut off", copied, seconds=120)
     print(f"{said.strip()}; {time.monotonic() - began:.1f} s with the cut")
     found = re.fullmatch(r"copied big: 95\.4 MiB, ([\d.]+) MiB of them were there already\n", said)
     assert found is not None, said
