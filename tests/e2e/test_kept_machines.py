@@ -93,7 +93,6 @@ def test_commands_run_on_it_until_it_is_stopped_and_the_job_has_failed_all_the_w
     log = user.cloudspot("logs", "wrong", "--source", "agent").stdout
     assert "this machine is kept for inspection" in log
     assert "runs a command on this node: sh -c" in log
-    assert "this machine is not kept any longer: stop requested: user" in log
     # Now it goes on as any job that has failed.
     user.cloudspot(
         "resume", "wrong", "--set", 'run.env.TINY_FAIL_AT="999999"', "--set", "limits.keep_failed='1s'"
