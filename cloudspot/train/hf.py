@@ -206,7 +206,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
             self._pass_boundary_before_evaluation(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Do the same as after a step; end a training that had finished its steps when it was resumed."""
+        """Act as ``on_step_end`` does; end a training that had no steps left when it was resumed."""
         if self._loop is None:
             return
         if self._is_over and self._place.is_resuming:

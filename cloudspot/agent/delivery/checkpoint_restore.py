@@ -318,7 +318,7 @@ def _has_memory(context: NodeContext, size: int, missing: int) -> bool:
     """Return whether memory has room for the missing bytes.
 
     The training also needs room for each process's state, for two slots and, as an estimate, for the same
-    amount again. If no bytes are missing, there is room: all of this has fitted before, beside one more slot.
+    amount again. If no bytes are missing, all of this has fitted into memory before, with one slot more.
     """
     if missing == 0:
         return True

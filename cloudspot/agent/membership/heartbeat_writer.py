@@ -30,7 +30,7 @@ LAST_BEAT_SECONDS = 2.0
 LOOK_SECONDS = 1.0
 """How often a node looks for decisions of others while the nodes agree on the next generation."""
 LONE_LOOK_SECONDS = 5.0
-"""How often a node that listens to no others looks otherwise: it should obey a stop request promptly."""
+"""How often a node that listens to no others looks at other times: it should soon obey a stop request."""
 QUIET_LOOK_SECONDS = 60.0
 """How often a node that listens to others looks at other times: they report a stop and most other news."""
 

@@ -254,7 +254,7 @@ class Supervisor:
         if self._drain is not None or step == total or self._trainer.has_ended_loop(self._ranks):
             return None
         _log.error("no step for %.0f s: ending the trainer, its stacks follow", now - self._moved_at)
-        # Report it before ending the trainer: the others would mistake the end for an ordinary failure.
+        # Report this before ending the trainer: the others would mistake its end for an ordinary failure.
         status.failed = Failed(generation=status.generation, why=STUCK, exit_code=KILLED)
         self._dump_stacks()
         self._rescue.run()
