@@ -252,7 +252,7 @@ class Trainer:
     def vanished(self, ranks: Sequence[int]) -> set[int]:
         """Return this node's ranks that had a session and whose process disappeared without an exit status.
 
-        Ranks that a command has started have no shell of the agent to record their status.
+        If a command has started the ranks, they have no shell of the agent that records their status.
         """
         untold = [rank for rank in ranks if files.read_exited(self.handoff, rank) is None]
         workers = self._workers(untold)

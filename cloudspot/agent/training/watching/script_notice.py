@@ -25,7 +25,7 @@ from cloudspot.train import handoff as files
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
-"""How often to look for processes that have installed a handler since."""
+"""How often to look for processes that have newly installed a handler."""
 _LAUNCHERS = {
     "torchrun",
     "torch.distributed.run",
