@@ -126,7 +126,7 @@ class BoundaryMarks:
         """Whether a step counts only after a backward pass, which ``note_backward`` reports."""
         self._has_backward = False
         self._num_doubtful = 0
-        """Of the optimizer steps since the last boundary, the number that failed or lacked a backward pass."""
+        """Of the optimizer steps since the last boundary, how many failed or lacked a backward pass."""
         self._frozen: str | None = None
         self.num_skipped = 0
         """The number of boundaries that were not marked."""
