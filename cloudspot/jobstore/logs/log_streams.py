@@ -20,7 +20,7 @@ def stream_name(launch: int, rank: int) -> str:
 
 
 def is_node_stream(stream: str) -> bool:
-    """Return whether the name is one that ``stream_name`` makes; other streams may exist."""
+    """Return whether ``stream_name`` could have made this name; other streams may exist."""
     return _NAME.fullmatch(stream) is not None
 
 
