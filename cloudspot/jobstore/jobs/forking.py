@@ -68,7 +68,7 @@ def bring_checkpoint(
     pairs = zip(stored_chunks(origin.job_id, manifest), stored_chunks(job_id, copy), strict=True)
     map_parallel(carry, tuple(pairs), num_threads=NUM_THREADS)
     record = commit_of(copy, at=copy.at)
-    # Put rather than create, because an earlier submission with this id may have been interrupted after this.
+    # Put rather than create, because an earlier submission with this id may have been interrupted later on.
     store.put(keys.manifest(job_id, copy.generation, copy.step), codec.encode(copy))
     store.put(keys.journal(job_id, 1), codec.encode(record))
     return copy.id

@@ -142,7 +142,7 @@ class Submission(_Written, frozen=True, kw_only=True):
     version: str
     """The version of cloudspot that submitted the job."""
     format: Ordinal = FORMAT
-    """Jobs of another format are refused before the rest is read. A record without this field has format 1."""
+    """Jobs of another format are refused before the rest is read. Without this field, the format is 1."""
     agent: StagedAgent | None = None
     """The staged agent, or None if the image has cloudspot."""
     has_own_code: bool = False
