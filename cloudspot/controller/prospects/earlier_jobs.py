@@ -22,11 +22,11 @@ from cloudspot.story.stretches import stretches
 from cloudspot.story.timeline import timeline
 
 MAX_SUMMARIES = 12
-"""The number of newest jobs with ids that begin with the name whose summaries are read."""
+"""How many summaries are read, those of the newest jobs whose ids begin with the name."""
 MAX_HISTORIES = 2
 """How many of these jobs are read completely at most, until one gives a training time."""
 MAX_UNKNOWN_SHARE = 0.1
-"""The most unaccounted time, as a share of the training time, that a job may have to give a training time."""
+"""A job with more unaccounted time than this share of its training time gives no training time."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ MAX_QUOTA_COOL_SECONDS = 3600.0
 OVERLAPPING = frozenset({"notice", "moved", "rebalance", "market"})
 """The reasons of launches whose machines run beside the machines that they replace."""
 BEFOREHAND = OVERLAPPING | {"growth"}
-"""The reasons of launches without whose machines the job can train for now."""
+"""The reasons of launches whose machines the training does not need for now."""
 
 
 def waiting_since(history: History) -> datetime:
