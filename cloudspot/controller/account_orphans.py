@@ -25,7 +25,7 @@ from cloudspot.jobstore.layout import keys
 from cloudspot.model import Asset
 
 DEFAULT_AGE = timedelta(hours=1)
-"""Assets younger than this are left alone, because the clocks of a cloud and a store differ."""
+"""Assets younger than this are left alone, because the clocks of a cloud and of a store differ."""
 WAITS_SECONDS = (10.0, 20.0, 30.0, 60.0, 60.0)
 """The waits between attempts to end an asset: an ending machine holds its placement group for a while."""
 
@@ -126,7 +126,8 @@ class AccountReaper:
         """Take each account's inventories, in the order in which their assets are to be ended.
 
         Accounts are listed and emptied in parallel, so an account that hangs does not delay the others. A
-        store may take the place of an account. ``gone`` contains the labels of stores that no longer exist.
+        store may be given in place of an account. ``gone`` contains the labels of stores that no longer
+        exist.
         """
         self._accounts = tuple(map(tuple, accounts))
         self._stores = {store_label(one): with_retries(one, sleep=sleep) for one in stores}

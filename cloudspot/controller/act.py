@@ -1,4 +1,4 @@
-"""Carry out the actions that ``decide`` returned, one at a time; each takes a call or two."""
+"""Carry out the actions that ``decide`` returned, one at a time; each action takes a call or two."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ class Actor:
     def act(self, action: Action, assessed: Assessment, events: list[Event]) -> bool:
         """Carry out one action; return whether the next tick should follow without a wait.
 
-        If the number of a journal record is taken, the record has lost a race. This is not an error: the next
-        tick reads the record that won.
+        If the number of a journal record is taken, the record has lost a race. A lost race is not an error:
+        the next tick reads the record that won.
 
         Raises:
             JobNotFound: the job has been removed since its records were read.

@@ -22,7 +22,7 @@ def find_instance(instance_id: str, observed: Observed) -> Instance | None:
 def provider_proves_death(instance_id: str, observed: Observed) -> bool:
     """Return whether the provider's listings prove that the machine no longer runs anything.
 
-    The state ``ended`` proves it, and so does an absence that has lasted long enough. A machine that is
+    The state ``ended`` is a proof, and so is an absence that has lasted long enough. A machine that is
     ``shutting-down`` is alive, a lagging listing may cause a short absence, and silence is not death.
     """
     instance = find_instance(instance_id, observed)

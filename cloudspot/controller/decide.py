@@ -1,9 +1,9 @@
 """``decide`` turns a job's records and the observations of a controller into actions; pure.
 
-One call takes one step of each kind; the loop then reads everything again and makes the next call. Several
-controllers may carry out the actions at once, late, twice or not at all. This is safe for two reasons:
-nothing is bought on a view that another intent has overtaken, and a seat counts as free only once its void,
-its node's exit record or the certificate of its machine's end is in the store.
+One call takes one step of each kind; the loop then reads the records again and makes the next call. Several
+controllers may carry out the actions at once, late, twice or not at all. Late or repeated actions are safe
+for two reasons: nothing is bought on a view that another intent has overtaken, and a seat counts as free only
+once its void, its node's exit record or the certificate of its machine's end is in the store.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def allowed_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
     """Return the offers that the job's policy allows, in the order in which a new job tries them.
 
     Raises:
-        SpecError: no offer fits, an option of the provider names something that does not exist, or an offer
+        SpecError: no offer fits, an option of the provider names a resource that does not exist, or an offer
             is in another currency than ``limits.max_cost``.
     """
     provisioner, resources = provider.provisioner(), spec.resources.to_model()

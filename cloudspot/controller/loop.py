@@ -1,4 +1,4 @@
-"""The loop around ``decide``: observe, decide, act. It may be killed between any two calls."""
+"""The loop around ``decide``: observe, decide, act. The loop may be killed between any two calls."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ from cloudspot.story.report import summarise
 
 POLL_SECONDS = 3.0
 MAX_GLANCES = 5
-"""After this many looks at the nodes alone, the journal and the certificates are read as well. They are also
-read before every action.
+"""After this many looks at the nodes alone, the journal and the certificates are read as well. The same
+records are also read before every action.
 """
 NODES_PER_POLL_SECOND = 12.5
 """The number of nodes for each second between two looks, because a look at many nodes takes many requests."""
@@ -293,7 +293,7 @@ class Controller:
     def run_until_finished(self, on_tick: Callable[[Tick], None] | None = None) -> History:
         """Tick until the job is finished and its machines have provably ended, or it is suspended.
 
-        A machine that is kept for inspection is also waited for.
+        The wait includes a machine that is kept for inspection.
 
         Returns the job's records. A job that is suspended at the start is driven until it runs again, and
         beyond. ``on_tick`` is called after each tick. Raises as ``tick`` does; transient failures are retried
@@ -333,9 +333,9 @@ class Controller:
     def run_pass(self) -> Tick:
         """Tick until nothing is left to do for now; return the last tick, with the events of all ticks.
 
-        This serves controllers that run only now and then, so it never sleeps. The first pass continues from
-        the notes that earlier passes of any process left in the store, and leaves its own; later passes use
-        this controller's memory. Raises as ``tick`` does.
+        A pass serves controllers that run only now and then, so it never sleeps. The first pass continues
+        from the notes that earlier passes of any process left in the store, and leaves its own; later passes
+        use this controller's memory. Raises as ``tick`` does.
         """
         problem: str | None = None
         events: list[Event] = []
@@ -408,7 +408,7 @@ class Controller:
             for number in range(1, tick.history.submission.resumption + 1):
                 unmark_live(self._store, self._job_id, resumed_writer(first, number))
             # A pass that saw the last machine may have left notes in the meantime. A pass that leaves notes
-            # after this writes the mark again.
+            # later writes the mark again.
             delete_suspicions(self._store, self._job_id)
         except TransientError as error:
             return dataclasses.replace(tick, problems=(str(error),))
@@ -594,7 +594,7 @@ class Controller:
     def _copy_settled(self, history: History, problems: list[str]) -> None:
         """Copy the settled launches into one object, for readers that start from the beginning.
 
-        Nodes copy the journal after their commits; this also covers launches that never train.
+        Nodes copy the journal after their commits; this copy also covers launches that never train.
         """
         settled = settled_launches(history)
         known, written_at = self._copied or (self._reader.num_copied, -math.inf)

@@ -1,4 +1,4 @@
-"""Plan the move of a running job, for which stand-ins are bought that take over when they are ready; pure."""
+"""Plan the move of a running job: stand-ins are bought, and take over when they are ready; pure."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _keys(offers: Iterable[Offer]) -> str:
 
 
 def _text(target: Target, there: Mapping[Seat, Offer]) -> str:
-    """Return the target as a text, with the present values of the fields that are kept."""
+    """Return a description of the target, with the present values of the fields that are kept."""
     markets = {target.market} if target.market else {offer.market for offer in there.values()}
     types = (
         {target.instance_type} if target.instance_type else {offer.instance_type for offer in there.values()}

@@ -45,8 +45,8 @@ _SEVERITIES = {
 class Notifications:
     """Finds the unsent news of one job and hands it to the outbox. For one thread at a time.
 
-    The driver that creates an event's mark then sends the event. So an event is sent at most once, and not at
-    all if that driver ends in between. A driver that finds another driver's fresh mark leaves all events to
+    The driver that creates an event's mark then sends the event. So an event is sent at most once, and is not
+    sent if that driver ends in between. A driver that finds another driver's fresh mark leaves all events to
     that driver for a while, unless the job has ended, so that simultaneous events go into one message.
     """
 
@@ -104,7 +104,8 @@ class Notifications:
                     return
         if not due:
             return
-        # This check precedes the marks, so that a driver that cannot send leaves the news to others.
+        # The URLs are checked before the marks are put, so that a driver that cannot send leaves the news to
+        # others.
         urls = notify.resolved(self._secrets)
         open_notifier(notify.through)
         if find_meta(self._store, keys.spec(self._job_id)) is None:

@@ -85,7 +85,7 @@ def open_to_drive(
     the value from ``configured``, which returns the user's own table ``[providers.NAME]``.
 
     Raises:
-        SpecError: the record names such an option, and it is neither noted nor configured here.
+        SpecError: the record names an option of this computer that is neither noted nor configured here.
         PluginError: the provider cannot be used.
     """
     return open_provider(submission.provider, _with_own_options(store, submission, spec, configured))

@@ -218,8 +218,8 @@ class Reconciler:
     def _results(self, wait_seconds: float, slow: set[str]) -> Iterator[Reconciled]:
         """Yield the results of the jobs that threads drive; keep the listings.
 
-        After ``wait_seconds`` without a result, busy providers are added to ``slow`` and no longer waited
-        for.
+        After ``wait_seconds`` without a result, busy providers are added to ``slow``, and the wait for them
+        ends.
         """
         while self._is_any_busy_but(slow) or not self._done.empty():
             try:
@@ -275,7 +275,7 @@ class Reconciler:
         the providers of jobs that this reconciler has driven are asked. Raises as ``run_pass`` does.
         """
         for _ in self._ask_for_machines(math.inf, set()):
-            pass  # These are results of jobs for which an earlier pass did not wait.
+            pass  # The loop discards results of jobs for which an earlier pass did not wait.
         live, problems = self._take_listings()
         job_ids = {one.job_id for one in live if keys.JOB_ID.fullmatch(one.job_id)}
         known = {one for one in sorted(job_ids) if find_meta(self._store, keys.index(one)) is not None}

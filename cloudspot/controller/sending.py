@@ -60,9 +60,10 @@ def send(
     """Send the message to all URLs in parallel; return the error of each URL that failed, by name.
 
     Only the ``own`` URLs, which this computer's user has chosen, may lead to addresses outside the public
-    internet. The other URLs, and the redirects of their servers, may come from any writer of the bucket.
+    internet. The other URLs, and the redirects of their servers, may have been chosen by any writer of the
+    bucket.
 
-    The call takes at most ``seconds`` and raises nothing. It is safe in any thread.
+    The call takes at most ``seconds`` and raises nothing. The function is safe in any thread.
     """
     order = msgspec.json.encode(_Order(through=through, message=message, urls=dict(urls), own=tuple(own)))
     # The child finds the same modules from "/", its working directory, where no relative file URL leads to

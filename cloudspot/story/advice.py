@@ -14,7 +14,7 @@ from cloudspot.story.states import live_members
 from cloudspot.train.rounds.interval import LONGEST_AUTO_SECONDS
 
 SILENT_SECONDS = 5 * 60.0
-"""A node without a heartbeat for this long is silent; heartbeats come every few seconds."""
+"""A node without a heartbeat for this long is silent; normally a heartbeat arrives every few seconds."""
 UNSAVED_SECONDS = 15 * 60.0
 """The least time without a commit that deserves a warning, because a store may fail for some minutes."""
 MAX_NAMED = 4

@@ -1,4 +1,4 @@
-"""Find the bottleneck of a training by measurements of its machines, and advise what to try; pure."""
+"""Find the bottleneck of a training from measurements of its machines, and advise what to try; pure."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _limit(kind: LimitKind, share: float) -> Bottleneck:
 
 
 def _measured(history: History) -> Sequence[Heartbeat]:
-    """Return the heartbeats of the newest generation's nodes that have measured something."""
+    """Return the heartbeats with measurements from the newest generation that has any."""
     for generation in reversed(history.generations):
         beats = [own_beat(history.launches[seat.launch - 1], seat.rank) for seat in generation.seats]
         found = [beat for beat in beats if beat is not None and beat.utilization is not None]

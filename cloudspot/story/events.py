@@ -59,7 +59,7 @@ class Event:
     at: datetime | None = None
     """The time in the event's record, or None if it has no record."""
     outcome: str | None = None
-    """The outcome of a node or the job that ended."""
+    """The outcome of the node or the job that has ended."""
 
 
 def diff(old: History | None, new: History) -> tuple[Event, ...]:

@@ -20,8 +20,8 @@ def keep(
 ) -> Kept | None:
     """Return the record that keeps a node's machine from ``now`` on, or None if it must not be kept.
 
-    It must not be kept if the job was asked to stop, if another node was kept, or if ``max_cost`` has no
-    room. Otherwise it is kept for ``keep_failed``, or for as long as ``max_cost`` has room.
+    A machine must not be kept if the job was asked to stop, if another node was kept, or if ``max_cost`` has
+    no room. Otherwise it is kept for ``keep_failed``, or for as long as ``max_cost`` allows.
     """
     launch = history.launch_of(seat)
     slot = None if launch is None else launch.claimed.get(seat.rank)

@@ -21,10 +21,13 @@ DEFAULT_CURRENCY = "USD"
 _NEITHER_LISTED_NOR_HEARD = timedelta(minutes=10)
 """A machine is billed no further once it is unlisted and has been silent for this long."""
 PURPOSES = ("starting", "standby", "holding", "training", "lost", "kept", "transfer")
-"""The purposes of a machine's cost, in order: its boot and setup; the wait until the training takes it in;
-being kept warm in a generation of too few nodes; the rest of its time in the training, including delivery;
-steps that were repeated, or are in no checkpoint of a job that has ended; being kept for inspection after a
-failure; and, apart from its time, the transfer of bytes to and from a bucket in another region.
+"""The purposes of a machine's cost.
+
+``starting`` is its boot and setup, ``standby`` the wait until the training takes it in, and ``holding`` the
+time in generations of too few nodes. ``lost`` is the time of steps that were repeated, or are in no
+checkpoint of a job that has ended; ``training`` is the rest of its time in the training, including delivery.
+``kept`` is the inspection after a failure. ``transfer`` is the cost of bytes to and from a bucket in another
+region.
 """
 
 
@@ -222,7 +225,7 @@ def _times(
         if kept is not None and kept.rank == line.rank:
             marks.append((kept.at, "kept"))
     end = max(line.started, line.ended or now)
-    # These times are from different clocks, so put them in order.
+    # Different clocks have measured these times, so put them in order.
     moments = [min(at, end) for at in accumulate((at for at, _ in marks), max)]
     for (_, purpose), (begun, over) in zip(marks, pairwise([*moments, end]), strict=True):
         yield from _by_day(purpose, begun, over)
@@ -245,7 +248,7 @@ def _priced(launch: LaunchHistory, line: LedgerLine, times: Sequence[_Time]) -> 
     for_time = line.spent - line.transfer_spent
     costs = [_spent(launch, one.begun, one.over) for one in times]
     lasted = [(one.over - one.begun).total_seconds() for one in times]
-    # A machine that has only just begun is charged the minimum time, which goes to the first piece.
+    # A machine that has just begun is charged the minimum time, which belongs to the first piece.
     first = [1.0, *[0.0] * (len(times) - 1)]
     money, seconds = (costs if sum(costs) else first), (lasted if sum(lasted) else first)
     for time, lasts, cost, second in zip(times, lasted, money, seconds, strict=True):
@@ -319,7 +322,7 @@ def _is_kept(launch: LaunchHistory, rank: int, heard_at: datetime, now: datetime
 def _spent(launch: LaunchHistory, started: datetime, ended: datetime) -> float:
     """Return the cost of one node between two moments, at the price of each second."""
     costs = [launch.intent.offer.price_per_hour, *(one.price_per_hour for one in launch.prices)]
-    # These times are from different clocks, so put them in order.
+    # Different clocks have measured these times, so put them in order.
     moments = accumulate((started, *(min(one.at, ended) for one in launch.prices), ended), max)
     spent = 0.0
     for price, (begun, over) in zip(costs, pairwise(moments), strict=True):

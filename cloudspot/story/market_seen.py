@@ -62,7 +62,7 @@ def to_record(seen: Knowledge, at: datetime) -> MarketSeen:
 
 
 def learned(records: Iterable[MarketSeen]) -> Knowledge:
-    """Return the sum of several jobs' records, which all count alike, whatever their age."""
+    """Return the sum of several jobs' records, all with the same weight, whatever their age."""
     found: dict[str, Tally] = {}
     for record in records:
         for name, seen in record.pools.items():

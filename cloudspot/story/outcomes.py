@@ -56,8 +56,8 @@ def launch_end(launch: LaunchHistory) -> LaunchEnd | None:
 def end_so_far(launch: LaunchHistory) -> LaunchEnd | None:
     """Return how the launch's ended nodes ended, or None; void seats count if the launch has only these.
 
-    A reclaim explains the failures of other nodes, because a rank whose peer is gone fails, too. It does not
-    explain a success, an obeyed stop, or a failure that the script would repeat anywhere.
+    A reclaim explains the failures of other nodes, because a rank whose peer is gone fails, too. A reclaim
+    does not explain a success, an obeyed stop, or a failure that the script would repeat anywhere.
     """
     ranks = [rank for rank in launch.claimed if launch.is_over(rank)]
     if not ranks and (launch.claimed or launch.open_ranks):
@@ -150,8 +150,8 @@ def end_by_nodes(history: History) -> JobEnd | None:
     """Return the end of the job that follows from its nodes' records alone, or None if none follows.
 
     The job succeeds if all members of the newest generation report success after the same number of steps. A
-    stop, or a failure that would repeat on any machine, is the end once no claimed seat is live. Once a node
-    is kept for inspection, the job has failed, even if it is asked to stop afterwards.
+    stop, or a failure that would repeat on any machine, ends the job once no claimed seat is live. Once a
+    node is kept for inspection, the job has failed, even if it is asked to stop afterwards.
     """
     if succeeded(history):
         unequal = _unequal(history)

@@ -80,8 +80,8 @@ def steps_lost_by(history: History, number: int) -> StepsLost | None:
         kept = 0 if history.head is None else history.head.step
     else:
         kept = first_step(history.generations[number])
-    # A member without a report may have been ahead of the others, unless the generation only held. It was not
-    # ahead of survivors that saved their state, except by the step under way.
+    # A member without a report may have been ahead of the others, unless the generation only held. Such a
+    # member was not ahead of survivors that saved their state, except by the step under way.
     kept_by = history.find_commit(history.head if is_last else history.generations[number].restore_from)
     is_rescued = kept_by is not None and kept_by.rescue is not None and kept_by.generation == number
     is_exact = len(known) == len(steps) or is_rescued or is_holding(history, before)

@@ -43,8 +43,8 @@ class MetricSeries:
         """Start empty.
 
         ``max_points`` (at least 2) is the maximum number of points kept of each metric between two resumes.
-        When there are more, every second point is dropped, but never the newest. None keeps all points, at 24
-        bytes each.
+        When there are more, every second point is dropped, but never the newest. With None, all points are
+        kept, at 24 bytes each.
         """
         if max_points is not None and max_points < 2:
             raise ValueError(f"max_points must be >= 2: got {max_points}")

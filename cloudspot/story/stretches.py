@@ -59,7 +59,7 @@ def phases_of(launch: LaunchHistory, rank: int) -> tuple[Phase, ...]:
 
 
 def after_trainer(phases: Sequence[Phase], generation: int) -> Sequence[Phase]:
-    """Return the phases after the node ran the generation; for generation 0, all phases."""
+    """Return the phases that followed the node's run of the generation; for generation 0, all phases."""
     if generation == 0:
         return phases
     ran = [n for n, one in enumerate(phases) if one.generation == generation and one.state in RAN]

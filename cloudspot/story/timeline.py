@@ -121,7 +121,7 @@ class _Marks:
         number = 0 if before is None else before.number
         comers = self._newcomers() if after is None else after.seats
         begun = [at for at in (self._restored(seat, 0, after) for seat in comers) if at is not None]
-        # The slowest setup delays all nodes.
+        # The node with the slowest setup delays all others.
         restoring = max(begun) if begun and len(begun) == len(comers) else None
         until = restoring or (None if after is None else after.at)
         self._pass_over(number, begin)
@@ -174,7 +174,7 @@ class _Marks:
         told = (self._restored(seat, before.number, after) for seat in survivors)
         begun = [at for at in told if at is not None]
         if begun and before.number not in self._held:
-            # The first node that restores ends the training.
+            # The training ends when the first node begins to restore.
             yield mark("restoring", min(begun), before.number + 1)
 
     def _restored(self, seat: Seat, before: int, after: Generation | None) -> datetime | None:

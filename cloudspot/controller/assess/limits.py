@@ -221,7 +221,8 @@ def _unseen_cost(
 ) -> float:
     """Return the cost of machines that may run but were not seen yet, until a stop has ended them.
 
-    Their time so far counts up to the length of a start, because a machine unseen for longer never came.
+    The time of such machines counts up to the length of a start, because a machine unseen for longer never
+    came.
     """
     owners = {slot.instance_id for slot in launch.claimed.values()}
     seen = [

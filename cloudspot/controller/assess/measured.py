@@ -30,8 +30,8 @@ UNKNOWN_LENGTH_SHARE = 0.75
 def seconds_to_go(spec: JobSpec, history: History) -> float | None:
     """Return the training time from the newest commit on, or None if that is not known.
 
-    It follows from the training's own steps and pace or, before these are known, from ``spot.length``. While
-    there are too few steps to measure their variance, the longer of the two times counts.
+    The time follows from the training's own steps and pace or, before these are known, from ``spot.length``.
+    While there are too few steps to measure their variance, the longer of the two times counts.
     """
     kept, pace, total = 0 if history.head is None else history.head.step, _pace(history), steps_total(history)
     if pace is None or total is None:

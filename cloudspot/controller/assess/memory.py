@@ -54,7 +54,7 @@ class _Timer:
 
 @dataclass
 class Memory:
-    """A controller's memory of its own observations. Its loss costs patience, never safety."""
+    """A controller's memory of its own observations. Losing this memory costs patience, never safety."""
 
     _listing: _Timer = field(default_factory=_Timer)
     _reading: _Timer = field(default_factory=_Timer)
@@ -94,8 +94,8 @@ class Memory:
     def note_endings(self, left: Suspicions, written: datetime, moment: datetime) -> None:
         """Accept how long earlier passes have known each ending.
 
-        An ending is final, so the time counts up to this pass: to ``moment`` of the store's clock, which is
-        past. ``written`` is the moment passed to ``note_suspicions``.
+        An ending is final, so the time counts up to ``moment`` of the store's clock, which is past.
+        ``written`` is the moment passed to ``note_suspicions``.
         """
         for one in left.endings:
             self._left_ended[one.ending] = lengthened(lengthened(one.known, written), moment)
@@ -239,7 +239,7 @@ class Memory:
     def suspicions(self, history: History, now: datetime) -> Suspicions | None:
         """Return the notes for the next pass, or None if there is nothing to note.
 
-        Notes left for this pass are left again as they were read. They do not include the time that this
+        Notes left for this pass are left again as they were read. The notes do not include the time that this
         controller has added, because the next pass counts that from the time of the write.
         """
         suspects = tuple(one for launch in history.live_launches for one in self._suspects(launch, now))
@@ -288,8 +288,8 @@ class Memory:
             return None if left is None else ObservedDuration(seconds=left.seconds, until=None)
         if any(one.id == instance_id for one in self._instances):
             return None
-        # The machine may have appeared between the listing and the reading of the records. This does no harm:
-        # time counts only from the write on, and by then the machine is known.
+        # The machine may have appeared between the listing and the reading of the records. A late machine
+        # does no harm: time counts only from the write on, and by then the machine is known.
         return left or BEGUN
 
     def _still(self, launch: LaunchHistory, rank: int, now: datetime) -> ObservedDuration | None:

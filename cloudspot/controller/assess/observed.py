@@ -47,8 +47,9 @@ class ConsoleTail:
 class Observed:
     """The provider's answers, together with the results of this controller's own clock and memory.
 
-    A controller that has just started knows less, so ``decide`` waits longer; it must never conclude more
-    from less. A controller that makes a single pass continues from the notes that earlier passes left.
+    A controller that has just started knows less, so ``decide`` waits longer; less knowledge must never lead
+    to more conclusions. A controller that makes a single pass continues from the notes that earlier passes
+    left.
     """
 
     instances: tuple[Instance, ...] | None

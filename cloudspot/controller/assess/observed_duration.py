@@ -2,8 +2,8 @@
 
 An ``ObservedDuration`` promises that the condition was first seen no later than ``until - seconds``.
 Before its look, a pass reads the object and a past moment of the store's clock. If the look then shows the
-condition again, the pass may count up to that moment. It may not count up to its own write, because its look
-may be long over by then, nor use its own clock, because no two clocks agree.
+condition again, the pass may count up to that moment. The pass may not count up to its own write, because its
+look may be long over by then, nor use its own clock, because no two clocks agree.
 """
 
 from __future__ import annotations

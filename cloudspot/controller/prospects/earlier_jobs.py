@@ -46,8 +46,8 @@ class EarlierJob:
 def find_earlier(store: ObjectStore, spec: JobSpec, provider: str, now: datetime) -> EarlierJob | None:
     """Return the newest job of that name that gives a training time, preferring jobs that have succeeded.
 
-    The id of such a job begins with the name. That job ran on the same provider, with the same resources,
-    nodes and processes. The result is None if no such job exists or the store does not answer.
+    The id of that job begins with the name, and it ran on the same provider, with the same resources, nodes
+    and processes. The result is None if no such job exists or the store does not answer.
     """
     try:
         for job_id in jobs_of_name(store, spec.name):

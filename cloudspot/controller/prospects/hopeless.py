@@ -59,8 +59,8 @@ def never_saved(
 ) -> str | None:
     """Return a message if hardly any spot machine lasts until its work is saved, otherwise None.
 
-    ``unsaved_seconds`` is the training time until the first work is saved outside the machine. For a job
-    that may buy on-demand machines, the result is None.
+    ``unsaved_seconds`` is the training time until the first work is saved outside the machine. The result is
+    None for a job that may buy on-demand machines.
     """
     expected = expected_offers(offers, knowledge, start_seconds)
     if spec.spot.policy != "spot" or not expected:

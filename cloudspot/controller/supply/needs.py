@@ -91,7 +91,7 @@ def _stand_ins(spec: JobSpec, history: History, seats: Seats, now: datetime) -> 
 def movable(spec: JobSpec, history: History, seats: Seats, now: datetime) -> tuple[Seat, ...]:
     """Return the nodes that may move to another market now.
 
-    These are the members that run on demand or, if there are none, all members (not with the policy
+    The result has the members that run on demand or, without any, all members (not with the policy
     ``spot-then-on-demand``). The result is empty unless no node is coming, leaving or being replaced, the
     newest generation has a commit, there is room for the successors, and the last such move was at least
     ``MARKET_MOVE_SECONDS`` ago.
@@ -127,7 +127,7 @@ def _is_at_risk(history: History, seat: Seat) -> bool:
 
 
 def _is_ending(history: History, seats: Seats) -> bool:
-    """Return whether the training is ending by itself, so that a new machine would come too late."""
+    """Return whether the training is ending by itself, so that a new machine would be too late."""
     if history.kept is not None:
         return True
     exits = [one for one in member_exits(history) if one is not None]

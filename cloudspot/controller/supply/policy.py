@@ -45,8 +45,8 @@ class Wish:
     why: str = "first"
     """The reason in the launch's intent."""
     beside: tuple[Offer, ...] = ()
-    """The offers of the nodes that stay. The new offer must have one of their machine types and reach them;
-    their zones come first.
+    """The offers of the nodes that stay. The new offer must have one of these offers' machine types and reach
+    their machines; their zones are preferred.
     """
     is_needed: bool = True
     """Whether the job cannot train without the launch, so it may fall back to on-demand or be suspended."""
@@ -70,11 +70,11 @@ def choose_offer(
     wish: Wish = Wish(),
     knowledge: Knowledge = NOTHING_KNOWN,
 ) -> Offer | Postpone | NoOffer:
-    """Return the offer for the next launch, or how long to wait for one.
+    """Return the offer for the next launch, or how long to wait for an offer.
 
-    The job's market policy makes the choice. The zones of the nodes that stay come first. An offer that was
-    just refused for capacity or quota cools down; an offer that can never work is not tried again. With the
-    policy ``spot``, the job is suspended when it has waited for ``spot.max_wait``. With other policies,
+    The job's market policy makes the choice. The zones of the nodes that stay are preferred. An offer that
+    was just refused for capacity or quota cools down; an offer that can never work is not tried again. With
+    the policy ``spot``, the job is suspended when it has waited for ``spot.max_wait``. With other policies,
     on-demand is chosen at once if there is no spot offer at all.
     """
     refused = refused_offers(history)

@@ -43,12 +43,12 @@ def after_losses(spec: JobSpec, history: History, now: datetime) -> Buy | Postpo
 
     After a reclaim, the job buys machines again at once, any number of times. A failure is an error of a
     node, a lost machine, or a machine that never claimed its seat. After each failure the wait grows, and the
-    job ends after more than ``limits.max_restarts`` failures without a new checkpoint in between. It ends
+    job ends after more than ``limits.max_restarts`` failures without a new checkpoint in between. A job ends
     sooner in two cases: two failures in a row before the training began had the same cause (an error of the
     node, a network that is cut, or a machine that could not run the agent), or the script failed twice in the
-    same way at the same step. A machine lost after a new checkpoint is replaced at once, because that is not
-    the script's fault. A refusal for capacity or quota is not a failure, because the policy then chooses
-    other offers.
+    same way at the same step. A machine lost after a new checkpoint is replaced at once, because the script
+    is not at fault. A refusal for capacity or quota is not a failure, because the policy then chooses other
+    offers.
     """
     losses = _losses(history)
     if not losses and history.current_launches:

@@ -30,7 +30,7 @@ DEFAULT_MAX_WAIT_SECONDS = 600.0
 UNKNOWN_AGE_HOURS = 1.0
 """The time for which a pool is assumed to have had capacity if the job knows nothing about it."""
 UNKNOWN_WORK_HOURS = 1e6
-"""The remaining training of a job without a known length or a deadline; it stands for no limit."""
+"""The remaining training of a job without a known length or a deadline, which stands for no limit."""
 RESERVE_SECONDS = 120.0
 """The time reserved for the driver's looks, the provider's answers and a late decision."""
 RESERVE_SHARE = 0.25
@@ -92,7 +92,7 @@ def situation(
 
     return Situation(
         hours=hours,
-        length=0.0,  # so that a plan for the deadline holds whatever the pace turns out to be
+        length=0.0,  # so that a plan for the deadline holds at any pace of the training
         deadline=deadline,
         start_hours=float(f"{start:.2g}"),
         move_hours=float(f"{min(start, restart_seconds(history) / 3600):.2g}"),

@@ -38,8 +38,8 @@ def create(
 ) -> bytes | None:
     """Put ``data`` under ``key`` if the key is free; return None if this call won, or the winner's bytes.
 
-    It has also won if an earlier put of the same bytes succeeded unnoticed, because its answer was lost or
-    because an SDK repeated it. ``data`` must therefore contain a nonce of its writer.
+    A call has also won if an earlier put of the same bytes succeeded unnoticed, because its answer was lost
+    or because an SDK repeated it. ``data`` must therefore contain a nonce of its writer.
 
     By default, ``sleep`` is the store's own if the store is a RetryingStore, and ``time.sleep`` otherwise.
 

@@ -49,7 +49,7 @@ def map_parallel(
             cut_off_all()
             raise
         finally:
-            # This is also reached if the wait itself was interrupted (Ctrl-C).
+            # This code also runs if the wait itself was interrupted (Ctrl-C).
             for future in futures:
                 future.cancel()
         for future in futures:

@@ -113,8 +113,8 @@ def _read_into(store: ObjectStore, stored: StoredChunk, room: memoryview) -> int
 def read_blocks(store: ObjectStore, stored: StoredChunk) -> Iterator[tuple[int, Data]]:
     """Yield the bytes of a chunk in blocks, each with its offset; the checksum is compared only at the end.
 
-    This serves readers that can discard the results: with blocks of ``BLOCK_BYTES``, they need only a
-    fraction of the memory.
+    For readers that can discard the results; blocks of ``BLOCK_BYTES`` need only a fraction of a chunk's
+    memory.
 
     Raises:
         CorruptData: the chunk is missing, too short, too long or changed.

@@ -67,7 +67,7 @@ def compress(data: Data, goes_on: Callable[[], bool] = lambda: True) -> bytearra
 
 
 def decompress(pieces: Iterator[Data], size: int, what: str) -> Iterator[bytearray]:
-    """Yield the ``size`` bytes of a compressed chunk in blocks; ``what`` names it in messages.
+    """Yield the ``size`` bytes of a compressed chunk in blocks; ``what`` names the chunk in messages.
 
     ``pieces`` are the stored bytes, divided at any positions; they are consumed as needed. The result has the
     right length, but its content is not verified: the caller compares a checksum.
@@ -166,7 +166,7 @@ def _add_block(
         width: [len(_shorter(plane, compressors[width])) for plane in planes]
         for width, planes in samples.items()
     }
-    # Each further plane must save 1/400, because splitting and joining take time.
+    # Each further plane must save 1/400 of the bytes, because splitting and joining take time.
     width = min(_WIDTHS, key=lambda width: sum(sizes[width]) + width * len(sample) // 400)
     planes = [block[number::width] for number in range(width)]
     for number, (size, plane) in enumerate(zip(sizes[width], samples[width], strict=True)):

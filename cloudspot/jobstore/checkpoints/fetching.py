@@ -82,10 +82,10 @@ def fetch(
 
     The files of a session's checkpoint are written to ``directory``, which is created if needed:
     ``part-<rank>.bin`` for each rank, and ``restore.json`` last. A script's own checkpoint is restored as its
-    original directory, below ``directory`` (the working directory). It appears there only when it is
-    complete; files that it has outside any directory replace existing ones. Before it appears, ``accept`` is
-    called with the path of the directory that holds it, and may raise. Files with other names are left alone,
-    and no symlink is followed. ``progress`` is called with the number of bytes as they arrive.
+    original directory, below ``directory`` (the working directory). The checkpoint appears there only when it
+    is complete; files that it has outside any directory replace existing ones. Before it appears, ``accept``
+    is called with the path of the directory that holds it, and may raise. Files with other names are left
+    alone, and no symlink is followed. ``progress`` is called with the number of bytes as they arrive.
 
     For a script's own checkpoint, ``nodes`` lists the nodes whose files are fetched; if several nodes have a
     file of the same path, the first node's is kept. With None, the files of all nodes are fetched; if several

@@ -202,7 +202,7 @@ def commit_whole(
 ) -> Commit | None:
     """Commit the checkpoint if one of its saves is complete; return the same commit as ``try_commit``.
 
-    The newest save is tried first; a drain's save, if there is one, is the newest. ``is_of_the_end`` says
+    The newest save is tried first; a drain's save, if there is one, is the newest. ``is_of_the_end`` states
     that one of the saves was made at the end of the loop.
 
     Raises:

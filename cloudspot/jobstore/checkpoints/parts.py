@@ -36,7 +36,7 @@ CHUNK_BYTES = MAX_CHUNK_BYTES
 """Large enough that the latency of a request does not matter, small enough to send several at once."""
 NUM_THREADS = 4
 MIN_BACKGROUND_BYTES = 16 << 20
-"""Smaller parts are sent before anyone could notice the load."""
+"""Smaller parts are sent so quickly that nobody would notice the load."""
 MIN_FILE_BYTES = 8 << 20
 """Files of at least this size have their own chunks."""
 
@@ -104,7 +104,8 @@ def directory_part(
 class Upload:
     """The upload of one part; after an interruption, it continues where it stopped.
 
-    It is safe to repeat, even from another process: the same bytes make the same part, whoever puts it.
+    An upload is safe to repeat, even from another process: the same bytes make the same part, whoever puts
+    it.
     """
 
     def __init__(
@@ -269,7 +270,7 @@ def chunk_runs(size: int, cuts: Sequence[int], chunk_bytes: int) -> list[tuple[i
 
 
 def put_part(store: ObjectStore, job_id: str, part: Part) -> Part:
-    """Put the record of a part whose chunks are in the store; return the record that is stored there.
+    """Put the record of a part whose chunks are in the store; return the record that is then stored there.
 
     Raises:
         CorruptData: the stored record describes other bytes.

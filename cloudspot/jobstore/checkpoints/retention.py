@@ -112,14 +112,15 @@ def collect(
     than the newest one of the lineage. Nothing is deleted while the lineage has no commit, or while a node
     may be about to resume from a checkpoint that it has chosen.
 
-    This takes two listings. Any deletion takes one more listing, of the keys after the newest commit, and for
-    each deleted checkpoint another listing and the deletions. The manifests of kept checkpoints are read if
-    these share chunks. ``with_orphans`` also looks for saves without a manifest, with one listing per save.
+    A call takes two listings. Any deletion takes one more listing, of the keys after the newest commit, and
+    for each deleted checkpoint another listing and the deletions. The manifests of kept checkpoints are read
+    if these share chunks. ``with_orphans`` also looks for saves without a manifest, with one listing per
+    save.
 
     A checkpoint loses its manifest first, then its part records, then its chunks, so that no interruption
     leaves a manifest whose chunks are gone; the next call finishes the work. A chunk is kept if a kept
     checkpoint shares it, or if a save that may still be committed may name it; if such saves exist but are
-    not known, no chunk is deleted. It is safe to call this anywhere, several times at once.
+    not known, no chunk is deleted. The call is safe anywhere, several times at once.
     """
     if keep < 1:
         raise ValueError(f"keep must be >= 1: got {keep}")
@@ -134,7 +135,8 @@ def collect(
     if not candidates or newest_started is None:
         return ()
     newest = candidates[0]
-    # A checkpoint saved after a failure may lead to the same failure, so keep an earlier one as well.
+    # A checkpoint saved after a failure may lead to the same failure again, so keep an earlier checkpoint as
+    # well.
     rescues = {one.id: one.rescue for one in records if isinstance(one, Commit) and one.rescue is not None}
     healthy = [one for one in candidates if one not in rescues or rescues[one].cause == "lost"]
     kept = {*candidates[:keep], *healthy[:1]}
@@ -192,7 +194,7 @@ def _orphans(
     newest: CheckpointId,
     useless_before: datetime,
 ) -> dict[str, CheckpointId]:
-    """Return the saves, by prefix, that no commit will name, with their checkpoints."""
+    """Return, by prefix, the saves that no commit will name, each with its checkpoint."""
     orphans = {}
     for save in stored_saves(store, job_id):
         checkpoint, prefix = save.checkpoint, keys.save_prefix(job_id, save)
@@ -296,7 +298,7 @@ def stored_saves(store: ObjectStore, job_id: str, checkpoint: CheckpointId | Non
 def _delete_contents(store: ObjectStore, prefix: str, spared: Collection[str]) -> bool:
     """Delete part records first, then chunks, so that no part record remains without its chunks.
 
-    Return whether there was anything to delete.
+    Return whether any object was deleted.
     """
     found = [meta.key for meta in store.list_objects(prefix) if meta.key not in spared]
     for is_part in (True, False):

@@ -75,7 +75,7 @@ def write_safetensors(
 
     Raises:
         CloudspotError: the format cannot hold one of the tensors, or the disk refuses.
-        CorruptData: a chunk is missing or changed; the message names it.
+        CorruptData: a chunk is missing or changed; the message names the chunk.
         TransientError: the store failed, and nothing is left at ``path``.
     """
     header, begins = _layout(tensors, metadata)

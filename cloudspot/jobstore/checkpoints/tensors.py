@@ -77,12 +77,12 @@ def shared_state(manifest: Manifest) -> dict[str, Any]:
 def choose(manifest: Manifest, *, only: str | None = None, whole: bool = False) -> Selection:
     """Return the tensors of the models, under the names in their own ``state_dict``.
 
-    ``manifest`` comes from ``read_manifest``. With several models, each name begins with the object's name
-    and a dot. ``only`` selects one object, a model or not; ``whole`` selects every tensor. Names of nested
-    values are paths such as ``optimizer/state/0/exp_avg``.
+    ``manifest`` is a result of ``read_manifest``. With several models, each name begins with the object's
+    name and a dot. ``only`` selects one object, a model or not; ``whole`` selects every tensor. Names of
+    nested values are paths such as ``optimizer/state/0/exp_avg``.
 
     Raises:
-        CloudspotError: there is no such object, or none of the objects is a model.
+        CloudspotError: no tracked object has that name, or none of the objects is a model.
         CorruptData: the seals contradict themselves.
     """
     shared = shared_state(manifest)

@@ -39,7 +39,7 @@ def no_progress(_what: str, _num_bytes: int | None) -> Iterator[Callable[[int], 
 
 @dataclass(frozen=True)
 class Bundle:
-    """An archive of code. Equal code gives equal bytes."""
+    """An archive of code, with equal bytes for equal code."""
 
     data: bytes = field(repr=False)
     """A gzipped tar archive: files and symlinks in the order of their names, without times or owners, with
@@ -124,7 +124,7 @@ def code_digests(workdir: Path, *, max_bytes: int = MAX_BYTES) -> list[tuple[str
     """Return the ``bundle_digests`` of the archive that ``make_bundle`` would make.
 
     Raises:
-        BundleError: the code is too large, or cannot be read.
+        BundleError: the code is too large or cannot be read.
     """
     workdir = workdir.resolve()
     try:

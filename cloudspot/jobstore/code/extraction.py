@@ -41,7 +41,7 @@ def extract_bundle(
 
     Raises:
         CorruptData: the hash differs.
-        BundleError: the data is not an archive, or the archive holds something unsafe; nothing was written.
+        BundleError: the data is not an archive, or the archive holds an unsafe member; nothing was written.
     """
     data = source if isinstance(source, bytes) else source.read_bytes()
     _check(data, sha256, max_bytes)
@@ -74,7 +74,7 @@ def read_bundle(data: bytes, *, sha256: str, max_bytes: int = MAX_EXTRACTED_BYTE
 
     Raises:
         CorruptData: the hash differs from ``sha256``, in hex.
-        BundleError: the data is not an archive, or the archive holds something unsafe.
+        BundleError: the data is not an archive, or the archive holds an unsafe member.
     """
     _check(data, sha256, max_bytes)
     with _opened(data, max_bytes) as archive:
@@ -90,7 +90,7 @@ def read_bundle(data: bytes, *, sha256: str, max_bytes: int = MAX_EXTRACTED_BYTE
 
 
 def bundle_digests(data: bytes, *, sha256: str) -> list[tuple[str, str]]:
-    """Return the name and the digest of each file and symlink, by name; errors as in ``read_bundle``."""
+    """Return each file and symlink with its digest, sorted by name; errors as in ``read_bundle``."""
     return sorted(
         (one.name, link_digest(one.target) if one.target else digest_of(one.content, one.is_executable))
         for one in read_bundle(data, sha256=sha256)

@@ -15,7 +15,7 @@ from pathspec import GitIgnoreSpec
 from cloudspot.errors import BundleError
 
 _PYTHON_LEFTOVERS = ("__pycache__/",)
-"""Left out unless .cloudspotignore includes them."""
+"""Patterns that apply unless .cloudspotignore includes such files."""
 _REDIRECTING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 """Variables that git sets in its hooks, and that would make git list another checkout."""
 
@@ -24,7 +24,7 @@ class Ignores:
     """Decides for each entry of a working directory, from the top down, whether it is ignored.
 
     In a checkout, git lists the files: tracked files even if a pattern names them, and files of submodules
-    and nested repositories by their own rules. Elsewhere, and if git is not installed, this class reads the
+    and nested repositories by their own rules. Elsewhere, or if git is not installed, this class reads the
     .gitignore files, from the top of the enclosing checkout down. If that checkout ignores the working
     directory, only the ignore files inside it count, because the user chose the directory on purpose.
 
@@ -45,7 +45,7 @@ class Ignores:
         self._own = _IgnoreFiles.around(workdir, top or workdir, ".cloudspotignore", _PYTHON_LEFTOVERS)
 
     def match(self, path: Path, *, is_directory: bool) -> bool:
-        """Return whether the entry is ignored; everything below an ignored directory is ignored, too."""
+        """Return whether the entry is ignored; all entries below an ignored directory are ignored, too."""
         if is_secret(path.name):
             return True
         verdict = self._own.check(path, is_directory=is_directory)
@@ -124,7 +124,7 @@ def _list(workdir: Path) -> set[str] | None:
     for data in output.split(b"\0"):
         name = os.fsdecode(data).rstrip("/")
         path = workdir / name
-        # This is a submodule or a nested repository.
+        # The entry is a submodule or a nested repository.
         if name and os.path.lexists(path / ".git") and not path.is_symlink():
             nested = _list(path)
             if nested is None:

@@ -1,7 +1,7 @@
 """Fetch many small files with several processes, because one Python process uses only one core.
 
-Run as a module, this file is one of these processes. It reads pickled requests from its standard input,
-writes each answer to its standard output, and ends when its parent closes the pipes.
+Run as a module, this file is one of these processes. Each process reads pickled requests from its standard
+input, writes each answer to its standard output, and ends when its parent closes the pipes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ def processes_for(num_files: int) -> int:
 def fetching_processes(number: int, function: Fetch) -> Iterator[Fetch]:
     """Lend a function that calls ``function``, which is pickled, in one of ``number`` processes.
 
-    Up to ``number`` threads may call it at once. It raises any error that ``function`` raises. If a process
-    cannot be started or dies, ``function`` is called in this process from then on.
+    Up to ``number`` threads may call the lent function at once. The lent function raises any error that
+    ``function`` raises. If a process cannot be started or dies, ``function`` is called in this process from
+    then on.
     """
     free: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
     processes = [_Process(function) for _ in range(number)]
@@ -146,7 +147,7 @@ def _serve() -> None:
 def _packed(error: BaseException | None) -> bytes:
     """Return the pickled error, or its message if the reader could not unpickle the error."""
     if error is None or isinstance(error, Exception):
-        with suppress(Exception):  # a plugin's error class may do anything
+        with suppress(Exception):  # a plugin's error class may behave in any way
             packed = pickle.dumps(error)
             pickle.loads(packed)  # noqa: S301 - just packed
             return packed

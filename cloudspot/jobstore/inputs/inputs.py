@@ -57,7 +57,7 @@ class Input(ABC):
         """Return the files, in the order of their names.
 
         Raises:
-            InputMissing: there are no files, or the URL names something else.
+            InputMissing: there are no files, or the URL does not name an input.
             CloudspotError: some of the files cannot be staged.
         """
 

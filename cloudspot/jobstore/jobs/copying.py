@@ -51,7 +51,7 @@ from cloudspot.jobstore.layout.records import CheckpointId, JournalRecord, Manif
 from cloudspot.plugin.multipart import PART_BYTES
 
 NUM_THREADS = 4
-"""Uploading a large object takes 80 MiB of memory per thread."""
+"""The upload of a large object takes 80 MiB of memory per thread."""
 
 
 class DamagedCheckpoint(CorruptData):
@@ -82,7 +82,7 @@ class CopiedObject:
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """Everything that a copy of a job contains."""
+    """The objects of which a copy of a job consists."""
 
     submission: Submission
     """The job's first submission."""
@@ -325,7 +325,7 @@ class _ObjectCopier:
         def attempt() -> None:
             nonlocal num_tries
             num_tries += 1
-            # An earlier try may have succeeded although its answer was lost.
+            # An earlier attempt may have succeeded although its answer was lost.
             meta = find_meta(self._target, one.key) if num_tries > 1 else None
             if meta is not None:
                 self._compare(one, meta.size, told)

@@ -75,7 +75,7 @@ def forget_recent(store: ObjectStore, submission: Submission) -> None:
 def list_recent(store: ObjectStore) -> tuple[tuple[str, ...], bool]:
     """Return the ids of the most recent jobs, newest first, and whether the list has all jobs.
 
-    This takes one request. The order follows the times that the submitters stated.
+    The call takes one request. The order follows the times that the submitters stated.
     """
     page = with_retries(store).list_page(keys.recent_prefix(), limit=MAX_RECENT)
     found = [keys.recent.match(meta.key) for meta in page.objects]

@@ -1,6 +1,6 @@
 """Records of the spot market as ended jobs saw it, for later jobs: one small object per job.
 
-These records are advice and outlive their jobs, which they do not name. So a broken record loses only its own
+The records are advice and outlive their jobs, which they do not name. So a broken record loses only its own
 advice, and a store without any records works as well.
 """
 

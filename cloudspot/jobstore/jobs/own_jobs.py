@@ -1,6 +1,6 @@
 """This computer's notes of the jobs that its user has submitted, where nobody else can write.
 
-Anyone who can write to a store can change a job's record, or add a job. So not the record but the note
+Anyone who can write to a store can change a job's record, or add a job. So the note, rather than the record,
 decides anything that affects this computer, such as which of its variables, files and profiles are read, and
 whether its processes may serve as machines. A note holds each submission that was made or adopted on this
 computer. Launch requests of the provider ``local`` also carry a signature made with a key that never leaves
@@ -78,8 +78,8 @@ def note_job(submission: Submission, *, store_url: str, sha256: str) -> None:
 def end_job(job_id: str, *, store_url: str) -> None:
     """Note that the job has ended, unless it has no note. Errors as in ``note_job``.
 
-    Its submissions stay known for a later resumption. But no driver runs the job here again, because anyone
-    who can write to the store could revoke its end.
+    The job's submissions stay known for a later resumption. But no driver runs the job here again, because
+    anyone who can write to the store could revoke its end.
     """
     if find_note(job_id, store_url=store_url) is None:
         return

@@ -185,11 +185,11 @@ class HistoryReader:
         return self._history
 
     def glance(self, *, rereads: bool = True) -> History | None:
-        """Return the history with newer heartbeats, or None if anything else may be new: call ``read`` then.
+        """Return the history with newer heartbeats, or None if other records may be new: call ``read`` then.
 
-        This costs a listing of the nodes' records, and gets of the heartbeats of a quarter of the nodes: at
-        most ``MAX_REREADS``, and at least one with ``rereads``. News that only the journal or a certificate
-        holds is missing until the next ``read``.
+        A glance costs a listing of the nodes' records, and gets of the heartbeats of a quarter of the nodes:
+        at most ``MAX_REREADS``, and at least one with ``rereads``. News that only the journal or a
+        certificate holds is missing until the next ``read``.
 
         Raises:
             CorruptData: a heartbeat is malformed.

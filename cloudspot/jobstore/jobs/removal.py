@@ -44,7 +44,7 @@ def remove_job(
     progress: Callable[[int], None] = lambda _count: None,
     num_threads: int = NUM_THREADS,
 ) -> None:
-    """Delete everything that belongs to the job; after an interruption, call it again.
+    """Delete all objects that belong to the job; after an interruption, call it again.
 
     The caller has ensured that the job is finished and its machines are gone. The code and the staged agent
     are kept while another job has them, or may have them because its submission is under way. ``progress`` is

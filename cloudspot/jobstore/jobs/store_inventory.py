@@ -82,7 +82,7 @@ class SharedObjectInventory(Inventory):
         self._label = label
 
     def assets(self, store_urls: Sequence[str]) -> Sequence[Asset]:
-        """Return all of them.
+        """Return all these objects as assets.
 
         An agent is in use while one of its jobs is live, code until each of its jobs is removed, and a mark
         while its reaper may be at work.

@@ -113,9 +113,9 @@ def submit_bundle(
     """Put everything that a new submission needs, and last the submission itself; return the stored record.
 
     Local errors are found before anything is stored. The job exists once its record does; an interrupted
-    submission leaves only the reserved id and possibly objects that nothing reads. ``submission`` comes from
-    ``new_submission``. ``environ`` contains the secrets. ``agent`` is staged for machines whose image lacks
-    cloudspot. ``adopt`` is called with the submission and its hash before the submission is put.
+    submission leaves only the reserved id and possibly objects that nothing reads. ``submission`` is a result
+    of ``new_submission``. ``environ`` contains the secrets. ``agent`` is staged for machines whose image
+    lacks cloudspot. ``adopt`` is called with the submission and its hash before the submission is put.
     ``open_progress`` shows the progress of bundling and uploading. ``bring`` puts other objects that the job
     needs, once its id is reserved.
 
@@ -152,8 +152,7 @@ def submit_bundle(
         data = codec.encode(submission)
         adopt(submission, hash_of(data))
         note_recent(store, submission)
-        # Put the mark just before the submission itself, so that drivers of live jobs find the job from then
-        # on.
+        # Put the mark just before the submission itself: from then on, drivers of live jobs find the job.
         mark_live(store, submission.job_id, submission.writer)
     except BaseException:  # Ctrl-C too.
         # Without a record, the job does not exist, and its id may be used again.
@@ -185,7 +184,7 @@ def content_of(data: bytes) -> dict[str, Any]:
 
 
 def read_first_submission(store: ObjectStore, job_id: str) -> tuple[Submission, str]:
-    """Return the job's first submission, and its ``hash_of`` as stored.
+    """Return the job's first submission, with its ``hash_of`` as stored.
 
     ``HistoryReader.read_job`` returns the newest submission and also checks its job file.
 

@@ -21,8 +21,8 @@ def read_suspicions(store: ObjectStore, job_id: str) -> tuple[Suspicions, dateti
     store, key = with_retries(store), keys.suspicions(job_id)
     try:
         # The order matters: if another write comes between the two calls, the time read is that of the other
-        # write, and everything seen before the first write was seen before the second. In the other order,
-        # the time could be too early for the durations that are counted from it.
+        # write, and the first write's observations were made even earlier. In the other order, the time could
+        # be too early for the durations that are counted from it.
         left = read_record(store, key, Suspicions)
         return left, store.head(key).modified_at
     except (ObjectMissing, CorruptData):

@@ -124,7 +124,7 @@ class LaunchHistory:
 
     @property
     def is_settled(self) -> bool:
-        """Whether its records are final: no seat is open, and all its machines have provably ended."""
+        """Whether the launch's records are final: no seat is open, and all machines have provably ended."""
         return not self.open_ranks and not self.unproven
 
     @property
@@ -182,7 +182,7 @@ class History:
     def kept(self) -> Kept | None:
         """The node that was kept for inspection since the job was last resumed, or None if none was.
 
-        ``keeping.in_force`` says whether the node is still kept.
+        ``keeping.kept_now`` tells whether the node is still kept.
         """
         return next((launch.kept for launch in self.current_launches if launch.kept is not None), None)
 

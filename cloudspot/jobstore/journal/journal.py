@@ -33,7 +33,7 @@ _RUNS = tuple(COPY_EVERY * 4**power for power in range(6))
 
 
 class Journal:
-    """A job's journal. It keeps the records that it has read, because records never change. Thread-safe."""
+    """A job's journal, which keeps the records that it has read: records never change. Thread-safe."""
 
     def __init__(self, store: ObjectStore, job_id: str) -> None:
         self._store = with_retries(store)
@@ -57,7 +57,7 @@ class Journal:
     def read(self) -> tuple[JournalRecord, ...]:
         """Return all records; record ``n`` is at index ``n - 1``.
 
-        This takes one request more than there are new records. The first call reads the first record, a
+        A call takes one request more than there are new records. The first call reads the first record, a
         listing of the copies, and a few of the copies.
 
         Raises:
@@ -105,8 +105,8 @@ class Journal:
     def copy(self) -> None:
         """Write the missing copies, once at least ``COPY_EVERY`` of the known records are in no copy.
 
-        A copy holds a run of records and is not rewritten unless it is unfit. So each record is copied at
-        most once per length of run, however long the journal becomes.
+        A copy holds a run of records and is only rewritten if it is unfit. So each record is copied at most
+        once per length of run, however long the journal becomes.
         """
         records = self._records
         if len(records) - self.num_copied < COPY_EVERY:

@@ -83,8 +83,9 @@ def may_follow(save: SaveId, base: CheckpointId | None) -> bool:
 def lineage(journal: Sequence[JournalRecord]) -> tuple[CheckpointId, ...]:
     """Return the checkpoints from which the next generation may resume, best first.
 
-    These are the committed checkpoints, newest first. Checkpoints that a generation skipped because they did
-    not verify come last: they may be the only ones left. Any of them may have been deleted since.
+    The result consists of the committed checkpoints, newest first. Checkpoints that a generation skipped
+    because they did not verify come last, since they may be the only ones left. Any of them may have been
+    deleted since.
     """
     current: list[CheckpointId] = []
     passed: list[CheckpointId] = []

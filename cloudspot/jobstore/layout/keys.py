@@ -46,7 +46,7 @@ class _Field(NamedTuple):
 class Key(Generic[Values]):
     """A form of keys: writes a key from the values of its fields, and reads the values from a key.
 
-    It only reads keys that it would write. A form that ends in ``/``, ``-`` or ``.`` is a prefix.
+    A form only reads keys that it would write. A form that ends in ``/``, ``-`` or ``.`` is a prefix.
     """
 
     def __init__(self, form: str) -> None:
@@ -182,8 +182,8 @@ STORE_ID = "store-id"
 index_prefix = Key[[]]("index/")
 """The list of jobs: one small object per job."""
 index = Key[[str]]("index/{job}")
-"""A job's entry in the list of jobs. It is create-only, so it also reserves the id. The removal of a job
-replaces the entry with a note, and deletes it last.
+"""A job's entry in the list of jobs. The entry is create-only, so it also reserves the id. The removal of a
+job replaces the entry with a note, and deletes it last.
 """
 live_prefix = Key[[]]("live/")
 """The marks of jobs that may be live: one empty object per mark."""
@@ -226,7 +226,8 @@ spec = Key[[str]]("jobs/{job}/spec")
 """The job's first submission; create-only."""
 submissions_prefix = Key[[str]]("jobs/{job}/submissions/")
 submission = Key[[str, str]]("jobs/{job}/submissions/{sha256}")
-"""A submission that resumed the job, or was meant to, by its ``submission.hash_of``; create-only."""
+"""A submission that resumed the job, or was meant to resume it, by its ``submission.hash_of``; create-only.
+"""
 own_code = Key[[str]]("jobs/{job}/code")
 """A code bundle that belongs to the job alone."""
 own_agents_prefix = Key[[str]]("jobs/{job}/agents/")
@@ -285,20 +286,20 @@ launch_nodes_prefix = Key[[str, int]]("jobs/{job}/nodes/{launch}/")
 heartbeat = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/heartbeat")
 """A node's heartbeat; overwritten."""
 notice = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/notice")
-"""The notice that a node received; create-only."""
+"""The first notice that a node received; create-only."""
 exit_record = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/exit.json")
 """A node's exit record, which proves that it runs no user code; create-only."""
 stop = Key[[str, int]]("jobs/{job}/nodes/stop{resumption}")
-"""The stop request; create-only. Each resumption (0: the first submission) has its own request. It is stored
-among the nodes' reports, so that their listing shows it without another request.
+"""The stop request; create-only. Each resumption (0: the first submission) has its own request. The request
+is stored among the nodes' reports, so that their listing shows it without another request.
 """
 remote_call = Key[[str, int, int]]("jobs/{job}/nodes/{launch}/{rank}/call")
-"""A request to a node to run a command; overwritten by the next request. It is stored here so that the
-listing of the nodes' reports shows it.
+"""A request to a node to run a command; overwritten by the next request. The request is stored here so that
+the listing of the nodes' reports shows it.
 """
 task = Key[[str, str]]("jobs/{job}/nodes/tasks/{event}/asked")
 """A request to the drivers for periodic work, by the name of a plugin's task; overwritten, and deleted to end
-the work. It is stored here so that the listing of the nodes' reports shows it.
+the work. The request is stored here so that the listing of the nodes' reports shows it.
 """
 task_done = Key[[str, str]]("jobs/{job}/nodes/tasks/{event}/done")
 """A mark that a driver has started a task's work; overwritten, and dated by the store."""
@@ -353,8 +354,8 @@ part = Key[[str, SaveId, int]]("jobs/{job}/checkpoints/{save}/parts/{rank}")
 chunk = Key[[str, SaveId, int, int]]("jobs/{job}/checkpoints/{save}/chunks/{rank}/{number}")
 """A chunk of a rank's part, by its number, counted from 0."""
 compressed_chunk = Key[[str, SaveId, int, int]]("jobs/{job}/checkpoints/{save}/chunks/{rank}/{number}.z")
-"""A compressed chunk. Its key differs from the uncompressed chunk's, so that a late put cannot replace the
-object that the part's record describes by one of the other kind.
+"""A compressed chunk. The key differs from the uncompressed chunk's, so that a late put of one form cannot
+replace an object of the other form that a part's record describes.
 """
 base_mark = Key[[str, SaveId, int, CheckpointId]]("jobs/{job}/checkpoints/{save}/bases/{rank}/{checkpoint}")
 """The mark that a rank's part of a save may name chunks of that checkpoint."""

@@ -129,7 +129,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submission(_Written, frozen=True, kw_only=True):
-    """``jobs/<id>/spec``: everything that was submitted, and all that a controller needs."""
+    """``jobs/<id>/spec``: all data that was submitted, and all that a controller needs."""
 
     writer: KeyWord
     job_id: str
@@ -224,7 +224,7 @@ class Intent(_Written, frozen=True, kw_only=True, tag="intent"):
 
     @property
     def principals(self) -> dict[Seat, Seat]:
-        """The nodes to be replaced, by stand-in."""
+        """The nodes to be replaced, each by its stand-in's seat."""
         named = enumerate(self.stands_in_for)
         return {Seat(self.launch, rank): seat for rank, seat in named if seat is not None}
 
@@ -434,7 +434,7 @@ class Phase(Dated, frozen=True, kw_only=True):
     """A change in a node's activity."""
 
     state: NodeState | Literal["training"]
-    """``training``: the script's loop over the steps has begun."""
+    """``training`` means that the script's loop over the steps has begun."""
     generation: OrdinalOrZero
     """The newest generation of the node; 0 before the first."""
     reached_step: Tally | None = None
@@ -491,7 +491,7 @@ class RankLikeness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Survivors(msgspec.Struct, frozen=True, kw_only=True):
-    """The state that a node's ranks hold after others were lost or have failed."""
+    """The state that a node's ranks still hold after other ranks were lost or have failed."""
 
     generation: OrdinalOrZero
     attempt: Ordinal
@@ -548,8 +548,8 @@ Rate = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 class Utilization(Dated, frozen=True, kw_only=True, omit_defaults=True):
     """A machine's average utilization over a period; fields are None if its agent cannot measure them.
 
-    The whole machine counts, including other programs. The agent also adds these records to the log, under
-    the source ``utilization``.
+    The figures cover the whole machine, including other programs. The agent also adds these records to the
+    log, under the source ``utilization``.
     """
 
     at: datetime
@@ -637,7 +637,8 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     """The newest step that any local rank has begun, or the restored step."""
     steps_total: Tally | None
     has_session: bool = True
-    """Whether the script has opened a session in this generation; without one, steps are not counted."""
+    """Whether the script has opened a session in this generation; without a session, steps are not counted.
+    """
     metrics: Metrics
     committed: CheckpointId | None
     stall_seconds: Seconds | None
@@ -672,8 +673,8 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     likeness: tuple[RankLikeness, ...] = ()
     """The likeness of the local ranks that have reported it."""
     agent: str = ""
-    """A nonce of the agent's process, which requests to run commands must name. It is empty if the agent runs
-    no commands.
+    """A nonce of the agent's process, which requests to run commands must name. The nonce is empty if the
+    agent runs no commands.
     """
     at: datetime
 
@@ -869,8 +870,8 @@ class Part(Dated, frozen=True, kw_only=True, dict=True):
     """The total bytes of all chunks."""
     chunks: tuple[Chunk, ...]
     seal: str | None = None
-    """``session``: the trainer's seal exactly as written, with the table of items and the JSON state. It is a
-    string because Python's json writes infinity, which strict JSON does not allow.
+    """``session``: the trainer's seal exactly as written, with the table of items and the JSON state. The
+    seal is kept as a string, because Python's json writes infinity, which strict JSON does not allow.
     """
     files: tuple[File, ...] = ()
     directory: str | None = None
@@ -907,7 +908,7 @@ class Part(Dated, frozen=True, kw_only=True, dict=True):
 
 
 class Manifest(_Written, frozen=True, kw_only=True):
-    """``manifests/<generation>-<step>``: all parts of a checkpoint. The journal's commit makes it count."""
+    """``manifests/<generation>-<step>``: all parts of a checkpoint, which counts once it is committed."""
 
     generation: OrdinalOrZero
     step: Tally
@@ -998,7 +999,7 @@ class Summary(Dated, frozen=True, kw_only=True):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     """The labels in the job file."""
     outlays: tuple[Outlay, ...] | None = None
-    """For a job that has ended, its costs for ``cost``; None if they were not added up."""
+    """For a job that has ended, its costs for ``cost``; None if the costs were not added up."""
     driven_by: str = ""
     """The last driver of the job, such as ``run on laptop``; empty if unknown."""
     driven_at: datetime | None = None
@@ -1070,7 +1071,7 @@ class ObservedDuration(Dated, frozen=True, kw_only=True):
     seconds: Seconds
     until: datetime | None
     """The moment, by the store's clock, up to which ``seconds`` count; None stands for the time of this
-    object's own put, which its writer could not know.
+    object's own put, which the writer could not know.
     """
 
 
@@ -1088,7 +1089,7 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """An event after which nodes have limited time to leave; it is never revoked."""
+    """An event after which nodes have limited time to leave, and which is never revoked."""
 
     what: Literal["over", "excluded", "stop", "finished"]
     """``over``: the node has written its exit record, or has provably ended. ``excluded``: the training

@@ -44,7 +44,7 @@ class Rescue(msgspec.Struct, frozen=True, kw_only=True):
     """A save of the survivors' state after other ranks were lost (P8)."""
 
     cause: Literal["lost", "failed"]
-    """``lost``: a machine was lost. ``failed``: all machines were there, but a process failed."""
+    """``lost``: a machine was lost. ``failed``: a process failed while all machines were there."""
     lost: tuple[Rank, ...]
     """The ranks that have saved nothing."""
     kept: tuple[Rank, ...] = ()
@@ -78,8 +78,8 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     """The JSON state of this rank and of the ranks that it has relieved, by rank."""
     stall_seconds: Seconds
     way: str = ""
-    """How the part was copied, as in ``records.SaveCost``, which also explains the next two fields. It is
-    empty if an earlier version wrote the seal.
+    """How the part was copied, as in ``records.SaveCost``, which also explains the next two fields. The field
+    is empty if an earlier version wrote the seal.
     """
     copy_seconds: Seconds = 0.0
     lost_seconds: float | None = None
@@ -88,11 +88,11 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     sealed_monotonic: Seconds = 0.0
     """The time of the seal, by the monotonic clock that all processes of that boot share."""
     text: str
-    """The whole text, as the trainer wrote it."""
+    """The complete text of the seal, as the trainer wrote it."""
 
 
 def parse_seal(data: str | bytes, what: str) -> Seal:
-    """Return the seal in a seal file or a part's record; ``what`` names it in messages.
+    """Return the seal in a seal file or a part's record; ``what`` names the source in messages.
 
     Raises:
         CorruptData: the data is not a seal.

@@ -11,7 +11,7 @@ METRICS = "metrics"
 """The source of the lines that ``run.log()`` writes: JSON objects with ``step``, ``time``, ``values``."""
 
 FOR_PROGRAMS = frozenset({METRICS, UTILIZATION})
-"""Sources whose lines are not for people."""
+"""The sources whose lines are not meant for people."""
 
 
 def stream_name(launch: int, rank: int) -> str:

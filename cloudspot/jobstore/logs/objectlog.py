@@ -69,7 +69,7 @@ class ObjectStoreLogSink(LogSink):
 
     def read(self, stream: str, *, after: int = -1) -> Iterator[LogRecord]:
         newest = after
-        # A segment has no gaps, so if two segments overlap, the lines of the earlier one come first.
+        # A segment has no gaps, so if two segments overlap, the lines of the earlier segment come first.
         for segment in self._segments(stream):
             if self._last_seq.get(segment.key, after + 1) <= after:
                 continue

@@ -32,7 +32,7 @@ class Artifact:
     name: str
     """The name that the job wrote, relative and separated by ``/``. Names of files from nodes other than the
     training's first node begin with ``node-<launch>.<rank>/``. An output that has the same name as an
-    artifact gets the prefix ``outputs/``. Others may write keys, too, so use the name as a path only if
+    artifact gets the prefix ``outputs/``. Other writers may put keys, too, so use the name as a path only if
     ``is_safe_name`` accepts it.
     """
     key: str
@@ -85,7 +85,7 @@ def download(
 
     Each file appears complete, replaces an older file, and gets the time of its object. No name leads out of
     the directory, and no symlink below the directory is followed. If two names denote the same file here,
-    because the disk ignores case, only one of them is written.
+    because the disk ignores case, only one of the files is written.
 
     Raises:
         CloudspotError: the directory cannot be created.

@@ -13,7 +13,7 @@ from cloudspot.jobstore.layout.records import Kept
 
 VERDICT_SECONDS = 90.0
 """How long a node that has failed, but does not call the failure permanent, waits for a driver's verdict.
-This is less than the time for which drivers leave the node alone after its exit record.
+This limit is less than the time for which drivers leave the node alone after its exit record.
 """
 LATE = timedelta(seconds=60)
 """A driver ends a kept machine that has not ended itself within this time after it was due."""

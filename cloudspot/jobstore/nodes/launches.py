@@ -29,7 +29,7 @@ def claim_slot(
 ) -> Slot:
     """Claim the seat for this machine and return its owner's record.
 
-    This is the first act of a node. Unless the returned record names this machine (``instance_id``), the
+    A claim is the first act of a node. Unless the returned record names this machine (``instance_id``), the
     machine must end before it runs any user code. A machine that asks again gets its own claim again.
     """
     slot = Slot(

@@ -27,7 +27,7 @@ class Seats:
     noticed: frozenset[Seat]
     """The nodes that have a notice."""
     principals: dict[Seat, Seat]
-    """The nodes to be replaced, by stand-in."""
+    """The nodes to be replaced, each by its stand-in's seat."""
 
     @cached_property
     def leaving(self) -> frozenset[Seat]:
@@ -36,13 +36,13 @@ class Seats:
 
     @cached_property
     def named(self) -> frozenset[Seat]:
-        """The seats that have a live stand-in that is not leaving."""
+        """The seats for which a live stand-in exists that is not leaving."""
         stands = self.live - self.leaving
         return frozenset(principal for one, principal in self.principals.items() if one in stands)
 
     @cached_property
     def staying(self) -> frozenset[Seat]:
-        """The live seats that neither leave nor have a stand-in."""
+        """The live seats that are not leaving and have no stand-in."""
         return self.live - self.leaving - self.named
 
     @cached_property

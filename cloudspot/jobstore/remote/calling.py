@@ -24,7 +24,9 @@ ANSWER_SECONDS = 40.0
 """The time to wait for the node's answer. Nodes look for calls every few seconds."""
 _LOOK_SECONDS = 0.25
 _REPEAT_SECONDS = 6.0
-"""The time after which an unanswered call is put again. Another call may have replaced it in the meantime."""
+"""The time after which an unanswered call is put again. Another call may have replaced the first one in the
+meantime.
+"""
 _FINISH_SECONDS = 10.0
 
 
@@ -63,7 +65,7 @@ class RemoteProcess:
         return None
 
     def close(self) -> None:
-        """Leave, and delete the command's objects. The node deletes the objects that it has not read yet."""
+        """Leave the channel, and delete the command's objects. The node deletes unread objects."""
         is_told = False
         with suppress(ChannelEnded):
             self.channel.leave(Frame(Kind.CLOSE))

@@ -74,7 +74,7 @@ class Requests:
     @property
     def usd(self) -> float:
         """The cost of the requests at the usual prices of object stores, which ``docs/remote.md`` states."""
-        # These are the prices of 1,000 reads and of 1,000 writes.
+        # The two figures are the prices of 1,000 reads and of 1,000 writes.
         return (self.num_reads * 0.0004 + self.num_writes * 0.005) / 1000
 
     def check(self, *, is_last: bool = False) -> None:
@@ -139,7 +139,7 @@ class Channel:
         ]
 
     def start(self) -> None:
-        """Start to put pieces and to look for pieces."""
+        """Start the threads that put pieces and look for pieces."""
         for each in self._threads:
             each.start()
 

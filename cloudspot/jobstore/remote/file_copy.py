@@ -1,8 +1,8 @@
 """The node's end of ``cloudspot cp``: reads or writes a file, verifies it, and resumes interrupted copies.
 
-It runs as ``python -m cloudspot.jobstore.remote.file_copy`` in the job's environment and needs only the
-standard library. It reads a request, one line of JSON, and answers in lines of JSON; the file's blocks follow
-on the same stream. The caller's end uses ``read_from`` and ``write_from``, too.
+The module runs as ``python -m cloudspot.jobstore.remote.file_copy`` in the job's environment and needs only
+the standard library. The program reads a request, one line of JSON, and answers in lines of JSON; the file's
+blocks follow on the same stream. The caller's end uses ``read_from`` and ``write_from``, too.
 """
 
 from __future__ import annotations

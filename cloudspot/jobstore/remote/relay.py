@@ -1,9 +1,9 @@
 """Runs a program on a node and relays its streams in frames; defines the format of the frames.
 
-It runs as ``python -IS relay.py`` in the job's environment, inside the job's container if there is one. It
-reads frames from its standard input, the first of which names the program, and writes frames to its standard
-output. The end of its input means that the agent is gone, so it ends the program. It needs only the standard
-library, because a container may run it with the container's own Python.
+The module runs as ``python -IS relay.py`` in the job's environment, inside the job's container if there is
+one. The relay reads frames from its standard input, the first of which names the program, and writes frames
+to its standard output. The end of the input means that the agent is gone, so the relay ends the program. It
+needs only the standard library, because a container may run it with the container's own Python.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Kind(enum.IntEnum):
     ERRORS = 6
     """Bytes of standard error. With a terminal, standard error comes as ``OUTPUT``."""
     STATUS = 7
-    """The program's exit status as a shell reports it, a number as text. This is the program's last frame."""
+    """The program's exit status as a shell reports it, a number as text, in the program's last frame."""
     SAID = 8
     """A sentence for the person at the other end."""
     TAKEN = 9
