@@ -147,7 +147,7 @@ def _step(assessed: Assessment, observed: Observed) -> tuple[Action, ...]:
             offers,
             lambda some: choose_offer(spec, history, some, now, wish, observed.knowledge),
         )
-    except (PluginError, SpecError) as error:  # the plugin whose market policy is used is at fault
+    except (PluginError, SpecError) as error:  # raised by the plugin of the job's market policy
         return _buys_nothing(str(error))
     if isinstance(offer, TooDear):
         return _passes_max_cost(offer, seats)
@@ -193,7 +193,7 @@ def _market_move(assessed: Assessment, observed: Observed) -> tuple[Action, ...]
     ]
     try:
         choice = offer_instead(spec, history, held, offers, now, observed.knowledge)
-    except (PluginError, SpecError) as error:  # the plugin whose market policy is used is at fault
+    except (PluginError, SpecError) as error:  # raised by the plugin of the job's market policy
         return _buys_nothing(str(error))
     budget = assessed.budget
     if choice is None or (budget is not None and not budget.affords(choice[0], len(moving))):

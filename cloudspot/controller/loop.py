@@ -206,7 +206,8 @@ class Controller:
         self._offers_at = -math.inf
         """The time at which the provider was last asked for offers (monotonic)."""
         self._settled_with: tuple[str, ...] | None = None
-        """The unproven machines when the job was last settled; when these change, it is settled again."""
+        """The machines that had not provably ended when the job was last settled; a change settles it again.
+        """
         self._experience_problem: str | None = None
         self._last = known
         self._summary: tuple[Summary, float] | None = None
@@ -426,7 +427,7 @@ class Controller:
             return _Listing(asked, asked, None)
 
     def _read_history(self, listing: _Listing, problems: list[str]) -> History | None:
-        """Return the records; also note them, and the listed machines that belong to this job."""
+        """Return the job's records; add these, and the job's listed machines, to the memory."""
         asked = self._clock.monotonic()
         history: History | None = None
         try:
@@ -487,7 +488,8 @@ class Controller:
         return dataclasses.replace(assessed, now=now) if is_old else assessed
 
     def _clock_warnings(self) -> tuple[Event, ...]:
-        """Return, once, a warning that this computer's clock is wrong, although decisions do not use it."""
+        """Return a warning, only once, that this computer's clock is wrong; decisions do not use it.
+        """
         before, self._clock_warning = self._clock_warning, self._clock_warning or self._clock.warning()
         return () if before == self._clock_warning else (Event(EventKind.WARNED, self._clock_warning),)
 

@@ -81,8 +81,8 @@ def open_to_drive(
     """Open the provider of a stored job with the ``driver_options`` of this computer.
 
     Such options name resources of the driving computer, for example a kubeconfig, so a record must not choose
-    them. A value in the record is used if this computer has noted it for the job. Otherwise it is replaced by
-    the value from ``configured``, which returns the user's own table ``[providers.NAME]``.
+    them. A value in the record is used if this computer has noted it for the job. Any other value is replaced
+    by the value from ``configured``, which returns the user's own table ``[providers.NAME]``.
 
     Raises:
         SpecError: the record names an option of this computer that is neither noted nor configured here.

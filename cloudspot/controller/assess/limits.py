@@ -219,7 +219,7 @@ def _transfer_cost(offer: Offer, num_bytes: int) -> float:
 def _unseen_cost(
     launch: LaunchHistory, now: datetime, start: float, stop: float, instances: Sequence[Instance]
 ) -> float:
-    """Return the cost of machines that may run but were not seen yet, until a stop has ended them.
+    """Return the cost of unseen machines that may run, up to the end of a stop that is requested now.
 
     The time of such machines counts up to the length of a start, because a machine unseen for longer never
     came.

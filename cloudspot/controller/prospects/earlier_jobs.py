@@ -22,9 +22,9 @@ from cloudspot.story.stretches import stretches
 from cloudspot.story.timeline import timeline
 
 MAX_SUMMARIES = 12
-"""How many summaries are read, those of the newest jobs whose ids begin with the name."""
+"""Summaries are read of this many newest jobs whose ids begin with the name."""
 MAX_HISTORIES = 2
-"""How many of these jobs are read completely at most, until one gives a training time."""
+"""At most this many of these jobs are read completely, until one gives a training time."""
 MAX_UNKNOWN_SHARE = 0.1
 """A job with more unaccounted time than this share of its training time gives no training time."""
 

@@ -43,7 +43,7 @@ class Need:
 def room(spec: JobSpec, seats: Seats, *, stands_in_for: int = 0) -> int:
     """Return how many nodes may be bought now if ``stands_in_for`` staying nodes are replaced.
 
-    At most ``nodes.max`` machines may be staying, and at most twice that number live.
+    At most ``nodes.max`` machines may be staying, and at most twice as many may be live.
     """
     staying = len(seats.staying) - stands_in_for
     return max(0, min(spec.nodes.max - staying, MOST_AT_ONCE * spec.nodes.max - len(seats.live)))

@@ -27,7 +27,7 @@ class TooDear:
 def already_too_dear(budget: Budget | None, needed: Need, history: History) -> TooDear | None:
     """Return TooDear if the budget has no room even at the price of the cheapest live launch, else None.
 
-    The check saves a request for offers at each look while the job trains on.
+    The check saves a request for offers at each look while the job continues to train.
     """
     known = [
         msgspec.structs.replace(launch.intent.offer, price_per_hour=launch.price_per_hour)

@@ -22,7 +22,8 @@ def map_parallel(
 ) -> list[Result]:
     """Return ``function(item)`` for each item, in order, from up to ``num_threads`` concurrent calls.
 
-    Each thread calls ``begin_thread`` first; if it is given, the caller's own thread calls no ``function``.
+    Each thread first calls ``begin_thread``; if it is given, ``function`` is never called in the caller's own
+    thread.
 
     After the first error, no further call is started. The error is raised once the running calls have ended.
     """

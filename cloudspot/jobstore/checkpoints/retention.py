@@ -232,7 +232,7 @@ def _marked(store: ObjectStore, job_id: str, newest: CheckpointId) -> set[Checkp
 
 
 def _shared(store: ObjectStore, job_id: str, kept: Sequence[Commit]) -> frozenset[str] | None:
-    """Return the keys of all chunks of those of the checkpoints that share chunks.
+    """Return the keys of all chunks of the given checkpoints that share chunks.
 
     Return None if one of these was deleted: newer checkpoints have then replaced it, and may name its chunks.
     """

@@ -268,7 +268,7 @@ class _Large:
         self._writing = threading.Lock()
 
     def tasks(self, repeat: Retry, progress: Callable[[int], None]) -> Iterator[Callable[[], None]]:
-        """Yield a task for each missing block; the file stays open until all have run or it is closed."""
+        """Yield a task for each missing block; the file stays open until the last task or ``close``."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(self.part, flags, 0o600)
         if not self._left:

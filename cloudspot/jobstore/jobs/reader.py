@@ -101,10 +101,10 @@ class HistoryReader:
     The first pass reads copies of the journal and of the settled launches, so that its cost does not grow
     with the history.
 
-    A pass over a job without news costs one get for the journal. Until all machines have provably ended, it
-    also costs a listing of seats and certificates, a listing of the nodes' records, and gets of new
-    heartbeats: those of all nodes whose state has changed, and of ``MAX_REREADS`` other nodes, in turn. Later
-    it costs a get of the stop request instead, which the listing would otherwise show.
+    A pass over a job without news costs one get for the journal. Until all machines have provably ended, a
+    pass also costs a listing of seats and certificates, a listing of the nodes' records, and gets of new
+    heartbeats: those of all nodes whose state has changed, and of ``MAX_REREADS`` other nodes, in turn.
+    Later, a pass costs a get of the stop request instead, which the listing would otherwise show.
     """
 
     def __init__(self, store: ObjectStore, job_id: str) -> None:

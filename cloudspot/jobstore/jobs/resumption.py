@@ -154,8 +154,8 @@ def resume(
         store.delete(keys.journal(job_id, number))
         _take_back(store, submission)
         raise
-    # Put the secrets and adopt again, in case the loser of a race has removed the secrets, or a driver that
-    # had not seen the record has noted the job's end.
+    # Repeat both steps, in case the loser of a race has removed the secrets, or a driver that had not seen
+    # the record has noted the job's end.
     put_secrets(store, submission, environ)
     adopt(submission, sha256)
     return submission

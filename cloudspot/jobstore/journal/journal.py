@@ -201,7 +201,7 @@ class Journal:
         return records
 
     def _take_in(self, found: Sequence[JournalRecord]) -> tuple[JournalRecord, ...]:
-        """Keep the new records among these, because another thread may have been faster."""
+        """Add those records that are new, because another thread may have been faster."""
         with self._lock:
             new = found[len(self._records) :]
             try:

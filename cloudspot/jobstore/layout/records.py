@@ -438,8 +438,8 @@ class Phase(Dated, frozen=True, kw_only=True):
     generation: OrdinalOrZero
     """The newest generation of the node; 0 before the first."""
     reached_step: Tally | None = None
-    """The step reached, only with ``uploading``, which follows the end of a generation's training; see
-    ``Exit.reached_step``.
+    """The step that the training reached; set only for ``uploading``, which follows the end of a generation's
+    training; see ``Exit.reached_step``.
     """
     at: datetime
 

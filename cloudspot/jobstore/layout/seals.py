@@ -36,7 +36,7 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def box(self) -> Box:
-        """The box of its tensor that the item covers."""
+        """The box that the item covers in its tensor."""
         return Box((0,) * len(self.shape) if self.global_offset is None else self.global_offset, self.shape)
 
 

@@ -24,7 +24,7 @@ EXIT_GRACE_SECONDS = 120.0
 """
 SILENT_LIMIT_SECONDS = 60 * 60.0
 """A node in the training is ended if its heartbeat has not changed for this long. The node counts as dead
-once the provider reports that.
+once the provider reports its machine as ended.
 """
 SILENT_NEWCOMER_SECONDS = 5 * 60.0
 """The same limit for a node that has been in no generation yet, and so has no state that others need."""

@@ -1,7 +1,7 @@
 """Whether a failed node's machine is still kept for inspection (``limits.keep_failed``); pure.
 
-The record that keeps the machine states until when, by the store's clock. Drivers compare that time with the
-store's clock; the node measures the time since the beginning by its own clock.
+The record states until what time the machine is kept, by the store's clock. Drivers compare that time with
+the store's clock; the node measures the time since the beginning by its own clock.
 """
 
 from __future__ import annotations

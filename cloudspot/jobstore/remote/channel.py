@@ -129,7 +129,7 @@ class Channel:
         self.has_said_goodbye = False
         """Whether the piece that tells the other end that this end has left was put."""
         self.is_left = False
-        """Whether the other end has left. Earlier frames from it may still wait to be taken."""
+        """Whether the other end has left. Frames that it sent earlier may still wait to be taken."""
         self._ended: str | None = None
         self._num_put = 0
         self._active_at = time.monotonic()
@@ -227,7 +227,7 @@ class Channel:
             return None
 
     def finish(self, seconds: float) -> bool:
-        """Put the queued frames, and then no more. Return whether this was done within ``seconds``."""
+        """Put the queued frames, and then stop putting. Return whether this was done within ``seconds``."""
         with self._changed:
             self._is_finishing = True
             self._changed.notify_all()

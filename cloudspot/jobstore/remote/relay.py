@@ -50,7 +50,7 @@ class Kind(enum.IntEnum):
     """The name of a signal for the program's process group, such as ``INT``."""
     OUTPUT = 5
     ERRORS = 6
-    """Bytes of standard error. With a terminal, standard error comes as ``OUTPUT``."""
+    """Bytes of standard error. With a terminal, standard error is part of ``OUTPUT``."""
     STATUS = 7
     """The program's exit status as a shell reports it, a number as text, in the program's last frame."""
     SAID = 8
