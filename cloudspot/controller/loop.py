@@ -488,8 +488,7 @@ class Controller:
         return dataclasses.replace(assessed, now=now) if is_old else assessed
 
     def _clock_warnings(self) -> tuple[Event, ...]:
-        """Return a warning, only once, that this computer's clock is wrong; decisions do not use it.
-        """
+        """Return a warning, only once, that this computer's clock is wrong; decisions do not use it."""
         before, self._clock_warning = self._clock_warning, self._clock_warning or self._clock.warning()
         return () if before == self._clock_warning else (Event(EventKind.WARNED, self._clock_warning),)
 
