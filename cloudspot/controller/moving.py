@@ -25,7 +25,7 @@ _ENDS = {"succeeded": "has succeeded", "failed": "has failed", "stopped": "was s
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The target of a move; a field that is None stays as it is."""
+    """The target of a move; a field that is None keeps its present value."""
 
     zone: str | None = None
     instance_type: str | None = None
@@ -35,10 +35,10 @@ class Target:
 def plan_move(
     spec: JobSpec, history: History, offers: Sequence[Offer], now: datetime, target: Target
 ) -> OpenLaunch:
-    """Return the launch that replaces the nodes that do not train at the target.
+    """Return the launch that replaces the nodes that do not yet train at the target.
 
     Raises:
-        CapacityError: the offers that fit were refused a short time ago.
+        CapacityError: the fitting offers were refused or lost a short time ago.
         CloudspotError: no node trains, no node has to move, no offer fits, or ``limits.max_cost`` has no
             room for the launch.
     """
@@ -73,7 +73,7 @@ def plan_move(
     if not moving:
         raise CloudspotError(f"all nodes of job {job_id} are there already: {_keys(held.values())}")
     if len({offer.instance_type for offer in fitting} | {offer.instance_type for offer in held.values()}) > 1:
-        moving = list(held)  # the nodes of a generation are of one type
+        moving = list(held)  # the nodes of a generation must be of one type
     from_when = [cool_until(offer, history, "moved") or now for offer in fitting]
     ready = [offer for offer, at in zip(fitting, from_when, strict=True) if at <= now]
     if not ready:
@@ -111,7 +111,7 @@ def plan_move(
 
 
 def has_moved(history: History, launch: int) -> bool:
-    """Return whether nodes of the launch have trained and the nodes that they replace have stopped."""
+    """Return whether nodes of the launch have trained, and the nodes that they replace have stopped."""
     intent, members = history.launches[launch - 1].intent, history.generations[-1].seats
     mine = {Seat(launch, rank) for rank in range(intent.num_nodes)}
     has_begun = any(mine.intersection(one.seats) for one in history.generations)
@@ -119,7 +119,7 @@ def has_moved(history: History, launch: int) -> bool:
 
 
 def is_given_up(history: History, launch: int) -> bool:
-    """Return whether some nodes of the launch will never take over, and the others have done so."""
+    """Return whether some nodes of the launch will never take over, while the others have done so."""
     seats = seats_of(history.launches, history.generations)
     mine = {Seat(launch, rank) for rank in range(history.launches[launch - 1].intent.num_nodes)}
     return not mine <= seats.live and mine & seats.live <= set(seats.members)
@@ -140,7 +140,7 @@ def _keys(offers: Iterable[Offer]) -> str:
 
 
 def _text(target: Target, there: Mapping[Seat, Offer]) -> str:
-    """Return the target for people, with the present values of the fields that stay."""
+    """Return a description of the target, with the present values of the fields that are kept."""
     markets = {target.market} if target.market else {offer.market for offer in there.values()}
     types = (
         {target.instance_type} if target.instance_type else {offer.instance_type for offer in there.values()}

@@ -1,4 +1,4 @@
-"""Checks that a disk has space for data of a claimed size, before any of it is written."""
+"""Check that a disk has space for data of a claimed size before any of the data is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A check before a store is used: it must refuse to create the same key twice."""
+"""A check before a store is used: the store must refuse to create the same key twice."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from cloudspot.jobstore.layout.records import new_nonce
 def probe(store: ObjectStore) -> None:
     """Create a random key twice: the second attempt must be refused and must change nothing.
 
-    Some servers ignore the condition and overwrite; others do so only on a bucket with versioning. On such
-    stores two controllers would both win, and a job would train twice. The probe deletes its key again.
+    Some servers ignore the condition and overwrite the object; others do so only if the bucket has
+    versioning. On such stores, two controllers would both win, and a job would train twice. The probe deletes
+    its key afterwards.
 
     Raises:
-        StoreRefused: the store breaks this promise; the message describes what it did.
-        AuthError: the rights to write, read or delete are missing.
+        StoreRefused: the store breaks this promise; the message describes how.
+        AuthError: the permission to write, read or delete is missing.
     """
     key = keys.probe(new_nonce())
     first, second = new_nonce().encode(), new_nonce().encode()
