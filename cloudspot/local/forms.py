@@ -227,7 +227,7 @@ class IsolatedForm(Form):
         return self._boot is not None and self._boot.poll() is not None
 
     def end_processes(self) -> None:
-        """Cut the network first, because a vanished machine closes no connections; then kill the processes."""
+        """Cut the network, because a vanished machine closes no connections; then kill the processes."""
         if self._network is not None:
             with suppress(CloudspotError):
                 self._network.cut()

@@ -22,7 +22,8 @@ OPTIMUM: Final = "optimum"
 class Outcome:
     """The results of a policy's runs: means, and the range from the 10th to the 90th percentile.
 
-    Costs are shares of the on-demand cost. ``optimum``, which is only a bound, leaves the optional fields None.
+    Costs are shares of the on-demand cost. ``optimum``, which is only a bound, leaves the optional fields
+    None.
     """
 
     mean_cost: float
