@@ -1,4 +1,4 @@
-"""The promises about a provisioner's offers as tests, which a plugin's author subclasses.
+"""Tests of the promises about a provisioner's offers, which a plugin's author subclasses.
 
 ::
 
@@ -10,7 +10,7 @@
             return MyAccount()
 
 ``account`` is an Account of :mod:`cloudspot.testing.account`. The offers decide which machine is bought and
-when a job has reached its limit of cost.
+when a job has reached its cost limit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _accelerated(sold: Sequence[Sold]) -> Resources:
 
 
 def _has(sold: Sold, wish: Resources) -> bool:
-    """Return whether it has the wished resources, and no accelerator without a wish for one."""
+    """Return whether the item has the wished resources, and an accelerator only if one is wished."""
     return (
         sold.cpus >= wish.cpus
         and sold.memory_bytes >= wish.memory_bytes
