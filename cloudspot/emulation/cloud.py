@@ -273,7 +273,7 @@ class EmulatedCloud(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop the servers; the host ends the machines. Safe to repeat, even after a failed ``start``.
+        """Stop the servers; the host ends the machines.
 
         Safe to repeat, and to call after a failed ``start``.
         """
