@@ -167,7 +167,7 @@ def _unit(seconds: float) -> tuple[str, float]:
 
 
 def draw_ranges(rows: Sequence[tuple[str, float, tuple[float, float]]], *, label: str) -> Figure:
-    """Return a figure with a mean and a range for each row, the first row at the top; the axis starts at 0."""
+    """Return a figure with a mean and a range for each row, the first at the top; the axis starts at 0."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -267,7 +267,7 @@ class _Baking:
             output.warn(f"the machine may still run: {error}; end it with: {job.command('stop')}")
 
     def _remove(self) -> None:
-        """Remove an unfinished image; some clouds refuse this until it is finished, or list the image late."""
+        """Remove an unfinished image; some clouds refuse this until it is finished, or list it late."""
         image: MachineImage | None = None
         try:
             for _ in range(LISTED_LOOKS):
