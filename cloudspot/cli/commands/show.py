@@ -79,7 +79,7 @@ def show(
     store_url: str | None,
     as_json: bool,
 ) -> None:
-    """Show one job: an overview that fits on a screen, or more detail by section.
+    """Show one job: an overview that fits a screen, or more by section.
 
     With --verify, exits with 8 if the newest checkpoint is corrupt.
     """
