@@ -41,9 +41,9 @@ class UserConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """``[notify]`` as in [the job file](job-file.md), for jobs whose job file has no such table. It becomes
     part of the job when you submit one."""
     providers: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
-    """``[providers.NAME]``: options of a provider, for your job files that omit them. They become part of the
-    job, except for options that name a resource of this computer, such as a kubeconfig: these also apply to
-    stored jobs that you drive."""
+    """``[providers.NAME]``: options of a provider, for your job files that do not set them. They become part
+    of the job, except for options that name a resource of this computer, such as a kubeconfig: these also
+    apply to stored jobs that you drive."""
 
 
 def config_path() -> Path | None:

@@ -193,7 +193,7 @@ class Job:
             raise CloudspotError(f"job {self.id} was moved; give --store {elsewhere}")
 
     def checkpoints_at(self, step: int | None) -> Sequence[CheckpointId]:
-        """Return the checkpoints (of this step, which must have one), the best to resume from first."""
+        """Return the checkpoints, or those of ``step``, the best to resume from first; SpecError if none."""
         checkpoints = standing_checkpoints(self.store, self.id, self.reader.journal.read())
         if step is None:
             return checkpoints

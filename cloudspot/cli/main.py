@@ -79,7 +79,7 @@ OTHER_NAMES = {
 """Names of commands in other programs, with the corresponding commands here."""
 
 MESSAGE_SECONDS = 22.0
-"""How long a command waits at its end for its messages; each message is given up earlier than this."""
+"""How long a command waits at its end for its messages; a single message is given up earlier."""
 
 _NO_ARGUMENTS: tuple[type[click.ClickException], ...] = tuple(
     # Before click 8.2, a group prints its help itself.

@@ -34,7 +34,7 @@ class SdkErrors(ABC):
     cloud: ClassVar[str]
     """How messages name the cloud."""
     raised: ClassVar[tuple[type[Exception], ...]]
-    """All errors that a request of the SDK may raise without a bug of ours."""
+    """All errors that a request through the SDK may raise even if our code has no bug."""
     secrets: ClassVar[re.Pattern[str]]
     """The pattern of text that must not reach a message."""
     expired: ClassVar[frozenset[str]] = frozenset()
@@ -114,7 +114,7 @@ class SdkErrors(ABC):
         return line if len(line) <= MAX_MESSAGE else line[: MAX_MESSAGE - 3] + "..."
 
     def refusal(self, error: BaseException, what: str, codes: Codes = NO_CODES) -> CloudspotError:
-        """Return the error for a service's answer that reports one."""
+        """Return the error that corresponds to a service's error answer."""
         code, status, shown = self.code_of(error), self.status_of(error), self.shown(error)
         if code in codes:
             return codes[code](f"{what}: {shown}")

@@ -87,7 +87,7 @@ class CloudPart(SetupPart):
 
 
 def state_of(*, is_own: bool, differences: Sequence[str], lacks: Sequence[str] = ()) -> PartState:
-    """Return the state of an existing part; its differences can be repaired only if it is one's own."""
+    """Return the state of an existing part; differences can be repaired only if this setup created it."""
     if is_own:
         return PartState(exists=True, lacks=(*differences, *lacks))
     return PartState(exists=True, excess=tuple(differences), lacks=tuple(lacks))

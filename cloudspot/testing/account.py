@@ -116,7 +116,7 @@ class Bought(msgspec.Struct, frozen=True, kw_only=True):
 class Account(Service):
     """An empty account at a cloud for one test, which may change everything in it.
 
-    An emulated account that the real SDK uses is best.
+    The best choice is an emulated account, accessed through the real SDK.
     """
 
     prefix: str = "kit-"

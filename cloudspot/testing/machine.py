@@ -35,8 +35,9 @@ class Trouble(str, enum.Enum):
 class Machine(ABC):
     """A machine of a launch; this process reads its metadata as if it ran on the machine.
 
-    A fake metadata service on loopback, to which the plugin's own environment variable points, is best. If a
-    method is not supported, raise NotImplementedError; the tests that need it are then deviations.
+    The best choice is a fake metadata service on loopback, to which the plugin's own environment variable
+    points. If a method is not supported, raise NotImplementedError; the tests that need it are then
+    deviations.
     """
 
     instance: Instance
@@ -46,10 +47,10 @@ class Machine(ABC):
 
     @abstractmethod
     def provider(self) -> Provider:
-        """Return a provider as in a new process on the machine."""
+        """Return a provider as a new process on the machine would create it."""
 
     def give_notice(self, deadline: datetime | None) -> None:
-        """Announce, as the cloud, that it will reclaim the machine at ``deadline`` (UTC; None: no time)."""
+        """Announce, as the cloud, a reclaim of the machine at ``deadline`` (UTC), or at no stated time."""
         raise NotImplementedError
 
     def give_other_event(self, event: OtherEvent) -> None:

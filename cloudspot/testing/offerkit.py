@@ -29,7 +29,7 @@ TOLERANCE = 0.001
 
 
 def _most(sold: Sequence[Sold], size: Callable[[Sold], int]) -> int:
-    """Return the largest size of a type without an accelerator; there must be smaller types."""
+    """Return whether the item has the requested resources, and an accelerator only if one is requested."""
     sizes = sorted({size(one) for one in sold if one.accelerator is None})
     assert len(sizes) >= 2, f"the account sells only one size ({sizes}), so that all types always fit"
     return sizes[-1]

@@ -84,7 +84,7 @@ class SetupRecord:
             self._append(_Line(at=_now(), event="asked", request=asked))
 
     def note(self, part: SetupPart, event: str) -> None:
-        """Record a step for the part that is about to begin or has finished."""
+        """Record, for the part, a step that is about to begin or has finished."""
         self._append(_Line(at=_now(), event=event, kind=part.kind, name=part.name))
 
     def close(self) -> None:

@@ -51,8 +51,8 @@ def offers(
 ) -> None:
     """Show what a job could buy now, and how soon it would be lost.
 
-    Lists the suitable offers, ordered by their prices including the losses of spot machines that the store's
-    jobs have observed.
+    Lists the suitable offers, ordered by price; the price includes the losses of spot machines that the
+    store's jobs have observed.
     """
     prepared = prepare_job(job_file, provider_name, overrides, store_url)
     available = find_offers(prepared.spec, prepared.provider)

@@ -97,7 +97,7 @@ def ps(
 
 
 def _without_most_ended(jobs: Sequence[Summary]) -> list[Summary]:
-    """Return the jobs without all but the first ``MOST`` ended jobs."""
+    """Return the jobs, with only the first ``MOST`` of the ended ones."""
     ended = [job.job_id for job in jobs if job.state in TERMINAL_STATES]
     left_out = set(ended[MOST:])
     return [job for job in jobs if job.job_id not in left_out]

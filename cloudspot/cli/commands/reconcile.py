@@ -247,7 +247,7 @@ def _print_state(job: Summary) -> None:
 
 
 def mark_all(store: ObjectStore) -> None:
-    """Mark all jobs as live that did not end long ago; each pass removes the marks of settled jobs."""
+    """Mark all jobs as live except those that ended long ago; each pass removes the marks of settled jobs."""
     unmarked = sorted(set(list_jobs(store)) - set(list_live(store)))
     if not unmarked:
         return

@@ -148,7 +148,7 @@ def resume(
         output.echo("resumed job ", output.Styled(job.id, "bold"), f" on {provider.name}, {where}")
     _warn_of_inexactness(before, spec)
     resumed = Job(job.store, job.id)
-    with suppress(CloudspotError):  # Otherwise `ps` shows the old end until a driver's first pass.
+    with suppress(CloudspotError):  # Otherwise, `ps` would show the old end until a driver's pass.
         write_summary(job.store, summarise(resumed.first_history, store_time(job.store)))
     if detach:
         ctx.exit(launch(resumed, as_json=as_json, since=now))

@@ -183,7 +183,7 @@ def _check_provider(job: Job, history: History) -> None:
                 f"job {job.id} has ended, but some of its machines may still run, and its provider does not "
                 f"answer: {error}"
             ) from error
-        # Every machine has written its exit record or provably ended, so this was only a second check.
+        # Every machine has written its exit record or has provably ended, so this was only a second check.
         output.warn(f"cannot tell whether job {job.id} still has machines: {error}")
         return
     label = store_label(job.store)

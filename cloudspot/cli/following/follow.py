@@ -197,8 +197,7 @@ class _Follower:
         self._screen = screen
         self._feed = feed
         self._is_live = is_live
-        # The number of launches defines what is past; times would not do, because nodes have their own
-        # clocks.
+        # The number of launches defines what is past; times cannot, because nodes have their own clocks.
         num_past = 0 if since is None else len(since.launches)
         self._tail = LogTail(
             job.log_sink,

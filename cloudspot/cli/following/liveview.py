@@ -31,7 +31,7 @@ class NodeView:
     state: str
     """``requested``, ``booting``, ``holding``, the state in the node's heartbeat, or how the node ended."""
     is_newcomer: bool = False
-    """Whether the node has been in no generation yet."""
+    """Whether the node has not been in any generation yet."""
     stands_in_for: str | None = None
     """The node that it will replace once it is ready."""
     leaves_seconds: float | None = None

@@ -39,7 +39,7 @@ _IN_CLEAR = {("http", "localhost"), ("http", "127.0.0.1")}
 _HIDDEN = (HTTPStatus.NOT_FOUND, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _MAX_BYTES = 8 << 20
 _MAX_SHOWN = 500
-"""The maximum number of characters of a failure that are shown."""
+"""The maximum length of a failure's text in messages."""
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 

@@ -36,7 +36,7 @@ from cloudspot.registry import driver_distributions, open_store, open_tracker, p
 _SESSION = re.compile(r"\bcloudspot\.train\b|\bfrom cloudspot import train\b")
 
 MAX_SKIPPED = 5
-"""The maximum number of files excluded from the code that are listed."""
+"""The maximum number of excluded files that are listed."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,8 @@ def open_pinned(
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[JobSpec, Provider]:
     """Open the provider; return it with the job file that includes its pinned options.
+
+    Raises the same errors as ``prepare_job``.
 
     If the provider keeps images, the pinned options include the key of the job's setup; ``digests`` returns
     the digests of the job's code.
@@ -137,7 +139,7 @@ def with_secrets(spec: JobSpec, stored: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def warn_of_losses(job: PreparedJob) -> None:
-    """Warn about files that are not sent, and if nothing that the job makes outlives its machine."""
+    """Warn about files that are not sent, and about a job whose results would be lost with its machine."""
     skipped: list[str] = []
     code = code_files(job.workdir, skipped)
     for line in sorted(skipped)[:MAX_SKIPPED]:

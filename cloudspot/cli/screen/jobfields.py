@@ -33,7 +33,7 @@ def duration(job: Summary) -> float | None:
 
 @dataclass(frozen=True)
 class _Kind:
-    """The syntax of the values of some fields in a filter."""
+    """The syntax of field values in a filter."""
 
     parse: Callable[[str, datetime], Any]
     example: str

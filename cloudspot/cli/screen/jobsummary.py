@@ -183,7 +183,7 @@ def _nodes_text(value: Mapping[str, Any]) -> str:
     if max(total, value["nodes_max"]) < 2 or not total:
         return ""
     live = {node["name"] for node in value["nodes"] if node["ended"] is None}
-    if not live or value["state"] in TERMINAL_STATES:  # its last machines may not be proven ended yet
+    if not live or value["state"] in TERMINAL_STATES:  # the end of a machine may not be proven yet
         return f"{total} in all"
     members = live.intersection(generations[-1]["nodes"] if generations else ())
     ever = {name for one in generations for name in one["nodes"]}

@@ -88,7 +88,7 @@ def _usual_store() -> ObjectStore:
 
 
 def leave_provider(job: Job, *, is_moving: bool) -> None:
-    """Make sure that nothing of the job is left where drivers would no longer look.
+    """Make sure that no machine or resource of the job remains where drivers would no longer look.
 
     Its drivers query only the provider of the newest submission, with its options, in one store. A job that
     has not ended, because it waits for a machine, is stopped before it moves to another store.

@@ -39,7 +39,7 @@ trust_option = click.option(
 def check_trusted(
     job: Job, history: History, *, trust: str | None, action: str, sends: JobSpec | None
 ) -> None:
-    """Return if the job's record matches a submission from this computer, or if the user trusts the record.
+    """Return at once if the job's record matches a submission from this computer, or if the user trusts it.
 
     Otherwise show how the record differs from the newest submission noted here, and ask. ``action`` is the
     command, for messages. ``sends`` is the job file whose secrets the command would take from the
@@ -81,8 +81,8 @@ def check_trusted(
 def noting(store: ObjectStore, provider: Provider) -> Callable[[Submission, str], None]:
     """Return a function that notes a submission on this computer just before the submission is stored.
 
-    Failing to make the note is an error only if the job's machines would be this computer. A resumed job is
-    noted twice.
+    Failing to make the note is an error only if the job's machines would run on this computer. A resumed job
+    is noted twice.
     """
     warned = set[str]()
 
