@@ -6,8 +6,7 @@ import re
 from typing import ClassVar, Final
 
 MAX_MESSAGE: Final = 4000
-"""The maximum length of a message, in characters. A message may quote a name of any length that comes from
-outside."""
+"""The maximum length of a message, in characters. A message may quote foreign names of any length."""
 
 
 class CloudspotError(Exception):

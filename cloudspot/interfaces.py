@@ -203,7 +203,7 @@ class Provisioner(Guarded, ABC):
         """Return the machine's console output since its boot, if the provider has it (CONSOLE).
 
         Drivers call this for a machine that does not come up, to show the reason. The end of the output may
-        be missing; if it is long, so may its beginning.
+        be missing, as may the beginning of a long output.
         """
         return ""
 
@@ -302,8 +302,8 @@ class ImageHost(Guarded, ABC):
         """Start making an image of a running machine's disk, and return the image in its present state.
 
         The machine has already written everything to its disk, and keeps running. It must not end before the
-        image is ready. If ``find`` already returns an image for the key that has not failed, return that
-        image and make nothing.
+        image is ready. If ``find`` already returns an image for the key, and that image has not failed,
+        return it and make nothing.
 
         Raises:
             AuthError: a permission is missing; the message names it.

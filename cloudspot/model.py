@@ -139,7 +139,7 @@ class Billing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Time is rounded up to a multiple of this."""
     free_if_reclaimed_seconds: Seconds = 0.0
     """A spot machine that the provider reclaims within this time is not charged. Resources that are billed
-    separately, such as its disk, still are charged."""
+    separately, such as its disk, are still charged."""
 
     def charged_seconds(self, seconds: float) -> float:
         """Return the seconds charged for a machine that ran for ``seconds`` and was not reclaimed."""
@@ -423,9 +423,9 @@ class ObjectMeta(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes."""
     modified_at: datetime
     etag: str = ""
-    """The identifier is the same in a listing and from ``head``, and changes with each put of different
-    bytes. It is the same in a listing and from ``head``, and changes with each put of other bytes. It is
-    empty if the store has no such identifier."""
+    """The store's identifier of these bytes, such as an entity tag or a generation. It is the same in a
+    listing and from ``head``, and changes with each put of other bytes. It is empty if the store has no such
+    identifier."""
 
 
 class ObjectPage(msgspec.Struct, frozen=True, kw_only=True):

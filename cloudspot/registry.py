@@ -459,7 +459,7 @@ def _hooked(kind: Kind, declared: Declared, wanted: type[R], **about: str) -> R:
     found = guard.run(f"its hook {kind.hook}", LOAD, lambda: hook(**about))
     if isinstance(found, wanted):
         return found
-    # Show no value: a store's may contain credentials.
+    # Show no value: the value for a store may contain credentials.
     if found is None:
         fault = f'its hook {kind.hook} returned None for "{declared.name}"'
     elif wanted is type:

@@ -216,7 +216,7 @@ def closure(names: Iterable[str], *, left_out: frozenset[str] = frozenset()) -> 
 
 
 def _needed(distribution: metadata.Distribution, extra: str) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield each name that ``extra`` requires, with the name's own extras; if it is empty, the basic ones.
+    """Yield the names that ``extra`` requires, or the basic ones if it is empty, each with its own extras.
 
     The caller skips requirements that do not apply here, because they are not installed.
     """

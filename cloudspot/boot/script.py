@@ -35,8 +35,8 @@ class Install(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     """The archive's key in the store."""
     sha256: str
-    """The archive's hash. The machine gets the hash with the script and not from the store, as it does the
-    archive."""
+    """The archive's hash. The machine gets this hash with the script, while the archive comes from the store.
+    """
     digest: str
     """The digest that ``python -m cloudspot.boot.agentarchive`` prints if the same code is installed."""
     requirements: tuple[str, ...]

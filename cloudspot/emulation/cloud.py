@@ -183,7 +183,7 @@ class Contrary(NamedTuple):
     text: str
     """The difference, in one sentence."""
     question: str
-    """The id of the open question in docs/first-real-run.md to which this behaviour is the other answer."""
+    """The id of the open question in docs/first-real-run.md that this behaviour answers differently."""
 
 
 class EmulatedCloud(ABC):

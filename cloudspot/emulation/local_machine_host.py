@@ -63,7 +63,7 @@ class LocalMachineHost(MachineHost):
         self._directory = directory
         self._owner = ExitStack()
         self._held: tuple[int, ...] = ()
-        """Open files that the supervisors also keep open."""
+        """The open files that the supervisors also keep open."""
         if is_isolated:
             network = ipaddress.IPv4Network(cloud.network)
         else:

@@ -150,7 +150,7 @@ class RoleMetadata(TokenedMetadata):
 
     role_keys: ClassVar[type[RoleKeys]]
     renewed_before: ClassVar[timedelta]
-    """How long before the old credentials expire new ones appear."""
+    """How long new credentials appear before the old ones expire."""
 
     def __init__(self, view: MachineView, *, now: Callable[[], datetime] = now_utc) -> None:
         super().__init__(view, now=now)

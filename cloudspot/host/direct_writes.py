@@ -49,7 +49,8 @@ def write_past_cache(descriptor: int, data: memoryview) -> int:
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | flag)
         with data[:size] as blocks:
-            # Arena slots and their chunks begin at a page boundary. Other data is copied to memory that does.
+            # Arena slots and their chunks begin at a page boundary. Other data is first copied to such
+            # memory.
             written = _write_in_place(descriptor, blocks)
             if written == 0:
                 written = _write_copies(descriptor, blocks)

@@ -21,7 +21,7 @@ from cloudspot.host.boot_clock import this_boot
 from cloudspot.host.locks import lock_now
 
 STALE_SECONDS = 3600.0
-"""Locks tell nothing about writers on other hosts, which count as killed if they have written nothing for
+"""Locks reveal nothing about writers on other hosts, which count as killed if they have written nothing for
 this long.
 
 The time is measured by the clock of the process that removes old files, once for each directory. If that

@@ -72,7 +72,7 @@ def _scan_ps(mark: bytes) -> tuple[int, ...]:
 
 
 def kill_all(find: Callable[[], Collection[int]], *, timeout_seconds: float = math.inf) -> bool:
-    """Send SIGKILL to the processes from ``find`` until it twice returns none; return whether it did.
+    """Send SIGKILL to the processes from ``find``; return whether it twice returned none in time.
 
     One empty result is not enough: a process may fork during the search, and during an exec it has no
     environment.

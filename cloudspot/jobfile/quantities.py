@@ -79,7 +79,7 @@ def parse_duration(text: str) -> float:
 def parse_moment(text: str, *, now: datetime) -> datetime:
     """Return the time meant by ``"10m"`` (ago), ``"06:25"`` (the last one) or ``"2026-11-20T06:25:04Z"``.
 
-    If the text has no time zone, the zone of ``now`` applies, which must be aware.
+    If the text has no time zone, that of ``now`` applies; ``now`` must be aware.
 
     Raises:
         ValueError: ``text`` is not a time; the message states what is expected.

@@ -291,14 +291,14 @@ class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The time between two checkpoints of a session. ``"auto"`` weighs the cost of a save against the
     expected losses that no drain or surviving rank prevents: at first it assumes one such loss per node and
     day, later the job's own rate, and never less than one per week for the whole job. The resulting interval
-    is at least 30 s and one and a half times an upload, and at most 30 minutes."""
+    is at least 30 s, at least one and a half times as long as an upload, and at most 30 minutes."""
     keep: PositiveCount = 3
     """How many of the newest valid checkpoints stay in the store."""
     compression: Literal["none", "zstd"] = "none"
     """With ``"zstd"``, checkpoints, including those of ``directory``, are uploaded with lossless compression.
     Compression uses the machines' processors, and up to 0.5 GB of their memory. Data that would shrink by
-    less than a tenth is sent uncompressed. So is the last save before a machine ends or the training does,
-    unless compression made the previous save faster."""
+    less than a tenth is sent uncompressed. The last save before the end of a machine or of the training is
+    also sent uncompressed, unless compression made the previous save faster."""
     rescue: bool = True
     """Whether the ranks of a session that survive the loss of others save their state, so that no step is
     repeated; see [after a silent death](failure-modes.md#silent-deaths)."""
@@ -406,7 +406,7 @@ class LimitsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     keep_failed: PositiveDuration | None = None
     """When the job has failed for good, the machine of the rank that failed first is kept for this long, for
     ``cloudspot shell`` and similar commands. The machine is billed: it ends earlier if ``max_cost`` or
-    ``max_runtime`` would be exceeded, or at ``cloudspot stop``. If omitted, the machine ends at once."""
+    ``max_runtime`` would be exceeded, and on ``cloudspot stop``. If omitted, the machine ends at once."""
 
     rules: ClassVar[tuple[TableRule, ...]] = (Needs("on_idle", "idle_after", value="stop"),)
 

@@ -73,8 +73,8 @@ class FileStore(ObjectStore):
         """Parse the URL, without I/O.
 
         Raises:
-            SpecError: ``url`` is not ``file:///absolute/path``. ``establish`` and the first put raise it if
-                there is a file in place of a directory.
+            SpecError: ``url`` is not ``file:///absolute/path``. ``establish`` and the first put also raise
+                SpecError if there is a file in place of a directory.
         """
         self.url = url
         self.root = _parse_url(url)

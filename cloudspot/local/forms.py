@@ -170,7 +170,7 @@ class PlainForm(Form):
 
 
 class LoopbackForm(PlainForm):
-    """A machine of an emulated cloud on a host without namespaces; its metadata has another port."""
+    """A machine of an emulated cloud on a host without namespaces; its metadata service has another port."""
 
     def __init__(self, machine: MachineDirectory, guest: Guest) -> None:
         super().__init__(machine)

@@ -1,4 +1,4 @@
-"""Linux namespaces, by system calls.
+"""Create and enter Linux namespaces with system calls.
 
 They are available to root, and to other users if the kernel lets them create user namespaces.
 """

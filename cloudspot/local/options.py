@@ -52,7 +52,7 @@ class RandomReclaims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[providers.local]``: machines that are process trees on this host.
 
-    Plans reclaim only spot machines, as clouds do; ``cloudspot preempt`` reclaims any machine.
+    Planned reclaims affect only spot machines, as in clouds; ``cloudspot preempt`` reclaims any machine.
     """
 
     reclaims: tuple[Reclaim, ...] = ()
@@ -105,7 +105,7 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ]
         chance = self.random_reclaims
         if chance is not None and (chance.max is None or launch <= chance.max):
-            # A string seeds by its bytes, which are the same in every process and version of Python.
+            # A string seed is taken by its bytes, which are the same in every process and version of Python.
             drawn = random.Random(f"{chance.seed}/{launch}/{rank}").expovariate(1 / chance.mean)
             planned.append(PlannedReclaim(after_seconds=drawn, notice_seconds=chance.notice))
         return tuple(planned)

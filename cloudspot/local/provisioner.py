@@ -283,7 +283,7 @@ class LocalProvisioner(Provisioner):
             )
 
     def _granted(self, body: LocalRequest) -> int:
-        """Return how many machines have room, at least ``min_nodes``; the caller must hold the lock."""
+        """Return how many machines there is room for, at least ``min_nodes``; the caller holds the lock."""
         if body.market is Market.SPOT and body.launch in self._options.refused_launches:
             raise CapacityError(f"{body.zone} has no spot {body.instance_type} now")
         room = self._options.capacity.get(body.zone) if body.market is Market.SPOT else None

@@ -52,7 +52,7 @@ class Supervisor:
         self._told_to_stop = False
 
     def start(self) -> None:
-        """Create the machine's disk and memory, serve its metadata, and record that it is ready."""
+        """Create the machine's disk and memory, serve its metadata, and record that all is ready."""
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
             # This is a handler and not SIG_IGN, because exec resets handlers for the machine's processes.
             signal.signal(number, lambda *_: None)

@@ -195,7 +195,7 @@ def _grid(outlook: Outlook) -> Floats:
 
 
 def _transitions(outlook: Outlook, step: float) -> tuple[Floats, Floats, Floats]:
-    """Return a step's market transitions: all, those without and those with a loss of the own zone."""
+    """Return a step's market transitions: all, and those without and with a loss of the job's zone."""
     loss, gain = np.array(outlook.hazards.loss), np.array(outlook.hazards.gain)
     ages: Floats = np.append(np.diff((0.0, *AGE_EDGES_HOURS)), np.inf)
     older = 1 - np.exp(-step / ages)

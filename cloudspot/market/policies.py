@@ -158,7 +158,7 @@ def best_zones(situation: Situation, hazards: Hazards) -> Ints:
 
 
 def return_pays(situation: Situation, zones: Ints, hazards: Hazards) -> Bools:
-    """Return where returning from on-demand to spot in these zones pays off; False for ``NOTHING``.
+    """Return for which runs a return to spot in these zones pays off; False for ``NOTHING``.
 
     Returning saves the price difference until the expected loss of the machine or the end of the job. It
     costs a start, which either is paid in addition to on-demand or pauses the training, and another start if

@@ -81,8 +81,8 @@ def _read(path: Path) -> _File:
 def windows(market: Market, *, num_ticks: int, num_runs: int, seed: int) -> Bools:
     """Return markets for runs that begin at random places in the recording, of shape [ticks, zones, runs].
 
-    No two runs begin at the same place. There are fewer runs than ``num_runs`` if fewer places are followed
-    by ``num_ticks`` ticks. The same arguments give the same places.
+    No two runs begin at the same place. There are fewer than ``num_runs`` runs if fewer places in the
+    recording are followed by ``num_ticks`` ticks. The same arguments give the same places.
     """
     num_places = len(market.is_up) - num_ticks + 1
     assert num_places > 0, "the caller has compared the lengths"
