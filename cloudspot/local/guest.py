@@ -319,7 +319,7 @@ def _write_layers(view: _View, guest: Guest) -> None:
 def _secrets(directory: Path) -> Iterator[Path]:
     """Yield files that not everybody may read but that a machine could read if the host's root runs it."""
     if not os.access(directory, os.R_OK | os.X_OK):
-        return  # nor may the machine read it
+        return  # the machine cannot read it either
     for entry in os.scandir(directory):
         try:
             is_closed = not entry.stat(follow_symlinks=False).st_mode & stat.S_IROTH
