@@ -19,10 +19,10 @@ else:
     import tomli as tomllib
 
 MAX_BYTES: Final = 1 << 20
-"""The most bytes that are read, so that a data file named by mistake is not read whole."""
+"""The maximum number of bytes to read, so that a data file named by mistake is not read whole."""
 
 _ASSIGNMENT: Final = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=\s*([^\s\"'\[{#][^\"'#]*?)\s*(?:#.*)?")
-"""A key with a value that is not a quoted text, a list or a table."""
+"""A key whose value is not a quoted string, a list or a table."""
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 
 
@@ -59,13 +59,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def apply_override(raw: dict[str, Any], text: str, type_: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Apply one ``a.b=c`` to the raw table of a ``type_``; return its path.
+    """Apply one ``a.b=c`` override to the raw table of a ``type_``; return its path.
 
-    The value is a string if the field takes only strings or the value is not TOML; otherwise it is read as
-    TOML.
+    The value is a string if the field accepts only strings or the value is not TOML; otherwise it is parsed
+    as TOML.
 
     Raises:
-        SpecError: the text is not ``FIELD=VALUE``, or a field on the way is not a table.
+        SpecError: the text is not ``FIELD=VALUE``, or a field in the path is not a table.
     """
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip()
@@ -88,12 +88,12 @@ def _value(text: str, is_text: Callable[[Any], bool]) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     value = parsed["value"]
-    # If there is more than one key, the text had a line break and another assignment.
+    # If there is more than one key, the text contained a line break and another assignment.
     return text if len(parsed) > 1 or (not isinstance(value, str) and is_text(value)) else value
 
 
 def _syntax_error(message: str, text: str) -> str:
-    """Return the TOML parser's message with the line first."""
+    """Return the TOML parser's message with the line number first."""
     match = re.fullmatch(r"(?s)(.*) \(at line (\d+), column \d+\)", message)
     if match:
         return f"line {match[2]}: {match[1]}{_quotes_hint(text.splitlines()[int(match[2]) - 1])}"

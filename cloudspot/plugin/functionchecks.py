@@ -1,4 +1,4 @@
-"""The parts that hosts of functions share: check that a driver fits, estimate its cost, wait for its role."""
+"""Shared by function hosts: check that a driver fits, estimate its cost, and wait for its role."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from cloudspot.model import DriverFunction
 T = TypeVar("T")
 
 PASS_SECONDS: Final = 3.0
-"""The estimated time of a pass over a few live jobs; a pass without live jobs takes less than a second."""
+"""The estimated duration of a pass over a few live jobs; a pass without live jobs takes less than a second.
+"""
 NOTICE_SECONDS: Final = 5.0
-"""How long a pass for a notice waits. The node gets the notice at about the same time, and records it a
-second or two later."""
+"""How long a pass that a notice triggers waits before it starts. The node gets the notice at about the same
+time, and records it a second or two later."""
 LACKS_RIGHTS: Final = f"status {AuthError.exit_code}"
-"""The words in the error of a driver's function by which a missing permission is recognized."""
+"""The words in a driver function's error that identify a missing permission."""
 _MINUTES_A_MONTH: Final = 30.4 * 24 * 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionLimits:
-    """The code that a host of functions can run, and its greatest size."""
+    """The code that a function host can run, and its maximum size."""
 
     host: str
-    """The host's name, in the cloud's own words."""
+    """The host's name as the cloud writes it."""
     runtime: str
-    """The name of the runtime for this Python in messages, such as ``Lambda's python3.12``."""
+    """How messages name the runtime for this Python, such as ``Lambda's python3.12``."""
     machines: Mapping[str, str]
-    """The name of each architecture in messages, by ``platform.machine()``."""
+    """How messages name each architecture, by ``platform.machine()``."""
     glibc: Mapping[tuple[int, int], tuple[int, int]]
-    """The version of the C library, by the version of Python."""
+    """The glibc version for each version of Python."""
     max_packed_bytes: int | None = None
     """None if there is no limit."""
     max_unpacked_bytes: int | None = None
@@ -53,10 +54,10 @@ class FunctionLimits:
         return f"its code: {packed:.1f} MB packed, {unpacked:.0f} MB unpacked; {self.host} {limit}"
 
     def require_fit(self, function: DriverFunction) -> None:
-        """Refuse a function with code that the host cannot run or that is too large.
+        """Refuse a function whose code the host cannot run or whose code is too large.
 
         Raises:
-            SpecError: another system, Python or C library is needed, or the code is too large.
+            SpecError: the code needs another system, Python or glibc, or is too large.
         """
         here = (sys.version_info[0], sys.version_info[1])
         if sys.platform != "linux" or platform.machine() not in self.machines or here not in self.glibc:
@@ -107,7 +108,7 @@ def once_effective(
 
 
 def whole_minutes(function: DriverFunction, *, scheduler: str) -> int:
-    """Return the minutes between two passes, for a scheduler that supports only whole minutes.
+    """Return the number of minutes between two passes, for a scheduler that supports only whole minutes.
 
     Raises:
         SpecError: the function's interval is not a whole number of minutes.
@@ -119,14 +120,14 @@ def whole_minutes(function: DriverFunction, *, scheduler: str) -> int:
 
 
 def passes_a_month(minutes: int) -> float:
-    """Return the passes in a month with one pass every ``minutes``."""
+    """Return the number of passes per month if there is one every ``minutes``."""
     return _MINUTES_A_MONTH / minutes
 
 
 def bucket_of(function: DriverFunction, *, scheme: str, needs: str) -> str:
     """Return the name of the store's bucket.
 
-    ``needs`` begins the message, and names the host and the service in which it needs a store.
+    ``needs`` begins the message; it names the host and the service in which the host needs a store.
 
     Raises:
         SpecError: the store is in another service.

@@ -10,7 +10,7 @@
             return MyAccount()
 
 ``account`` is an Account, as in :mod:`cloudspot.testing.provisionerkit`. An image that is not removed is
-billed forever, and an image with another setup is worse than none.
+billed forever, and an image with a different setup is worse than none.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from cloudspot.testing.kit import Kit
 
 KEY, OTHER_KEY = "0123456789abcdef0123456789abcdef01234567", "f" * 40
 COPY_SECONDS = 5.0
-"""The time between two looks for an image."""
+"""The time between two searches for an image."""
 NUM_LOOKS = 120
 DECIDED_AT = datetime(2026, 11, 1, tzinfo=timezone.utc)
 
 
 class ImageHostTests(Kit):
-    """A test for each promise of ImageHost; the fixture ``account`` is an Account whose provider has one."""
+    """A test for each promise of ImageHost; ``account`` is an Account whose provider has an image host."""
 
     resources: ClassVar[Resources] = Resources()
     """The resources of the machines."""

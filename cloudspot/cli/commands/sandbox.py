@@ -60,9 +60,9 @@ def sandbox(
 ) -> None:
     """Run a command inside an emulated cloud.
 
-    This needs no account and costs nothing. NAME is the name of a provider. The cloud's API, object store
-    and machines exist only on this host and only while COMMAND runs, and COMMAND's environment directs all
-    tools and SDKs of the cloud to them. The machines really boot, and are really reclaimed. Exits with the
+    This needs no account and costs nothing. NAME is the name of a provider. The cloud's API, object store and
+    machines exist only on this host and only while COMMAND runs, and COMMAND's environment directs all the
+    cloud's tools and SDKs to them. The machines really boot, and are really reclaimed. Exits with the exit
     status of COMMAND.
     """
     from cloudspot.emulation.cloud import EmulatedCloud

@@ -1,4 +1,4 @@
-"""``cloudspot setup``: make everything that an account needs before its first job, and remove it again."""
+"""``cloudspot setup``: create everything that an account needs before its first job, and remove it again."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def setup(
 ) -> None:
     """Make everything that an account of PROVIDER needs before its first job.
 
-    First shows what it will make, why, and what it costs, and asks. Run it with the credentials of an
-    administrator. It uses existing parts if they belong to the account and allow no more than needed;
-    otherwise it stops and shows the difference. It never changes anything that it has not made. It records
-    what it has made in your state directory, so that you can repeat it after an interruption at any point.
-    At the end it writes the store and the provider's options to your config file, and runs `providers
-    check`.
+    First shows what it will create, why, and at what cost, and asks for confirmation. Run this command with
+    an administrator's credentials. It uses existing parts if they belong to the account and allow no more
+    than needed; otherwise it stops and shows the difference. It never changes anything that it did not
+    create. It records everything that it creates in your state directory, so that you can repeat it after an
+    interruption at any point. Finally, it writes the store and the provider's options to your config file,
+    and runs `providers check`.
     """
     # These import parsers and readers that `--help` does not need.
     from cloudspot.cli.account.parts import completed, look_at, make
@@ -135,7 +135,7 @@ def _remove(
     settings, path = account.settings(request), config_path()
     removal = remove(parts, settings.store_url, record)
     for number, (part, stays) in enumerate(removal):
-        if number == 0 and path is not None:  # the bucket was removed, which might have been refused
+        if number == 0 and path is not None:  # the bucket was removed, which could have been refused
             withdraw_settings(path, name, settings)
         named = f"{part.kind} {part.name}"
         output.echo(f"removed {named}" if stays is None else f"{named} {stays}")

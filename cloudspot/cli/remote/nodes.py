@@ -1,4 +1,4 @@
-"""Chooses the nodes on which a command runs, and calls them."""
+"""Choose the nodes on which a command runs, and call them."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def python_words(module: str) -> tuple[str, ...]:
 
 
 def choose_nodes(job: Job, node: Seat | None) -> list[Seat]:
-    """Return the node that is named, or all that train, or else all that have a machine, kept ones too.
+    """Return the named node, or all nodes that train, or else all that have a machine, including kept ones.
 
     Raises:
-        CloudspotError: there is none, or no command may run there.
+        CloudspotError: there is no such node, or no command may run there.
     """
     if not job.spec.run.exec:
         raise CloudspotError(f"job {job.id} runs no commands: its job file has run.exec = false")
@@ -72,7 +72,7 @@ def choose_nodes(job: Job, node: Seat | None) -> list[Seat]:
 def call(
     job: Job, seat: Seat, words: Sequence[str], *, size: tuple[int, int] | None = None, most: int
 ) -> RemoteProcess:
-    """Start a command on the node, and print on standard error how many requests to the store it makes."""
+    """Start a command on the node, and print to standard error how many requests it makes to the store."""
     try:
         for word in words:
             word.encode()
