@@ -1,4 +1,4 @@
-"""The checksums with which S3 verifies a body, by the standard library alone."""
+"""The checksums with which S3 verifies a body, computed with the standard library alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CHECKSUMS: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
 
 
 def is_right(algorithm: str, text: str, body: bytes) -> bool | None:
-    """Return whether the base64 text is the body's checksum, or None if it is not such a checksum at all."""
+    """Return whether the base64 text is the body's checksum, or None if it cannot be a checksum of this kind."""
     wanted = CHECKSUMS[algorithm](body)
     try:
         found = base64.b64decode(text, validate=True)

@@ -93,7 +93,7 @@ class NoRedirects(HTTPRedirectHandler):
 
 
 def ask(url: str, headers: dict[str, str], method: str = "GET") -> HTTPResponse:
-    """Return the open answer. The environment's proxies are not used."""
+    """Return the open response. The environment's proxies are not used."""
     request = Request(url, headers=headers, method=method)  # noqa: S310
     answer: HTTPResponse = build_opener(ProxyHandler({}), NoRedirects).open(request, timeout=60)
     return answer

@@ -26,17 +26,17 @@ class AwsCall:
     """Its name in the API, such as ``CreateRole``."""
     parameters: Mapping[str, Any]
     done: tuple[str, ...] = ()
-    """The error codes that mean that it was done before."""
+    """The error codes that mean that the call was made before."""
 
     def run(self, clients: AwsClients) -> Any:
-        """Make the call; return the answer, or None if it was done before."""
+        """Make the call; return the response, or None if the call was made before."""
         call = getattr(clients.client(self.service), xform_name(self.operation))
         with ignored(*self.done):
             return call(**self.parameters)
         return None
 
     def command(self) -> str:
-        """Return the same call as a shell command."""
+        """Return the call as a shell command."""
         words = ["aws", _COMMANDS.get(self.service, self.service), xform_name(self.operation, "-")]
         for name, value in self.parameters.items():
             option = f"--{xform_name(name, '-')}"
