@@ -194,9 +194,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
         }
 
     def furnish(self, machine: EmulatedMachine) -> EmulatedMachine:
-        """Add the machine's role and its keys to the metadata, and the programs of AWS's images; see
-        EmulatedCloud.
-        """
+        """Add the role and its keys to the metadata, and the programs of AWS's images; see EmulatedCloud."""
         facts = {**machine.metadata, "role-seed": self._keys.seed, "contrary": sorted(self.contrary)}
         role = _role_of(str(machine.metadata.get("instance-profile", "")))
         if role is not None:

@@ -1,5 +1,4 @@
-"""IAM's limits, which moto knows but does not enforce: the sizes and numbers of policies, and the rules for
-names.
+"""IAM's limits on names and on the sizes and numbers of policies, which moto knows but does not enforce.
 
 Source: IAM user guide, "IAM and AWS STS quotas": white space does not count, and all inline policies of a
 user, group or role count together; IAM API reference, PutUserPolicy, CreatePolicy (checked 2026-11).

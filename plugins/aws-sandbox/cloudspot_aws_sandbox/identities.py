@@ -43,9 +43,7 @@ class Identities(Mapping[str, str]):
         return len(tuple(iter(self)))
 
     def may(self, key: str, right: str, arn: str, context: Mapping[str, str] = NO_CONTEXT) -> bool:
-        """Return whether the owner of the key has a permission on a resource, for a request with this
-        context.
-        """
+        """Return whether the owner of the key has a permission on a resource, in the request's context."""
         if key in self._owner:
             return True
         iam = _iam()

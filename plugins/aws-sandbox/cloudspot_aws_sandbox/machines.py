@@ -77,8 +77,9 @@ class Machine:
 
 
 class Machines:
-    """All machines of one emulated account. The caller holds ``lock`` for the whole of a group of calls that
-    belong together.
+    """All machines of one emulated account.
+
+    The caller holds ``lock`` for the whole of a group of calls that belong together.
     """
 
     def __init__(self, host: MachineHost, faults: Faults, clock: Callable[[], float]) -> None:

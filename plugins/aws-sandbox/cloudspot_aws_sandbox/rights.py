@@ -52,9 +52,7 @@ _ON_GROUPS: Final = frozenset({"ec2:CreatePlacementGroup", "ec2:DeletePlacementG
 
 
 def resource_of(call: Call, *, right: str = "", account: str) -> str:
-    """Return the ARN of the call's resource, or of the resource of the permission ``right``, or ``*`` for
-    any.
-    """
+    """Return the ARN of the resource of the call, or of its permission ``right``, or ``*`` for any."""
     parameters = call.parameters
     if right in _ON_IMAGES or (right == "ec2:CreateTags" and call.action == "CreateImage"):
         # The ARNs of images and snapshots contain no account.

@@ -148,8 +148,9 @@ class StrictEc2:
         return [content]
 
     def run_schedules(self) -> None:
-        """Carry out the schedules that are due. Every request does this too; call it while no requests may
-        come.
+        """Carry out the schedules that are due.
+
+        Every request does this too; call it while no requests may come.
         """
         with self.machines.lock:
             for region in self._regions:

@@ -1,5 +1,6 @@
-"""cloudspot on Amazon Web Services. Importing the package imports no SDK; the service modules do so when
-used.
+"""cloudspot on Amazon Web Services.
+
+Importing the package imports no SDK; the service modules do so when used.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class AwsAccountSetup(AccountSetup):
 
     @property
     def _makes_network(self) -> bool:
-        """Whether to set up the default VPC, which is so if the user has named no subnet or security group."""
+        """Whether to set up the default VPC, because the user has named no subnet or security group."""
         named = self._options.security_groups
         return not self._options.subnets and not [one for one in named if one != self._own_group(named)]
 

@@ -134,9 +134,7 @@ class AwsClients:
 
 
 class _Parsers(ResponseParserFactory):  # type: ignore[misc]
-    """Parsers that raise botocore's own error for any unreadable answer, such as one whose size is not a
-    number.
-    """
+    """Parsers that raise botocore's own error for any unreadable answer, such as a size that is no number."""
 
     def create_parser(self, protocol_name: str) -> Any:
         """Return the parser; see botocore."""

@@ -82,7 +82,10 @@ class CloudWatchLogSink(LogSink):
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Do no I/O. ``store_url`` is canonical; the group and its retention were checked with the options."""
+        """Do no I/O; ``store_url`` is canonical, and the group and its retention were checked with the options.
+
+        ``store_url`` is canonical; the group and its retention were checked with the options.
+        """
         self.group = group or f"{GROUP_PREFIX}{job_id}"
         store = store_digest(store_url)
         self._prefix = f"{store}/" if group is None else f"{job_id}/{store}/"
@@ -147,8 +150,9 @@ class CloudWatchLogSink(LogSink):
         yield from read_back(self._pages(stream, startFromHead=False))
 
     def pieces(self) -> Sequence[LogPiece]:
-        """Return each stream as one piece; see LogSink. This reads the first and the last page of each
-        stream.
+        """Return each stream as one piece; see LogSink.
+
+        This reads the first and the last page of each stream.
         """
         pieces = []
         for stream in self.streams():

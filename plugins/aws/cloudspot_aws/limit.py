@@ -25,8 +25,7 @@ TARGET: Final = f"arn:aws:scheduler::{ACTION}"
 
 
 def keep(clients: AwsClients, role: str, ends: Mapping[Instance, datetime]) -> None:
-    """Schedule each machine's termination ten minutes after its time is up; existing schedules are not
-    changed.
+    """Schedule each machine's termination ten minutes after its time is up; keep existing schedules.
 
     Each machine has its own schedule, because TerminateInstances ends none of its machines if EC2 no longer
     knows one of them, such as one reclaimed over an hour ago (EC2 API reference, TerminateInstances, checked

@@ -1,6 +1,4 @@
-"""The table ``[providers.aws]`` of a job file: where machines run, from which image and with which
-permissions.
-"""
+"""The table ``[providers.aws]`` of a job file: where and how its machines run."""
 
 from __future__ import annotations
 

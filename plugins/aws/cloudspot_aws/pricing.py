@@ -97,8 +97,7 @@ def on_demand_price(clients: AwsClients, region: str, instance_type: str) -> flo
 
 
 def disk_price(clients: AwsClients, region: str, disk_type: str) -> float | None:
-    """Return the price of a GiB of an EBS volume, in USD an hour, or None if the price list has no price for
-    it.
+    """Return the price of a GiB of an EBS volume, in USD an hour, or None if it is not listed.
 
     The names of the filters are from public code that uses them (checked 2026-11).
 

@@ -60,8 +60,7 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
         return node_identity()
 
     def boot_profile(self) -> BootProfile:
-        """Return how the image starts the agent, with the region of the job, in which its bucket and logs
-        are.
+        """Return how the image starts the agent, with the region of the job's bucket and logs.
 
         The SDK on a machine cannot find that region by itself. No code on a machine needs the region in which
         the machine itself is.

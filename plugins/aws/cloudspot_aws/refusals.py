@@ -1,6 +1,4 @@
-"""Translates EC2's refusals of a launch: no capacity, no quota, a missing permission, or an impossible
-request.
-"""
+"""Translates EC2's refusals of a launch: no capacity, no quota, no permission, or an impossible request."""
 
 from __future__ import annotations
 
@@ -89,8 +87,7 @@ def refusal(clients: AwsClients, error: Exception, body: Ec2Request) -> Cloudspo
 
 
 def denied_action(clients: AwsClients, error: BaseException) -> str | None:
-    """Return the missing permission that the refusal names, such as ``iam:PassRole``, or None if it names
-    none.
+    """Return the missing permission that the refusal names, such as ``iam:PassRole``, or None.
 
     EC2 names the permission in plain text or encoded; decoding needs ``sts:DecodeAuthorizationMessage``.
     """

@@ -1,4 +1,4 @@
-"""Renders the RunInstances request of a launch, without I/O: the offer holds all values that were looked up."""
+"""Renders the RunInstances request of a launch, without I/O: the offer holds all looked-up values."""
 
 from __future__ import annotations
 

@@ -20,8 +20,9 @@ every file-like body. With that header, a larger body is not sent at all if S3 r
 
 @contextmanager
 def payload(data: Data, *, has_checksum: bool) -> Iterator[Mapping[str, Any]]:
-    """Yield the arguments that send ``data``: its body and, if it has one, its checksum. No view of ``data``
-    is kept.
+    """Yield the arguments that send ``data``: its body and, if it has one, its checksum.
+
+    No view of ``data`` is kept.
     """
     with memoryview(data).cast("B") as view:
         checksum = {"ChecksumCRC32": crc32(view)} if has_checksum else {}

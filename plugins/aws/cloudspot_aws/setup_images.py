@@ -88,9 +88,7 @@ class AwsImageHost(setupimages.TaggedImageHost):
 
 
 def _check_snapshots(image_id: str, results: Sequence[Mapping[str, Any]]) -> None:
-    """Raise CloudspotError if a removed image's snapshot is left, because no other record refers to it any
-    more.
-    """
+    """Raise CloudspotError if a removed image's snapshot is left: it could not be found again later."""
     left = [one for one in results if one.get("ReturnCode") not in {"success", "skipped"}]
     if left:
         names = ", ".join(str(one.get("SnapshotId")) for one in left)

@@ -234,7 +234,5 @@ def managed_document(iam: Any, arn: str) -> Document:
 
 
 def _in_partition(documents: Sequence[Document], partition: str) -> list[Document]:
-    """Return the policies with ``partition`` in place of a wildcard, because an account is in only one
-    partition.
-    """
+    """Return the policies with ``partition`` in place of a wildcard: an account is in only one partition."""
     return [json.loads(json.dumps(one).replace('"arn:*:', f'"arn:{partition}:')) for one in documents]

@@ -54,9 +54,7 @@ class AwsPart(CloudPart):
 
 
 def unless(code: str, ask: Callable[[], Answer]) -> Answer | None:
-    """Return the response, or None if the service refuses with ``code``, which means that the part does not
-    exist.
-    """
+    """Return the response, or None if the service refuses with ``code`` because the part does not exist."""
     with ignored(code):
         return ask()
     return None

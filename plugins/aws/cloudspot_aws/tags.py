@@ -1,6 +1,4 @@
-"""Converts tags for EC2's requests and from its responses; :mod:`cloudspot.plugin.machinetags` defines their
-names.
-"""
+"""Converts tags, named by :mod:`cloudspot.plugin.machinetags`, to and from the form of EC2's API."""
 
 from __future__ import annotations
 
