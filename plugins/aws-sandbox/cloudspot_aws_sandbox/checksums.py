@@ -45,7 +45,7 @@ CHECKSUMS: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
 
 
 def is_right(algorithm: str, text: str, body: bytes) -> bool | None:
-    """Return whether the base64 text is the body's checksum, or None if it has another length."""
+    """Return whether the base64 text is the body's checksum, or None if it cannot be a checksum."""
     wanted = CHECKSUMS[algorithm](body)
     try:
         found = base64.b64decode(text, validate=True)

@@ -79,8 +79,7 @@ class LambdaRuntime(FunctionProcess):
         self.start_layer(layer, _START, task, code.handler, environment=environment)
 
     def invoke(self, event: bytes) -> Result:
-        """Pass the event to the function, and return its result; the call fails if the process dies or is late.
-        """
+        """Pass the event to the function, and return its result, a failure if the process dies or is late."""
         self.printed()
         invocation = _Invocation(event)
         self._current = invocation

@@ -105,7 +105,7 @@ class Machines:
         disk: str | None,
         vcpus: int,
     ) -> None:
-        """Register the instances that moto has just made, and boot them, from a copied disk if one is given."""
+        """Register the instances that moto has made, and boot them, from a copied disk if one is given."""
         backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
         is_spot = parameters.get("InstanceMarketOptions", {}).get("MarketType") == "spot"
         for instance_id in instance_ids:

@@ -396,7 +396,7 @@ class StrictEc2:
         }
 
     def _stop_instances(self, parameters: Mapping[str, Any], region: str) -> Mapping[str, Any]:
-        """Stop machines at once; EC2 does not stop those of one-time spot requests ("Stop a Spot Instance")."""
+        """Stop machines at once; EC2 refuses this for one-time spot requests ("Stop a Spot Instance")."""
         ids = list(dict.fromkeys(parameters["InstanceIds"]))
         self._require(ids, region)
         before = {instance_id: self.machines.by_id[instance_id].instance.state for instance_id in ids}
@@ -521,7 +521,7 @@ class StrictEc2:
         return self._forward(environ, None)
 
     def _forward(self, environ: Environ, form: Mapping[str, str] | None) -> Answer:
-        """Let the inner application answer the request, with ``form`` in place of its body if that is given."""
+        """Let the inner application answer the request, with ``form`` as its body if that is given."""
         inner = dict(environ)
         if form is not None:
             body = urlencode(form).encode()

@@ -82,7 +82,7 @@ class CloudWatchLogSink(LogSink):
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Do no I/O; ``store_url`` is canonical, and the group and its retention were checked with the options.
+        """Do no I/O; ``store_url`` is canonical, and the group and its retention are checked already.
 
         ``store_url`` is canonical; the group and its retention were checked with the options.
         """

@@ -172,8 +172,7 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         return {"disk": None if each is None else size * each, **performance}
 
     def _address(self, subnet: Subnet, name: str) -> Extras:
-        """Return the hourly price of a machine's public address, by its name, or nothing without an address.
-        """
+        """Return the hourly price of a machine's public address, by its name, or nothing if it has none."""
         given = self.options.public_ip
         if not (subnet.is_public if given is None else given):
             return {}

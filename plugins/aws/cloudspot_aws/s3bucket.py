@@ -267,8 +267,7 @@ class S3Bucket(Bucket):
 
 
 def _is_guarded(endpoint_url: str) -> bool:
-    """Return whether payloads cannot be changed on their way: by TLS, or because they stay on this machine.
-    """
+    """Return whether payloads cannot be changed on their way: by TLS, or as they stay on this machine."""
     parts = urlsplit(endpoint_url)
     if parts.scheme == "https" or parts.hostname == "localhost":
         return True
