@@ -42,7 +42,7 @@ def account_regions(clients: AliyunClients) -> tuple[str, ...]:
 
 
 def inventories(options: AliyunOptions, clients: AliyunClients) -> tuple[Inventory, ...]:
-    """Return the inventories of the clients' region, in the order in which to end their assets."""
+    """Return the inventories of the clients' region, in the order in which their assets should be ended."""
     return (*(kind(options, clients) for kind in (_Machines, _Disks, _DeploymentSets)), _Drivers(clients))
 
 
@@ -168,7 +168,7 @@ class _DeploymentSets(_AliyunInventory):
 
 
 class _Drivers(DriverInventory):
-    """The functions of ``cloudspot driver``, and roles that outlived theirs."""
+    """The functions of ``cloudspot driver``, and roles whose function no longer exists."""
 
     def __init__(self, clients: AliyunClients) -> None:
         self.title = f"drivers in {clients.region}"

@@ -63,9 +63,9 @@ class AliyunNoticeSource(PreemptionSource):
             at = parse_time(text)
         except ValueError:
             said = f"{TERMINATION.partition('/')[2]} is {text[:200]!r}, which is not a time"
-            # A value that looks like a time is a notice; without a time, the shortest promised notice
-            # applies. Any other text is not: a service that served an error page to all would end every
-            # machine.
+            # A value that looks like a time is a notice; if it is not a valid time, the shortest promised
+            # notice applies. Any other text is not a notice: otherwise, a service that answers everyone with
+            # an error page would end every machine.
             if not re.match(r"[0-9]{4}-", text):
                 raise TransientError(said) from None
             if text != self._unread:
@@ -78,10 +78,10 @@ class AliyunNoticeSource(PreemptionSource):
 def node_identity(metadata: EcsMetadata | None = None) -> NodeIdentity:
     """Return this machine's identity; its rank is the number at the end of its host name.
 
-    The metadata have no other index (see ``names``), and do not contain the market.
+    The metadata contain no other index (see ``names``), and no market.
 
     Raises:
-        TransientError: the metadata service is not up yet, or its answer is invalid.
+        TransientError: the metadata service is not available yet, or its answer is invalid.
     """
     metadata = metadata or EcsMetadata()
     host_name = metadata.require("meta-data/hostname").strip()
