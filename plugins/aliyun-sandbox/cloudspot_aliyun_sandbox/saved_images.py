@@ -179,7 +179,7 @@ class SavedImages:
         """Return the machine of which an image is to be made.
 
         Raises:
-            ApiError: there is none, or its state does not allow it.
+            ApiError: the machine does not exist, or its state does not allow an image.
         """
         named = parameters.get("InstanceId", "")
         if not named:

@@ -27,7 +27,7 @@ def check_disk(parameters: Parameters, image_gib: int) -> int:
     """Return the size of the system disk in GiB.
 
     Raises:
-        ApiError: there is no such disk.
+        ApiError: the disk does not exist.
     """
     category = parameters.get("SystemDisk.Category", _DEFAULT)
     if category not in _PRICES:
@@ -55,7 +55,7 @@ def disk_price(parameters: Parameters) -> float:
     """Return the pay-as-you-go price of the system disk, in CNY an hour.
 
     Raises:
-        ApiError: there is no such disk.
+        ApiError: the disk does not exist.
     """
     size_gib = check_disk(parameters, image_gib=20)
     factor = _FACTORS[parameters.get("SystemDisk.PerformanceLevel", "PL1")]

@@ -70,7 +70,7 @@ def _encode_one(record: LogRecord) -> bytes:
 
 
 def _record(match: re.Match[bytes], more: list[bytes], stream: str) -> Iterator[LogRecord]:
-    """Yield the record, unless its line is invalid, such as one with month 13 or with bytes that are no text."""
+    """Yield the record, unless its line is invalid, such as one with month 13 or with undecodable bytes."""
     try:
         text = b"\n".join((match[4], *more)).decode("utf-8", "surrogatepass")
         at = datetime.fromisoformat(match[1].decode("ascii")).replace(tzinfo=timezone.utc)
