@@ -1,7 +1,7 @@
 """Drills on Compute Engine: a simulated maintenance event preempts a spot machine as a reclaim would.
 
-Source: Compute Engine documentation, "Create and use Spot VMs", "Simulate preemption" (from memory). This has
-not run on the real service yet.
+Source: Compute Engine documentation, "Create and use Spot VMs", "Simulate preemption" (from memory). This
+    drill has not yet run on the real service.
 """
 
 from __future__ import annotations
