@@ -75,7 +75,7 @@ class Disks:
         """Return the machine whose boot disk has this name.
 
         Raises:
-            ApiError: no machine has it (501), or there is no such disk (404).
+            ApiError: no machine uses the disk (501), or it does not exist (404).
         """
         own = f"zones/{zone}/disks/{name}"
         found = next((one for one in self._machines.shown() if (one.zone, one.name) == (zone, name)), None)

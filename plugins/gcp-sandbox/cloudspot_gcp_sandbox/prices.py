@@ -84,7 +84,7 @@ def _skus() -> Iterator[dict[str, Any]]:
                     price * factor * _spot_part(family, region),
                     unit,
                 )
-            # Items that must not be taken for a machine type's price.
+            # Items that must not be mistaken for a machine type's price.
             custom = f"{family.replace('Predefined ', '')} Custom {part} running in {place}"
             yield _sku(custom, region, "CPU", "OnDemand", core * 1.05, "h")
             yield _sku(
@@ -115,7 +115,7 @@ def _skus() -> Iterator[dict[str, Any]]:
 
 
 def _spot_part(name: str, region: str) -> float:
-    """Return the region's share of the on-demand price: a quarter to two fifths."""
+    """Return the region's spot price as a share of on-demand: a quarter to two fifths."""
     return 0.25 + hashlib.sha256(f"{name}/{region}".encode()).digest()[0] / 1700
 
 
