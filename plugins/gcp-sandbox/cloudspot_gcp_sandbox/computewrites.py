@@ -39,7 +39,7 @@ from cloudspot_gcp_sandbox.saved_images import SavedImages
 
 FORGOTTEN_AFTER_SECONDS: Final = 10.0
 ACCOUNT_UNKNOWN_SECONDS: Final = 60.0
-"""How long a request id is remembered, or a new account unknown, if the fault is set."""
+"""The durations of two of the faults in ``faults.contrary``."""
 REQUEST_ID_SECONDS: Final = 3600.0
 """How long a request id is remembered, in seconds. Google states no time for Compute Engine; its newer APIs
 state "at least 60 minutes".
