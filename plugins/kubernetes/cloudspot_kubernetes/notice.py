@@ -199,7 +199,7 @@ class PodNoticeSource(PreemptionSource):
         return self._ends(begun, float(metadata.get("deletionGracePeriodSeconds") or 0), "eviction")
 
     def _begun(self) -> float:
-        """Return when process 1 received its SIGTERM (monotonic); all processes of a pod get the same time."""
+        """Return when process 1 received SIGTERM (monotonic); all processes of a pod get the same time."""
         now = time.monotonic()
         # The uptime includes times of sleep, and may be the container's own.
         ahead = round(now - float(UPTIME.read_text(encoding="ascii").split()[0]))
