@@ -20,7 +20,7 @@ def unshare(job_id: str, store_url: str | None) -> None:
     store = with_retries(job.store)
     from cloudspot_ui.shared_page import SharedPage
 
-    # First, so that no driver puts a page after it was deleted.
+    # This comes first, so that no driver uploads a page after it was deleted.
     store.delete_many([form(job.id, SharedPage.name) for form in (keys.task, keys.task_done)])
     found = [meta.key for meta in store.list_objects(keys.shared_pages_prefix(job.id))]
     store.delete_many(found)

@@ -45,7 +45,7 @@ class Access:
         """Guard the application, which is served at ``port``; the first URL contains ``token``."""
         self._app = app
         self._token = token
-        self._cookie_name = f"cloudspot-ui-{port}"  # cookies know no ports, and several sites may be open
+        self._cookie_name = f"cloudspot-ui-{port}"  # cookies ignore ports, and several sites may be open
         self._cookie = secrets.token_urlsafe(32)
         self._hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]"))
 

@@ -21,13 +21,18 @@ SEARCHED_CHARACTERS = 20_000
 
 @dataclass
 class LogView:
-    """The last lines of a job's log that match a search, and new ones. It is for one thread at a time."""
+    """The last lines of a job's log that match a search, and new ones.
+
+    It may be used by one thread at a time.
+    """
 
     job: Job
     search: str = ""
     """The text to look for, ignoring case."""
     node: str = ""
-    """The node whose lines are shown, or empty for all nodes. ``first`` raises ValueError for a bad name."""
+    """The node whose lines are shown, or empty for all nodes. ``first`` raises ValueError for an invalid
+    name.
+    """
     _tail: LogTail | None = field(default=None)
 
     def first(self) -> Sequence[Line]:

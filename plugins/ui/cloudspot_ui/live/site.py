@@ -201,7 +201,7 @@ class Site:
         _, run = self._find_run(request)
 
         def look() -> Mapping[str, str]:
-            status = run.exit_status  # read before the text, which then includes the last output
+            status = run.exit_status  # read before the text, which then includes all output
             return {"output": render("live_output.html", text=run.text, status=status)}
 
         return _events(_parts(request, look, 0.3))

@@ -35,7 +35,7 @@ MAX_JOBS = 12
 
 
 class JobWatch:
-    """A job as pages show it. Any thread may call this; only one thread at a time reads."""
+    """A job as its pages show it. Any thread may use it; only one thread at a time reads the store."""
 
     def __init__(self, job: Job, links: Callable[[str], Mapping[str, object]]) -> None:
         """Watch a job; ``links`` returns the values that the site adds to a job's page, by the job's id."""
@@ -58,7 +58,7 @@ class JobWatch:
 
 
 class StoreWatch:
-    """A store's jobs as pages show them. Any thread may call this; only one thread at a time reads."""
+    """A store's jobs as pages show them. Any thread may use it; only one thread at a time reads the store."""
 
     def __init__(self, store: ObjectStore, links: Callable[[str], Mapping[str, object]]) -> None:
         self.store = store
@@ -81,7 +81,7 @@ class StoreWatch:
         """Return the job's watch.
 
         Raises:
-            JobNotFound: there is no such job.
+            JobNotFound: the job does not exist.
         """
         found = find_job(self.store, job_id)
         with self._lock:

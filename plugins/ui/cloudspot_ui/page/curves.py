@@ -1,4 +1,4 @@
-"""Metrics as curves over steps, time and money; pure. Only this module uses leather."""
+"""Metrics as curves over steps, time and money; does no I/O. Only this module uses leather."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Drawn:
     name: str
     color: str
     is_lost: bool = False
-    """Whether its steps were made again."""
+    """Whether these steps were made again."""
     is_dashed: bool = False
     """Whether it is dashed, because another line may lie below it."""
 

@@ -50,7 +50,7 @@ class Line:
 
 @dataclass(frozen=True)
 class KeptCheckpoint:
-    """A checkpoint that can be resumed from."""
+    """A checkpoint from which the job can resume."""
 
     name: str
     step: int
@@ -72,7 +72,9 @@ class JobStory:
     checkpoints: Sequence[KeptCheckpoint]
     artifacts: Sequence[Artifact]
     is_behind: bool
-    """Whether the log was not read to its end yet, so ``series`` and ``machines`` lack the latest lines."""
+    """Whether the log has not been read to its end yet, so that ``series`` and ``machines`` lack the latest
+    lines.
+    """
     next_step: str
     """The command that users most often need at this point."""
     at: datetime
@@ -81,7 +83,7 @@ class JobStory:
 
 @dataclass
 class JobReading:
-    """Reads a job repeatedly, but only the new lines of its log. It is for one thread at a time."""
+    """Reads a job repeatedly, but only the new lines of its log. It may be used by one thread at a time."""
 
     job: Job
     _history: History | None = None
@@ -95,7 +97,7 @@ class JobReading:
     def read(self, now: datetime, *, log_seconds: float = math.inf) -> JobStory:
         """Return the job's story at ``now``.
 
-        It reads the log for at most ``log_seconds``; the next call continues from there.
+        The call reads the log for at most ``log_seconds``; the next call continues from there.
 
         Raises:
             CorruptData: a record is malformed.
@@ -130,7 +132,7 @@ class JobReading:
             self._tail = LogTail(self.job.log_sink, lives=self._lives)
         if self._records is None:
             self._records = self._tail.new_records()
-        records, self._records = self._records, None  # after an error, look again after the last line
+        records, self._records = self._records, None  # after an error, continue after the last line
         for number, record in enumerate(records):
             if not (self._series.add(record) or self._machines.add(record)):
                 self._lines.append(record)
