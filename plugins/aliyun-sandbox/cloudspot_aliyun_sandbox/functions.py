@@ -2,8 +2,8 @@
 
 Functions are run by timers and by EventBridge at ECS's notices. Source: Function Compute API reference,
 version 2023-03-30; "Timer triggers", "Configure event triggers for Alibaba Cloud services"; ECS, "Instance
-event notifications" (checked 2026-11). It is from memory that a function with triggers cannot be deleted, and
-that a role takes a while to be known.
+event notifications" (checked 2026-11). From memory: a function with triggers cannot be deleted, and a role
+takes a while to be known.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ from cloudspot_aliyun_sandbox.rolekeys import RoleKeys
 class EcsMetadataService(RoleMetadata):
     """One machine's service.
 
-    It is given ``instance-id``, ``instance-name``, ``instance-type``, ``hostname``, ``image-id``, ``mac``,
-    ``private-ipv4``, ``region-id``, ``zone-id``, ``vpc-id``, ``vpc-cidr-block``, ``vswitch-id``,
-    ``vswitch-cidr-block``, ``owner-account-id``, ``serial-number``; ``market`` (``spot`` or ``on-demand``);
-    ``http-endpoint``, ``http-tokens`` and ``http-put-response-hop-limit`` with the values of RunInstances;
-    ``role`` with ``role-seed`` (see ``rolekeys``) and ``credential-seconds``. It shows the machine's tags,
-    with which the emulated ECS supplies the host only if InstanceMetadataTags is enabled.
+    The machine host supplies ``instance-id``, ``instance-name``, ``instance-type``, ``hostname``,
+    ``image-id``, ``mac``, ``private-ipv4``, ``region-id``, ``zone-id``, ``vpc-id``, ``vpc-cidr-block``,
+    ``vswitch-id``, ``vswitch-cidr-block``, ``owner-account-id``, ``serial-number``; ``market`` (``spot`` or
+    ``on-demand``); ``http-endpoint``, ``http-tokens`` and ``http-put-response-hop-limit`` with the values of
+    RunInstances; ``role`` with ``role-seed`` (see ``rolekeys``) and ``credential-seconds``. The service shows
+    the machine's tags, which the emulated ECS supplies only if InstanceMetadataTags is enabled.
     """
 
     versions: ClassVar[tuple[str, ...]] = ("2016-01-01", "latest")

@@ -1,7 +1,7 @@
 """The parts of RAM that a driver's function or docs/aliyun.md needs: roles, policies and permissions.
 
-Source: RAM API reference, version 2015-05-01 (checked 2026-11). It is from memory that a role or a policy
-    with attachments cannot be deleted, and with which codes this is refused.
+Source: RAM API reference, version 2015-05-01 (checked 2026-11). From memory: a role or a policy with
+    attachments cannot be deleted, and the codes of these refusals.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ECS over HTTP, as strict as the real ECS, with signatures, client tokens, limited stock and lagging lists.
 
-It also answers the calls to VPC, RAM and STS that a plugin makes. Every call is recorded. Requests that are
-not for the control plane go to the inner application.
+The module also answers the calls to VPC, RAM and STS that a plugin makes. Every call is recorded. Requests
+that are not for the control plane go to the inner application.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """OSS as strict as the real one, in memory, behind HTTP: a WSGI application.
 
-It verifies signatures of both versions, security tokens and their expiry. Like OSS, it refuses create-only
-writes of existing objects (unless versioning is on: OSS then ignores the condition), parts that are too small
-or do not match, appends at a wrong position, and unknown parameters and headers. Faults are injected by rules
-(:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
+The service verifies signatures of both versions, security tokens and their expiry. Like OSS, it refuses
+create-only writes of existing objects (unless versioning is on: OSS then ignores the condition), parts that
+are too small or do not match, appends at a wrong position, and unknown parameters and headers. Faults are
+injected by rules (:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
 
 Source: OSS API reference, the operations' pages and "Error responses" (checked 2026-11). The wording of some
     messages is from memory, as is the rule that an upload stays when a create-only completion is refused.

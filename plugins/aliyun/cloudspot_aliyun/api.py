@@ -84,7 +84,7 @@ def read(
 
 
 def caller(clients: AliyunClients) -> Caller:
-    """Return the account and the ARN that the credentials belong to. This needs no permission."""
+    """Return the account and the ARN that the credentials belong to. The request needs no permission."""
     what = "asking Alibaba Cloud whose credentials these are"
     answer = read(clients, what, "GetCallerIdentity", product="Sts")
     return Caller(account=str(answer["AccountId"]), arn=str(answer["Arn"]))

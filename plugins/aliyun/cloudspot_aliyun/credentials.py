@@ -1,8 +1,8 @@
 """Finds the keys that sign requests: the environment's, a profile's, or those of the machine's RAM role.
 
-It uses only the standard library, because every agent carries it. Both SDKs have their own providers for the
-role, which send no session token and so get 403 on a machine in hardened metadata mode.
-Sources: "Manage access credentials" of Alibaba Cloud's SDKs (the names of variables), "Configure profiles" of
+The module uses only the standard library, because every agent carries it. Both SDKs have their own providers
+for the role, which send no session token and so get 403 on a machine in hardened metadata mode. Sources:
+"Manage access credentials" of Alibaba Cloud's SDKs (the names of variables), "Configure profiles" of
     its command line (``~/.aliyun/config.json``), ECS user guide, "Instance RAM roles" (checked 2026-11).
 """
 

@@ -257,7 +257,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
             if reason is not None:
                 ended = msgspec.structs.replace(instance, state=InstanceState.ENDED, end_reason=reason)
                 self._gone.setdefault(instance.id, (ended, now))
-            # Otherwise only time proves that it has ended; it is not looked up forever.
+            # Otherwise, only time proves that the machine has ended; it is not looked up forever.
             elif now - self._missed_since.setdefault(instance.id, now) >= ENDED_SHOWN_SECONDS:
                 self._seen.pop(instance.id, None)
 

@@ -1,13 +1,13 @@
 """Function Compute as the host of a driver, which is run by a timer and by EventBridge at ECS's notices.
 
-It runs on Debian 12, in a custom runtime: Function Compute's own Python 3.10 and 3.12 are on Debian 10 and
-11, whose C libraries are too old for today's `cryptography`, which Alibaba Cloud's SDK needs. The code is
-sent within the request, so that no object can be left behind in a bucket.
+The function runs on Debian 12, in a custom runtime: Function Compute's own Python 3.10 and 3.12 are on Debian
+10 and 11, whose C libraries are too old for today's `cryptography`, which Alibaba Cloud's SDK needs. The code
+is sent within the request, so that no object can be left behind in a bucket.
 
 Source: Function Compute 3.0, "Limits" (code, memory, time), "Custom runtimes" (Pythons), "Timer triggers" and
 "Configure event triggers for Alibaba Cloud services", and the API reference of version 2023-03-30; ECS,
-"Instance event notifications" (checked 2026-11). It is from memory that Function Compute may not know a new
-role for a while.
+"Instance event notifications" (checked 2026-11). From memory: Function Compute may not know a new role for a
+while.
 """
 
 from __future__ import annotations

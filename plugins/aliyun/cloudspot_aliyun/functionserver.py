@@ -1,8 +1,8 @@
 """The HTTP server that Function Compute starts; it passes each event to the driver's handler.
 
-It uses only the standard library, so it can report a missing package. Source: Function Compute, "Event
-handlers" and "Specifications" of custom runtimes, "Configure environment variables", "Timer triggers" and
-"Configure event triggers for Alibaba Cloud services" (checked 2026-11).
+The server uses only the standard library, so it can report a missing package. Source: Function Compute,
+"Event handlers" and "Specifications" of custom runtimes, "Configure environment variables", "Timer triggers"
+and "Configure event triggers for Alibaba Cloud services" (checked 2026-11).
 """
 
 from __future__ import annotations

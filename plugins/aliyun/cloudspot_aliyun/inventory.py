@@ -134,7 +134,7 @@ class _Disks(_AliyunInventory):
 
 
 class _DeploymentSets(_AliyunInventory):
-    """The deployment sets of jobs. They cost nothing, but their number is limited."""
+    """The deployment sets of jobs. Deployment sets cost nothing, but their number is limited."""
 
     plural = "deployment sets"
 

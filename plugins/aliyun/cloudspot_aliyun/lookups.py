@@ -51,7 +51,7 @@ class NotThere(CloudspotError):
 def check_region(clients: AliyunClients) -> str:
     """Return the region; raise SpecError if Alibaba Cloud has no such region.
 
-    This asks the central region, because a region that does not exist has no address.
+    The central region is asked, because a region that does not exist has no address.
     """
     region = clients.region
     try:

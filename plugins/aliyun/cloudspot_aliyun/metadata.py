@@ -1,8 +1,8 @@
 """Reads a node's identity and its notices from ECS's metadata service.
 
-It uses only the standard library, because every agent carries it and it must work where nothing is installed.
-Sources: ECS user guide, "Instance metadata" (items; security hardening mode), "Preemptible instances", API
-reference of ModifyInstanceMetadataOptions (checked 2026-11).
+The module uses only the standard library, because every agent carries it and it must work where nothing is
+installed. Sources: ECS user guide, "Instance metadata" (items; security hardening mode), "Preemptible
+instances", API reference of ModifyInstanceMetadataOptions (checked 2026-11).
 """
 
 from __future__ import annotations

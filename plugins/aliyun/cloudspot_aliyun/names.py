@@ -19,7 +19,7 @@ _RANK: Final = re.compile(r"(?<![0-9])[0-9]{1,4}$")
 def instance_name(job_id: str, launch: int, num_nodes: int) -> str:
     """Return the InstanceName of a launch, ``digits-1-2-[0,1]``, by which people find its machines.
 
-    It begins with a letter, as ECS requires.
+    The name begins with a letter, as ECS requires.
     """
     start = job_id if job_id[0].isalpha() else f"job-{job_id}"
     return f"{start}-{launch}-{_numbers(num_nodes)}"

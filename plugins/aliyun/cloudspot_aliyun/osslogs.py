@@ -186,7 +186,7 @@ class OssLogSink(LogSink):
     def streams(self) -> Sequence[str]:
         """Return the names of the job's streams, sorted; see LogSink.
 
-        This makes a request for each stream.
+        A request is made for each stream.
         """
         return list_streams(self._store, self._job_id)
 

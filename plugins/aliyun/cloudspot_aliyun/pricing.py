@@ -44,8 +44,8 @@ def transfer_price(region: str, home: str, currency: str) -> float:
 
     ECS bills the traffic from a machine's public address: 0.123 to 0.125 USD a GB in mainland China, 0.07 to
     0.156 elsewhere and 0.447 in the Middle East (Alibaba Cloud, "Data Transfer Plan Instructions" of 2017 and
-    "Pay-by-data-transfer", read 2026-11). Here, the highest price of each group is used, rounded up. Traffic
-    from OSS costs less (from memory). The price of a NAT gateway or CEN is not counted.
+    "Pay-by-data-transfer", read 2026-11). The highest price of each group is used, rounded up. Traffic from
+    OSS costs less (from memory). The price of a NAT gateway or CEN is not counted.
     """
     if region == home:
         return 0.0

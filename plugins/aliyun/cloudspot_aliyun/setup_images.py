@@ -67,7 +67,8 @@ class AliyunImageHost(setupimages.TaggedImageHost):
         self._options, self._clients = options, clients
 
     def begin(self, instance: Instance, name: str, own_tags: Mapping[str, str], *, description: str) -> None:
-        # There is no client token, because with one, ECS could answer a later call with a removed image.
+        # No client token is used, because ECS could answer a later call that has the same token with a
+        # removed image.
         wanted: dict[str, Any] = {
             "InstanceId": instance.id,
             "ImageName": name,

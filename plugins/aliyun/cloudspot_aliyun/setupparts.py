@@ -38,10 +38,10 @@ _ROTATE: Final = {"RotateStrategy": "DeleteOldestNonDefaultVersionWhenLimitExcee
 
 @dataclass(frozen=True)
 class AliyunCall:
-    """One call of the control plane; it is safe to repeat."""
+    """A call of the control plane that is safe to repeat."""
 
     product: str
-    """Its name in the SDK, such as ``Ram``."""
+    """The product's name in the SDK, such as ``Ram``."""
     action: str
     parameters: Mapping[str, Any]
     done: str = ""

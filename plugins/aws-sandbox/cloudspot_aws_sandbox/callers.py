@@ -1,8 +1,8 @@
 """Checks callers' keys and signatures, and refuses invalid ones with each service's own wording.
 
 Source: "Common Errors" of the EC2, STS, CloudWatch Logs and EventBridge Scheduler API references, "Error
-responses" of S3's (checked 2026-11). It is from memory that EC2 answers AuthFailure to a wrong signature, and
-when JSON services answer with 400 or 403.
+responses" of S3's (checked 2026-11). From memory: EC2 answers AuthFailure to a wrong signature, and JSON
+services answer with 400 or 403 as here.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cloudspot_aws_sandbox.strict_ec2 import StrictEc2
     from cloudspot_aws_sandbox.strict_s3 import StrictS3
 
-# Without this, moto reads 1,300 images for each region.
+# If this were not set, moto would read 1,300 images for each region.
 os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"
 
 REGION: Final = "us-east-1"
@@ -41,7 +41,7 @@ NODE_ROLE: Final = "cloudspot-node"
 class EmulatedAws(EmulatedAccount):
     """One account with a bucket, an instance profile for nodes, and every service that a job uses.
 
-    S3, EC2 and CloudWatch Logs are stricter than moto's; the other services are moto's own. All of them have
+    S3, EC2 and CloudWatch Logs are stricter than moto's; the other services are moto's own. All services have
     one address.
     """
 

@@ -1,7 +1,7 @@
 """EC2 around moto, as strict as the real EC2, with client tokens, limited capacity and lagging listings.
 
-It refuses requests that AWS refuses and moto accepts, and adds features that the plugin needs and moto lacks.
-Every call is recorded. Calls to other services pass through to the inner application.
+The module refuses requests that AWS refuses and moto accepts, and adds features that the plugin needs and
+moto lacks. Every call is recorded. Calls to other services pass through to the inner application.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class StrictEc2:
         """Empty moto's EC2 of a region that is used for the first time."""
         if region in self._regions:
             return
-        # Otherwise moto reads 1,300 images for each region.
+        # Otherwise, moto would read 1,300 images for each region.
         os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"
         if region not in ec2_backends[DEFAULT_ACCOUNT_ID].regions:
             raise ApiError("AuthFailure", f"the emulated AWS has no region {region}", status=401)

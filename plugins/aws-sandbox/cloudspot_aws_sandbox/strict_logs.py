@@ -1,6 +1,7 @@
 """moto's CloudWatch Logs made as strict as the real one: WSGI middleware around moto's server.
 
-It checks signatures and permissions, refuses the batches that the service refuses, and returns small pages.
+The middleware checks signatures and permissions, refuses the batches that the service refuses, and returns
+small pages.
 
 Source: CloudWatch Logs API reference, PutLogEvents, GetLogEvents (checked 2026-11).
 """

@@ -1,8 +1,9 @@
 """moto's S3 made as strict as the real one: WSGI middleware around moto's server.
 
-It refuses requests that S3 refuses and moto accepts: wrong signatures, regions, checksums and payload hashes,
-expired URLs, parts that are too small or do not match, failed conditions at the end of a multipart
-upload. Faults are injected by rules (:mod:`cloudspot.emulation.api_faults`), and every request is recorded.
+The middleware refuses requests that S3 refuses and moto accepts: wrong signatures, regions, checksums and
+payload hashes, expired URLs, parts that are too small or do not match, failed conditions at the end of a
+multipart upload. Faults are injected by rules (:mod:`cloudspot.emulation.api_faults`), and every request is
+recorded.
 
 Source: S3 API reference, the operations' pages and "Error responses" (checked 2026-11).
 """
@@ -203,7 +204,7 @@ class StrictS3:
         sent = {name: self._checksum_of(request, name, trailers) for name in CHECKSUMS}
         given = {name: text for name, text in sent.items() if text is not None}
         if request.action == "CompleteMultipartUpload":
-            return body  # Here these headers refer to the whole object.
+            return body  # For this action, these headers refer to the whole object.
         if len(given.keys() - {"md5"}) > 1:
             raise ApiError(
                 "InvalidRequest",

@@ -37,8 +37,8 @@ _QUOTAS: Final = (
     (("a", "c", "d", "h", "i", "m", "r", "t", "z"), "L-1216C47A", "L-34B43A08"),
 )
 """The codes of the vCPU quotas on demand and on the spot market, by the prefix of a type's name (EC2 user
-guide, "Amazon EC2 service quotas"). Those of p5, p6, trn, inf and dl are from memory; a wrong code makes this
-check fail for such a type, but no launch."""
+guide, "Amazon EC2 service quotas"). The codes of p5, p6, trn, inf and dl are from memory; a wrong code makes
+this check fail for such a type, but no launch."""
 
 ACCELERATOR_QUOTAS: Final = {
     "vCPUs of G and VT machines on the spot market": "L-3819A6DF",

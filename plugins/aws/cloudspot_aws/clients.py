@@ -152,7 +152,7 @@ class _Parsers(ResponseParserFactory):  # type: ignore[misc]
 
 
 def caller(clients: AwsClients) -> Caller:
-    """Return the account and the ARN that the credentials belong to. This needs no permission."""
+    """Return the account and the ARN that the credentials belong to. The request needs no permission."""
     with ERRORS.translated("asking AWS whose credentials these are"):
         answer = clients.client("sts").get_caller_identity()
     return Caller(account=str(answer["Account"]), arn=str(answer["Arn"]))

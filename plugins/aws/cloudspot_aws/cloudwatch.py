@@ -152,7 +152,7 @@ class CloudWatchLogSink(LogSink):
     def pieces(self) -> Sequence[LogPiece]:
         """Return each stream as one piece; see LogSink.
 
-        This reads the first and the last page of each stream.
+        Only the first and the last page of each stream are read.
         """
         pieces = []
         for stream in self.streams():

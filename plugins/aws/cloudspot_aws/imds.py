@@ -1,8 +1,8 @@
 """Reads a node's identity and its notices from EC2's metadata service (IMDSv2).
 
-It uses only the standard library, because every agent carries it and it must work where nothing is installed.
-Sources: EC2 user guide, "Use the Instance Metadata Service to access instance metadata", "Spot Instance
-interruption notices", "EC2 instance rebalance recommendations" (checked 2026-11).
+The module uses only the standard library, because every agent carries it and it must work where nothing is
+installed. Sources: EC2 user guide, "Use the Instance Metadata Service to access instance metadata", "Spot
+Instance interruption notices", "EC2 instance rebalance recommendations" (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SPOT_NOTICE_SECONDS: Final = 120.0
 MAX_ACTION: Final = 40
 """The most characters of an action; EC2's longest is "hibernate"."""
 REBALANCE_EVERY: Final = 10
-"""One in this many polls also reads the rebalance recommendation."""
+"""The rebalance recommendation is read at every poll whose number is a multiple of this."""
 
 # A child of the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.aws.imds")

@@ -19,7 +19,8 @@ _STATES: Final = {
     "shutting-down": InstanceState.SHUTTING_DOWN,
     "terminated": InstanceState.ENDED,
 }
-# A machine in any other state was stopped by hand. It may be started again, so it does not count as ended.
+# A machine in any other state was stopped by hand. A stopped machine may be started again, so it does not
+# count as ended.
 _STOPPED: Final = InstanceState.SHUTTING_DOWN
 _REASONS: Final = {
     "Server.SpotInstanceTermination": EndReason.RECLAIMED,
@@ -48,8 +49,8 @@ _WHEN: Final = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 def to_instance(described: Mapping[str, Any]) -> Instance | None:
     """Return the instance that EC2 describes, or None if it carries no tag of cloudspot's.
 
-    Its rank is its launch index in its RunInstances call, which never changes; the machine itself reads the
-    same number.
+    The rank is the machine's launch index in its RunInstances call, which never changes; the machine itself
+    reads the same number.
     """
     own_tags = tags.from_list(described.get("Tags"))
     if not own_tags.get(machinetags.JOB):  # an empty tag names no job, and must not break the listing

@@ -19,11 +19,11 @@ _COMMANDS = {"s3": "s3api"}
 
 @dataclass(frozen=True)
 class AwsCall:
-    """One call; it is safe to repeat."""
+    """A call that is safe to repeat."""
 
     service: str
     operation: str
-    """Its name in the API, such as ``CreateRole``."""
+    """The call's name in the API, such as ``CreateRole``."""
     parameters: Mapping[str, Any]
     done: tuple[str, ...] = ()
     """The error codes that mean that the call was made before."""

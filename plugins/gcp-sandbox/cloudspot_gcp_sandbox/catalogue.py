@@ -1,9 +1,9 @@
 """The emulated Compute Engine's catalogue: regions, zones, machine types, accelerators and images.
 
-It is a part of the real one. The sizes, disks and markets of machines with accelerators, and the limits of
-attached accelerators, are from Compute Engine documentation, "GPU machine types" and "Accelerator-optimized
-machine family" (as of 2026-04-14; checked 2026-11); the rest, above all the zones, is from memory of "Machine
-families", "Regions and zones" and "GPU regions and zones".
+The catalogue is a selection from the real one. The sizes, disks and markets of machines with accelerators,
+and the limits of attached accelerators, are from Compute Engine documentation, "GPU machine types" and
+"Accelerator-optimized machine family" (as of 2026-04-14; checked 2026-11); the rest, above all the zones, is
+from memory of "Machine families", "Regions and zones" and "GPU regions and zones".
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ MACHINE_TYPES: Final[Mapping[str, MachineType]] = {
         *_with("nvidia-l4", "g2-standard-4 4 16 1", "g2-standard-8 8 32 1", "g2-standard-12 12 48 1"),
         *_with("nvidia-l4", "g2-standard-16 16 64 1", "g2-standard-24 24 96 2", "g2-standard-32 32 128 1"),
         *_with("nvidia-l4", "g2-standard-48 48 192 4", "g2-standard-96 96 384 8"),
-        # It is not documented how the API shows a part of a GPU; here the worst case is assumed, a whole GPU.
+        # How the API shows a part of a GPU is not documented; here the worst case is assumed, a whole GPU.
         *_with("nvidia-rtx-pro-6000", "g4-standard-6 6 22 1", "g4-standard-24 24 90 1"),
         *_with("nvidia-rtx-pro-6000", "g4-standard-48 48 180 1", "g4-standard-96 96 360 2"),
         *_with("nvidia-rtx-pro-6000", "g4-standard-192 192 720 4", "g4-standard-384 384 1440 8"),

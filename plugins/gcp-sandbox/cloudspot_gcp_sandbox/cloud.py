@@ -58,7 +58,7 @@ exec curl -sf -H "Metadata-Flavor: Google" "$METADATA_URL/computeMetadata/v1/ins
 class EmulatedGcp(EmulatedAccount):
     """One project with a bucket, the submitter's key, the nodes' account, and every service that a job uses.
 
-    All of them have one address.
+    All services have one address.
     """
 
     name: ClassVar[str] = "gcp"

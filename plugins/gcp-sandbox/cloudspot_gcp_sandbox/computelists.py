@@ -23,7 +23,7 @@ Handler = Callable[[Mapping[str, str], Mapping[str, Any], Mapping[str, Any], str
 
 SERIAL_BYTES = 1 << 20
 """How much of a serial port's output is kept (Compute Engine API reference, instances.getSerialPortOutput,
-checked 2026-11). It is from memory that only a running machine has any output."""
+checked 2026-11). From memory: only a running machine has any output."""
 
 
 class Lists:

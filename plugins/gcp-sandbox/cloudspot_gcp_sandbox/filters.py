@@ -125,7 +125,7 @@ class _Parser:
             if wanted == "*" and kind == "word":
                 return lambda item: _value(item, field) is not None
             if field in _URL_FIELDS:
-                # Others have found that, on the real API, this silently matches nothing in a URL.
+                # Others have found that, on the real API, ``:`` silently matches nothing in a URL.
                 return lambda _: False
             return lambda item: wanted in _text(item, field)
         return lambda item: (_text(item, field) == wanted) == (operator == "=")

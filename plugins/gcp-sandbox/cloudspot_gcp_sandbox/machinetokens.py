@@ -1,7 +1,7 @@
 """The access tokens of emulated machines, which the metadata server makes and the APIs check.
 
-These run in different processes, which share a seed that signs tokens. A token contains its account and its
-expiry.
+The server and the APIs run in different processes, which share a seed that signs tokens. A token contains its
+account and its expiry.
 """
 
 from __future__ import annotations

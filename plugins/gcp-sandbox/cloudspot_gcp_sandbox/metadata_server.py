@@ -3,9 +3,9 @@
 Sources: Compute Engine documentation, "About VM metadata", "Predefined metadata keys", "View and query VM
 metadata" (the header, ``recursive``, ``alt``, ``wait_for_change``, ``last_etag``, ``timeout_sec``, refused
 X-Forwarded-For), "Authenticate workloads to Google APIs"; for the values that Google's guest agents read:
-GoogleCloudPlatform/guest-agent, google-guest-agent and compute-image-packages (checked 2026-11). It is from
-memory that a directory without its last slash is redirected, that guest attributes are disabled, and which
-texts errors have. The real server ignores unknown parameters; here they are refused.
+GoogleCloudPlatform/guest-agent, google-guest-agent and compute-image-packages (checked 2026-11). From memory:
+the redirect of a directory without its last slash, the texts of errors, and that guest attributes are
+disabled. The real server ignores unknown parameters; here they are refused.
 """
 
 from __future__ import annotations

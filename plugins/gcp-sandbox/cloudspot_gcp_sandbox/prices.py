@@ -1,6 +1,6 @@
 """The emulated market: a part of Google's price list, with made-up prices close to the real ones.
 
-It has the form of Cloud Billing's ``services.skus.list``; descriptions are worded like the real ones.
+The list has the form of Cloud Billing's ``services.skus.list``; descriptions are worded like the real ones.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class Sessions:
             del session.data[len(session.data) - len(session.data) % UNIT_BYTES :]
             connection: socket.socket = request.environ["werkzeug.socket"]
             connection.shutdown(socket.SHUT_RDWR)
-            stream.read()  # Otherwise the rest of the buffer would be taken for the next request.
+            stream.read()  # Otherwise, the rest would become a request.
             raise ConnectionAbortedError("the upload broke off")
 
     def _end(self, request: Request, session: Session, finish: Finish) -> Reply:

@@ -1,7 +1,8 @@
 """Compute Engine as strict as the real one: checks every request against Google's own API description.
 
-It also answers a submitter's requests to other services: the price list (Cloud Billing) and the caller's
-permissions (Resource Manager). Each call is recorded by its method's id, such as ``compute.instances.list``.
+The module also answers a submitter's requests to other services: the price list (Cloud Billing) and the
+caller's permissions (Resource Manager). Each call is recorded by its method's id, such as
+``compute.instances.list``.
 
 Faults use these ids: ``inject("compute.regionInstances.bulkInsert", ...)`` refuses the request;
 ``inject("operation compute.regionInstances.bulkInsert", CODE, ...)`` accepts it and lets its operation end

@@ -259,7 +259,7 @@ class StrictIam:
         with self._lock:
             del self._accounts[email]
             self._policies.pop(self._account_path(email), None)
-            # Its grants stay, for an account that can never return, even under the same name.
+            # The account's grants stay, for an account that can never return, even under the same name.
             for policy in self._policies.values():
                 for binding in policy.get("bindings", ()):
                     binding["members"] = [

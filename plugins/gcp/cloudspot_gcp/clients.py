@@ -141,7 +141,8 @@ class GcpClients:
             client_info=ClientInfo(user_agent=USER_AGENT),
             client_options={"api_endpoint": endpoint("storage")},
         )
-        # Otherwise, a thread reads the bucket's settings for tracing, which a node is not permitted to do.
+        # Otherwise, a thread would read the bucket's settings for tracing, which a node is not permitted to
+        # do.
         client._bucket_metadata_cache = None  # noqa: SLF001 - its switch is an environment variable
         return client
 
@@ -163,7 +164,7 @@ class GcpClients:
 def _ask_no_boundary(credentials: Any) -> None:
     """Keep google-auth from asking where the credentials may be used, in a thread started at the first token.
 
-    It would ask at IAM's real address, even if the other services are redirected.
+    The question would go to IAM's real address, even if the other services are redirected.
     """
     manager = getattr(credentials, "_rab_manager", None)
     if manager is not None:

@@ -252,5 +252,5 @@ def about_stream(stream: str) -> str:
 def _since(received_ms: int) -> str:
     """Return the query for the entries received since ``received_ms`` minus the overlap."""
     since = datetime.fromtimestamp(received_ms / 1000, timezone.utc) - OVERLAP
-    oldest = since - 2 * MAX_AGE  # This only saves Logging from searching all of its entries.
+    oldest = since - 2 * MAX_AGE  # This bound only saves Logging from searching all of its entries.
     return f'timestamp>="{iso(oldest)}" AND receiveTimestamp>="{iso(since)}"'

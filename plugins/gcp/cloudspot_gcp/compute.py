@@ -80,12 +80,12 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
     provider = "gcp"
     finder_type = GcpOfferFinder
     # Google does not state how long Compute Engine remembers a request id; its newer APIs promise an hour.
-    # This is half of that: a launch that is still unknown after this time is closed, and another one is
+    # The limit is half of that: a launch that is still unknown after this time is closed, and another one is
     # begun.
     token_seconds = 1800.0
-    # The operation that ended a machine reports its end. Without such an operation (they are kept for two
-    # weeks), ten minutes of absence prove that the machine has ended, because listings lag by seconds at
-    # most.
+    # The operation that ended a machine reports its end. Without such an operation, ten minutes of absence
+    # prove that the machine has ended, because listings lag by seconds at most; operations are kept for two
+    # weeks.
     absence_proves_after_seconds = 600.0
 
     def __init__(self, options: GcpOptions, clients: GcpClients) -> None:
@@ -102,8 +102,8 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
     def create(self, request: CreateRequest) -> CreateResult:
         """Create all the machines of the request by one bulk insert, or none.
 
-        This waits for the insert's operation, because only the operation shows whether there is capacity. A
-        launch that is refused because of its requested notice is sent again without one, under another id
+        The call waits for the insert's operation, because only the operation shows whether there is capacity.
+        A launch that is refused because of its requested notice is sent again without one, under another id
         derived from the token.
         """
         body, token = decode_request(request.request, ComputeRequest), request.token
@@ -315,7 +315,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
             for name, scope in page.items.items()
             if scope.warning.code == UNREACHABLE
         }
-        regions = wanted_regions(self.options)  # These are stored, so no machines are elsewhere.
+        regions = wanted_regions(self.options)  # The options are stored, so they name all.
         ours = sorted(one for one in silent if {one, region_of(one)} & {"global", *regions})
         if ours:
             raise TransientError(f"{what}: {', '.join(ours)} cannot be reached, so not all are known")

@@ -157,8 +157,8 @@ class CloudRunHost(FunctionHost):
     def remove(self, name: str) -> Sequence[str]:
         """Remove schedules, function with its trigger, grants, roles and account; see FunctionHost.
 
-        Its output stays in Cloud Logging until it expires, because entries cannot be deleted for one service
-        alone.
+        The function's output stays in Cloud Logging until it expires, because entries cannot be deleted for
+        one service alone.
         """
         removed: list[str] = []
         with ERRORS.translated("removing the driver"):

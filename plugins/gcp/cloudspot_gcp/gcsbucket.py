@@ -217,8 +217,8 @@ class GcsBucket(Bucket):
     def send(self, method: str, path: str, **options: Any) -> Any:
         """Make a request by the JSON API, with a bearer token, and return the ``requests.Response``.
 
-        This is for contents, which the SDK would copy several times. ``path`` is a path at the endpoint, or a
-        whole URL. Call this within ``asking``.
+        The method is for contents, which the SDK would copy several times. ``path`` is a path at the
+        endpoint, or a whole URL. Call this within ``asking``.
 
         Raises:
             GoogleAPICallError: the answer is an error.

@@ -1,6 +1,6 @@
 """Finds the resources that cloudspot has made in a Google Cloud project, for ``cloudspot reap``.
 
-It lists all regions at once. Machines and disks are recognised by their labels. A placement policy has no
+All regions are listed at once. Machines and disks are recognised by their labels. A placement policy has no
 labels, so it is recognised by its description and by its name, which contains the digest of a known store.
 External addresses are deleted with their machine. cloudspot makes no instance template and no schedule,
 because Compute Engine itself deletes machines when their time is up. An unfinished upload to Cloud Storage is

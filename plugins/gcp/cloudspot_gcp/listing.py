@@ -46,7 +46,7 @@ class Place(NamedTuple):
     zone: str
     name: str
     number: str
-    """Compute Engine's own id. It distinguishes machines of the same name: a launch that is repeated too
+    """Compute Engine's own id. The id distinguishes machines of the same name: a launch that is repeated too
     late, or a later job of the same id, may use a name again.
     """
 

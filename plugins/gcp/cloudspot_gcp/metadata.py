@@ -1,8 +1,8 @@
 """Reads a node's identity and its notices from Compute Engine's metadata server.
 
-It uses only the standard library, because every agent carries it and it must work where nothing is installed.
-Sources: Compute Engine documentation, "View and query VM metadata" ("Wait for updates", "Parts of a
-request"), "Predefined metadata keys", "Create and use Spot VMs", and the discovery document of compute v1,
+The module uses only the standard library, because every agent carries it and it must work where nothing is
+installed. Sources: Compute Engine documentation, "View and query VM metadata" ("Wait for updates", "Parts of
+a request"), "Predefined metadata keys", "Create and use Spot VMs", and the discovery document of compute v1,
 ``Scheduling.preemptionNoticeDuration`` (checked 2026-11).
 """
 
@@ -39,7 +39,7 @@ MAX_LONG_POLL_SECONDS: Final = 60.0
 EXTRA_SECONDS: Final = 5.0
 """How much longer than requested a long poll may take before it counts as broken."""
 EVENT_EVERY: Final = 10
-"""One in this many polls also reads the maintenance event, which is only logged."""
+"""The maintenance event, which is only logged, is read at every poll whose number is a multiple of this."""
 NO_EVENT: Final = "NONE"
 PREEMPTED: Final = "instance/preempted"
 _MAX_TEXT: Final = 200
@@ -146,8 +146,8 @@ class GcePreemptionSource(PreemptionSource):
     def wait(self, timeout: float) -> PreemptionNotice | None:
         """Return as soon as there is a notice, or None after ``timeout`` seconds.
 
-        This uses a long poll, and renews a broken connection. If a server answers too early, because it does
-        not support long polls, it is asked every ``poll_seconds``.
+        The wait uses a long poll, and renews a broken connection. If a server answers too early, because it
+        does not support long polls, it is asked every ``poll_seconds``.
 
         Raises:
             TransientError: the server never answers.
@@ -194,8 +194,8 @@ class GcePreemptionSource(PreemptionSource):
 def node_identity(metadata: Metadata | None = None) -> NodeIdentity:
     """Return this machine's identity; its name contains its rank.
 
-    Its id is ``<zone>/<name>/<number>``. The number makes it unique, because another machine may have had the
-    same name.
+    The machine's id is ``<zone>/<name>/<number>``. The number makes it unique, because another machine may
+    have had the same name.
 
     Raises:
         TransientError: the metadata server is not available yet, or its answer is invalid.

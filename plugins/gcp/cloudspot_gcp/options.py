@@ -13,10 +13,10 @@ from cloudspot.plugin.optionchecks import NameRule, OptionChecks
 DEFAULT_IMAGE: Final = (
     "projects/deeplearning-platform-release/global/images/family/pytorch-2-7-cu128-ubuntu-2204-nvidia-570"
 )
-"""Google's Deep Learning VM image with PyTorch 2.7, Python 3.10 and NVIDIA driver 570, by its family. It has
-had no patches since 2026-04-13, and is available until 2027-04-13 (Deep Learning VM documentation, "Choose an
-image", as of 2026-09-15, as quoted by a public note; checked 2026-11). The Python with PyTorch is assumed to
-be the system's, which is 3.10 as well.
+"""Google's Deep Learning VM image with PyTorch 2.7, Python 3.10 and NVIDIA driver 570, by its family. The
+image has had no patches since 2026-04-13, and is available until 2027-04-13 (Deep Learning VM documentation,
+"Choose an image", as of 2026-09-15, as quoted by a public note; checked 2026-11). The Python with PyTorch is
+assumed to be the system's, which is 3.10 as well.
 """
 DEFAULT_REGION: Final = "us-central1"
 """The largest region, and the cheapest one for most machine types (from memory)."""

@@ -1,9 +1,9 @@
 """Prices of machines: sums of the prices in Google's price list (the Cloud Billing catalog).
 
-Compute Engine has no price for a machine type. It bills vCPUs, memory and accelerators by family, region and
-market; the disk by its size; and the external address by the machine's market. Sources: Cloud Billing API,
-services.skus.list; "VM instance pricing"; the wording of the descriptions is from public code that reads them
-(checked 2026-11).
+Compute Engine has no price for a machine type. Google bills vCPUs, memory and accelerators by family, region
+and market; the disk by its size; and the external address by the machine's market. Sources: Cloud Billing
+API, services.skus.list; "VM instance pricing"; the wording of the descriptions is from public code that reads
+them (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def transfer_price(region: str, home: str) -> float:
 def read_price_list(clients: GcpClients, regions: Iterable[str]) -> PriceList:
     """Return the prices in the regions.
 
-    This reads the whole list, about ten pages, because the API cannot filter it by region.
+    The whole list is read, about ten pages, because the API cannot filter it by region.
     """
     wanted, parts, token = {GLOBAL, *regions}, dict[Part, float](), ""
     url = f"{endpoint('cloudbilling')}/v1/services/{SERVICE}/skus"

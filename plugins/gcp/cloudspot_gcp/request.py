@@ -117,7 +117,7 @@ def render_request(options: GcpOptions, group: InstanceGroup) -> LaunchRequest:
 def policy_name(job_id: str, store_url: str) -> str:
     """Return the name of the placement policy that is made for a job in a region.
 
-    It contains the store, because a job in another store may have the same id.
+    The name contains the store, because a job in another store may have the same id.
     """
     return f"{attributes.machine_stem(job_id)}-{machinetags.store_digest(store_url)}"
 

@@ -54,8 +54,8 @@ TAINTS: Final[Mapping[str, str]] = {
     "ToBeDeletedByClusterAutoscaler": "the cluster autoscaler drains the node",
     "node.kubernetes.io/out-of-service": "an administrator: the node is gone",
 }
-"""Taints, by key, that announce that a node is about to be terminated. They are from memory of the projects'
-documentation; none of them has been tried on a real cluster.
+"""Taints, by key, that announce that a node is about to be terminated. The taints are from memory of the
+projects' documentation; none of them has been tried on a real cluster.
 """
 
 # A child of the logger whose lines an agent delivers with its job's log.

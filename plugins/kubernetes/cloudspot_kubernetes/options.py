@@ -70,7 +70,7 @@ class PodType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 MAX_CAPACITY_WAIT = 600.0
-"""This is less than the 15 minutes after which a driver abandons a call that makes machines."""
+"""The maximum is less than the 15 minutes after which a driver abandons a call that makes machines."""
 
 
 class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,8 +88,8 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     submitter's cluster. A driver whose kubeconfig leads elsewhere cannot see the job's pods, and is refused.
     """
     image: str | None = None
-    """The pods' image. It must contain bash, the job's Python with torch, and this exact version of cloudspot
-    with this plugin and the store's plugin.
+    """The pods' image. The image must contain bash, the job's Python with torch, and this exact version of
+    cloudspot with this plugin and the store's plugin.
     """
     image_pull_secrets: tuple[str, ...] = ()
     agent_python: str = "python3"
@@ -132,8 +132,8 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     accelerator_resource: str = "nvidia.com/gpu"
     """The extended resource that provides the accelerators of ``accelerator_count``."""
     service_account: str = "cloudspot-node"
-    """The pods' service account. Its token is in the pods only with ``read_deadline``, ``watch_taints`` or
-    the job's ``nodes.drive``, which need its permissions.
+    """The pods' service account. The account's token is in the pods only with ``read_deadline``,
+    ``watch_taints`` or the job's ``nodes.drive``, which need its permissions.
     """
     read_deadline: bool = False
     """Whether a pod that is ending reads its grace period from the API, which ``role-node.yaml`` permits. By

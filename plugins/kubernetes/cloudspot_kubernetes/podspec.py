@@ -37,9 +37,9 @@ _MAX_JOB: Final = 30
 characters.
 """
 
-# Process 1 of the container; its argument is the boot script. It does not pass SIGTERM on to the agent, which
-# would leave within a minute whatever the grace period is; the notice source reads the file instead. SIGUSR1
-# ends the container.
+# Process 1 of the container; its argument is the boot script. The process does not pass SIGTERM on to the
+# agent, which would leave within a minute whatever the grace period is; the notice source reads the file
+# instead. SIGUSR1 ends the container.
 _INIT: Final = f"""\
 directory=${{CLOUDSPOT_NODE_DIR:-/var/lib/cloudspot}}
 export CLOUDSPOT_POD_INIT=$$

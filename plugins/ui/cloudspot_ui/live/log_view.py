@@ -23,7 +23,7 @@ SEARCHED_CHARACTERS = 20_000
 class LogView:
     """The last lines of a job's log that match a search, and new ones.
 
-    It may be used by one thread at a time.
+    The view may be used by one thread at a time.
     """
 
     job: Job

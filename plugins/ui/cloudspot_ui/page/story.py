@@ -83,7 +83,10 @@ class JobStory:
 
 @dataclass
 class JobReading:
-    """Reads a job repeatedly, but only the new lines of its log. It may be used by one thread at a time."""
+    """Reads a job repeatedly, but only the new lines of its log.
+
+    The reader may be used by one thread at a time.
+    """
 
     job: Job
     _history: History | None = None
