@@ -163,7 +163,7 @@ class Account:
         return self._places[region]
 
     def images_in(self, region: str) -> Mapping[str, Mapping[str, Any]]:
-        """Return the images of a region, by id; public ones have the same ids in all regions."""
+        """Return the images of a region, by id; public images have the same ids in all regions."""
         return {
             name: one for name, one in self.images.items() if self.image_regions.get(name, region) == region
         }
@@ -201,7 +201,7 @@ class Account:
         return numbered_page("VSwitches", "VSwitch", rows, parameters, most=50)
 
     def list_registries(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer Container Registry's ListInstance; whether its filter also matches parts is undocumented."""
+        """Answer Container Registry's ListInstance; it is undocumented whether its filter matches parts."""
         wanted = parameters.get("InstanceName", "")
         rows = [
             {"InstanceId": found, "InstanceName": name, "InstanceStatus": "RUNNING", "RegionId": place}
@@ -312,7 +312,7 @@ class Account:
         return numbered_page("Images", "Image", rows, parameters, most=100)
 
     def describe_image_from_family(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer DescribeImageFromFamily; a family that does not exist has no image."""
+        """Answer DescribeImageFromFamily; for a family that does not exist, the response has no image."""
         if "ImageFamily" not in parameters:
             raise ApiError("MissingParameter.ImageFamily", "ImageFamily is mandatory.")
         family = parameters["ImageFamily"]
@@ -364,7 +364,7 @@ def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
 
 
 def wanted_tags(parameters: Parameters) -> list[tuple[str, str | None]]:
-    """Return the tags that a listing asks for; a tag without a value matches any value.
+    """Return the tags that a listing requests; a tag without a value matches any value.
 
     Raises:
         ApiError: a tag has no name.

@@ -34,7 +34,7 @@ class Catalogue:
         return usual * self._faults.spot_plan.price_factor(zone)
 
     def describe_instance_types(self, parameters: Parameters, region: str) -> Mapping[str, Any]:
-        """Answer DescribeInstanceTypes; a type that does not exist is left out."""
+        """Answer DescribeInstanceTypes, without the types that do not exist."""
         named = nested(parameters, "InstanceTypes")
         if len(named) > 10:
             raise ApiError("InvalidParameter", "The specified InstanceTypes are more than 10.")

@@ -32,7 +32,7 @@ class Code:
     region: str
     account: str
     environment: Mapping[str, str]
-    """The process's variables, except those that the runtime itself sets."""
+    """The process's variables, except those that the runtime sets by itself."""
 
 
 class CustomRuntime(FunctionProcess):

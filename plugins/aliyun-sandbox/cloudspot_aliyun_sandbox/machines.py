@@ -37,7 +37,7 @@ class BootDisk:
     is_bare: bool
     """Whether its image has no cloudspot."""
     packages: tuple[str, ...]
-    """The packages of its image's Python; see EmulatedMachine."""
+    """The packages of the image's Python; see EmulatedMachine."""
 
 
 @dataclass

@@ -27,7 +27,9 @@ class Kind(NamedTuple):
     cpus: int
     memory_gib: float
     price: float
-    """Pay-as-you-go, in CNY an hour; close to real prices, so that a sandbox's bill looks realistic."""
+    """Pay-as-you-go prices in CNY an hour, close to the real prices, so that a sandbox's bill looks
+    realistic.
+    """
     gpu: str = ""
     num_gpus: int = 0
     architecture: str = "X86"

@@ -119,7 +119,7 @@ class OssRequest:
     action: str = ""
     body: bytes = b""
     region: str = ""
-    """The signature's region; empty for version 1, which names none."""
+    """The signature's region; empty for version 1, which names no region."""
     access_key: str = ""
     headers: dict[str, str] = field(default_factory=dict)
     """The headers, by lower-case name."""
@@ -150,7 +150,7 @@ class OssRequest:
 
 
 def parse_request(environ: dict[str, Any], domains: Mapping[str, str]) -> OssRequest:
-    """Return the parsed request; its body is not read yet.
+    """Return the parsed request, without reading its body.
 
     The request is in path style, unless its host is one of the ``domains``, which belong to single buckets.
     """

@@ -290,7 +290,7 @@ def json_list(parameters: Mapping[str, str], name: str, *, most: int = 100) -> l
     """Return a parameter that holds a list of texts in JSON, or None if it is not given.
 
     Raises:
-        ApiError: it is not a list of texts, or is too long.
+        ApiError: the value is not a list of texts, or is too long.
     """
     if name not in parameters:
         return None

@@ -56,7 +56,7 @@ CONSOLE_BYTES: Final = 64 << 10
 
 
 class StrictEcs:
-    """A WSGI application; ``inner`` answers all requests except calls of the control plane."""
+    """A WSGI application; ``inner`` answers all requests except those to the control plane."""
 
     def __init__(
         self,
@@ -405,5 +405,5 @@ class StrictEcs:
 
 
 def _is_call(environ: Mapping[str, Any]) -> bool:
-    """Return whether a request is for the control plane: it has no path and names an action."""
+    """Return whether a request is for the control plane, as it has no path and names an action."""
     return environ.get("PATH_INFO", "/") in {"", "/"} and "HTTP_X_ACS_ACTION" in environ

@@ -11,7 +11,7 @@ Parameters = Mapping[str, str]
 _DEFAULT: Final = "cloud_efficiency"
 _LEAST_GIB: Final = {"PL0": 20, "PL1": 20, "PL2": 461, "PL3": 1261}
 """The smallest cloud_essd system disk of each performance level."""
-# CNY an hour for a GiB, close to real prices, so that a sandbox's bill looks realistic.
+# CNY an hour for a GiB, close to the real prices, so that a sandbox's bill looks realistic.
 _PRICES: Final = {
     "cloud": 0.0004,
     "cloud_efficiency": 0.0005,

@@ -1,4 +1,4 @@
-"""Calls of Alibaba Cloud's control plane: a product's action with its parameters, answered as JSON values.
+"""Calls of Alibaba Cloud's control plane: a product's action with its parameters, answered by JSON values.
 
 The parameters are sent in the body, because a boot script would make the URL 40 KB long; the RPC style signs
 body and URL in the same way (ECS developer reference, "RPC mechanism", checked 2026-11).
@@ -46,7 +46,7 @@ def ask(
 ) -> dict[str, Any]:
     """Make a call once and return its response; if the key has expired, repeat the call with a new key.
 
-    The SDK's errors are not translated: see :mod:`cloudspot_aliyun.errors`.
+    Errors of the SDK are not translated: see :mod:`cloudspot_aliyun.errors`.
 
     Raises:
         TransientError: the response does not come from Alibaba Cloud.
@@ -84,7 +84,7 @@ def read(
 
 
 def caller(clients: AliyunClients) -> Caller:
-    """Return the account and the ARN that the credentials belong to. The request needs no permission."""
+    """Return the account and the ARN to which the credentials belong. The request needs no permission."""
     what = "asking Alibaba Cloud whose credentials these are"
     answer = read(clients, what, "GetCallerIdentity", product="Sts")
     return Caller(account=str(answer["AccountId"]), arn=str(answer["Arn"]))
@@ -142,7 +142,7 @@ def items(answer: Mapping[str, Any], *path: str) -> list[dict[str, Any]]:
     """Return the list at the path, such as ``Instances``, ``Instance``, or an empty list if it is missing.
 
     Raises:
-        TransientError: the value there is not a list of objects.
+        TransientError: the value at the path is not a list of objects.
     """
     node: Any = answer
     for name in path:

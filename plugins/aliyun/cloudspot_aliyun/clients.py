@@ -80,7 +80,7 @@ class AliyunClients:
 
     @property
     def region(self) -> str:
-        """Return the region that requests go to.
+        """Return the region to which requests are sent.
 
         Raises:
             SpecError: no region is configured and this is not an ECS instance.
@@ -94,7 +94,7 @@ class AliyunClients:
         return region
 
     def region_or_none(self) -> str | None:
-        """Return the region, or None if none can be found; raise SpecError if the profile does not exist."""
+        """Return the region, or None if it cannot be found; raise SpecError if the profile does not exist."""
         with self._lock:
             if self._region is None:
                 self._region = (
@@ -120,8 +120,8 @@ class AliyunClients:
     def ask_ecs(self, request: RpcRequest, *, region: str | None = None) -> dict[str, Any]:
         """Make a request to the control plane once, in ``region`` or the session's, and return its response.
 
-        The products are ECS, VPC, STS, RAM and Container Registry. A request is signed with the key that is
-        valid now. The SDK's errors are not translated: see :mod:`cloudspot_aliyun.errors`.
+        The products are ECS, VPC, STS, RAM and Container Registry. A request is signed with the currently
+        valid key. Errors of the SDK are not translated: see :mod:`cloudspot_aliyun.errors`.
 
         Raises:
             AuthError: no key was found.
@@ -237,7 +237,7 @@ def is_inside(region: str) -> bool:
 
 
 def region_of_this_machine() -> str | None:
-    """Return the region of this ECS instance; None elsewhere or without an answer of the service."""
+    """Return this ECS instance's region, or None elsewhere or if the service does not answer."""
     try:
         return _region_by_metadata()
     except TransientError:

@@ -55,7 +55,7 @@ class CredentialsSource(ABC):
 
     @abstractmethod
     def get(self) -> Credentials:
-        """Return the key to sign with now.
+        """Return the key with which to sign now.
 
         Raises:
             AuthError: no key was found.
@@ -153,7 +153,7 @@ class RoleCredentials(CredentialsSource):
             return self._fetch(now)
 
     def renew(self, refused: str) -> bool:
-        """Ask the metadata service for a key other than ``refused``; return whether there is one."""
+        """Ask the metadata service for a key other than ``refused``; return whether it has one."""
         with self._lock:
             if self._held is not None and self._held.access_key_id != refused:
                 return True
@@ -255,7 +255,7 @@ def is_on_ecs() -> bool:
 def read_profile(path: Path, name: str | None) -> Mapping[str, Any]:
     """Return a profile from the command line's file; it is empty if the file has no current profile.
 
-    The default ``name`` is the current profile's.
+    The default ``name`` is that of the current profile.
 
     Raises:
         SpecError: the file cannot be read, or has no such profile.

@@ -45,7 +45,7 @@ def make(clients: AliyunClients, name: str, *, region: str) -> str:
         "DeploymentSetName": name,
         "Strategy": "Availability",
         "OnUnableToRedeployFailedInstance": "CancelMembershipAndStart",
-        # With the token, two concurrent controllers make only one set.
+        # Because of the token, two concurrent controllers make only one set.
         "ClientToken": hashlib.sha256(f"{region} {name}".encode()).hexdigest()[:48],
     }
     codes = {"QuotaExceed.DeploymentSet": QuotaError}

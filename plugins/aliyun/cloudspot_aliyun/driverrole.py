@@ -38,7 +38,7 @@ def driver_policy(bucket: str, *, reaps: bool = False) -> str:
 
 
 class DriverRole:
-    """A role and its policy of the same name. Each method can be interrupted anywhere and then repeated."""
+    """A role and a policy of the same name. Each method can be interrupted anywhere and then repeated."""
 
     def __init__(self, clients: AliyunClients, name: str) -> None:
         """Do no I/O."""

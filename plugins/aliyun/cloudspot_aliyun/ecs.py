@@ -1,4 +1,7 @@
-"""Creates, lists and ends ECS instances. A launch is one RunInstances call; its token makes it repeatable."""
+"""Creates, lists and ends ECS instances.
+
+A launch is one RunInstances call, which can be repeated because it has a token.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +159,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
             path=("Instances", "Instance"),
         )
         listed = list(pages)
-        # The profile may have changed while the pages were read.
+        # The profile may have changed while the pages were being read.
         self._check_account()
         with readable("listing the machines"):
             by_id = {one.id: one for one in map(to_instance, listed) if one is not None}
@@ -250,7 +253,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
                 self._going[instance.id] = EndReason.RECLAIMED
 
     def _miss(self, instance: Instance) -> None:
-        """Note that ECS does not know a machine's id; if it was being ended, it has ended."""
+        """Note that ECS does not know a machine's id; if the machine was being ended, it has ended."""
         now = self.monotonic()
         with self._lock:
             reason = self._going.get(instance.id)
@@ -280,7 +283,7 @@ class EcsProvisioner(CloudProvisioner[AliyunOptions, AliyunClients]):
                 return
             what = f"releasing {ids[0]}" if is_alone else f"releasing {len(ids)} machines"
             refused = ERRORS.translation(error, what, _NOT_YET)
-            # A single machine that is not ready yet fails the whole call.
+            # One machine that is not ready yet makes the whole call fail.
             raise refused if is_alone or code not in _NOT_YET else CloudspotError(str(refused)) from error
         with self._lock:
             for one in ids:

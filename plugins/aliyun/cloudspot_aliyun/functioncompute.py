@@ -1,8 +1,8 @@
 """Calls of Function Compute 3.0: paths and JSON (the ROA style), signed with version 3 (ACS3-HMAC-SHA256).
 
-Its SDK, alibabacloud_fc20230330, needs 20 packages and 68 MB on every machine; this module needs only
-`requests`, which oss2 depends on. Sources: Function Compute API reference, version 2023-03-30, and the SDK's
-own paths; "Request syntax and signature method V3" (checked 2026-11).
+The service's SDK, alibabacloud_fc20230330, needs 20 packages and 68 MB on every machine; this module needs
+only `requests`, on which oss2 depends. Sources: Function Compute API reference, version 2023-03-30, and the
+SDK's own paths; "Request syntax and signature method V3" (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALGORITHM: Final = "ACS3-HMAC-SHA256"
 
 
 class Invocation(NamedTuple):
-    """The result of one run of a function."""
+    """The result of running a function once."""
 
     has_failed: bool
     payload: bytes

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 PORT: Final = 9000
 INTERRUPTION: Final = "ecs:Instance:PreemptibleInstanceInterruption"
-"""The type of the event with which ECS announces a reclaim."""
+"""The type of the event by which ECS announces a reclaim."""
 NOTICE_SECONDS: Final = 5.0
 """The same value as in cloudspot.plugin.functionchecks."""
 LOG_CHARACTERS: Final = 500
@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(length))
         request = self.headers.get("x-fc-request-id", "")
         os.environ.update({name: self.headers[one] for one, name in _KEYS.items() if self.headers.get(one)})
-        # Function Compute needs these lines before and after the run.
+        # Function Compute needs these lines before and after a run.
         _say(f"FC Invoke Start RequestId: {request}\n")
         has_failed, said = answer(body, os.environ["FC_FUNCTION_HANDLER"])
         _say(f"FC Invoke End RequestId: {request}\n")

@@ -1,7 +1,7 @@
 """Finds the resources that cloudspot has made in an Alibaba Cloud account, for ``cloudspot reap``.
 
 Resources are recognised by their tags. A deployment set has no tags, so it counts as cloudspot's only if its
-name holds the digest of a known store. Public addresses and network interfaces are released with their
+name contains the digest of a known store. Public addresses and network interfaces are released with their
 machine. cloudspot makes no launch template and no schedule, because ECS itself releases machines when their
 time is up.
 """

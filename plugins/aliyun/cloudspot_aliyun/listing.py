@@ -1,4 +1,4 @@
-"""Turns ECS's description of an instance into cloudspot's: its job, its state, and why it ends."""
+"""Turns ECS's description of an instance into cloudspot's: its job, its state, and why it is ending."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d)(:\d\d)?Z", re.ASCII)
 
 
 def to_instance(described: Mapping[str, Any]) -> Instance | None:
-    """Return the instance that DescribeInstances describes, or None if it carries no tag of cloudspot's.
+    """Return the instance that DescribeInstances describes, or None if it has none of cloudspot's tags.
 
     ECS forgets an instance as soon as it is released, so none is ever ENDED here. An instance that is being
     reclaimed counts as shutting down, whatever its status.
@@ -57,7 +57,7 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
 
 
 def is_being_taken(described: Mapping[str, Any]) -> bool:
-    """Return whether ECS has announced that it reclaims the machine."""
+    """Return whether ECS has announced that it will reclaim the machine."""
     locks = (described.get("OperationLocks") or {}).get("LockReason") or ()
     return any(lock.get("LockReason") == RECYCLING for lock in locks)
 

@@ -1,4 +1,4 @@
-"""The instance types of a region, and the zones where they are in stock."""
+"""The instance types of a region, and the zones in which they are in stock."""
 
 from __future__ import annotations
 

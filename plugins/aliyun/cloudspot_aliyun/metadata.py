@@ -1,4 +1,4 @@
-"""Reads a node's identity and its notices from ECS's metadata service.
+"""Reads a node's identity and notices from ECS's metadata service.
 
 The module uses only the standard library, because every agent carries it and it must work where nothing is
 installed. Sources: ECS user guide, "Instance metadata" (items; security hardening mode), "Preemptible
@@ -18,7 +18,7 @@ from cloudspot.plugin.metadataclient import MetadataClient, parse_time
 from cloudspot_aliyun.names import rank_of
 
 ENDPOINT: Final = "CLOUDSPOT_ALIYUN_METADATA"
-"""The environment variable that overrides the service's address; the SDKs have none."""
+"""The environment variable that overrides the service's address; the SDKs have no such variable."""
 DISABLED: Final = "ALIBABA_CLOUD_ECS_METADATA_DISABLED"
 """The environment variable that turns the service off in Alibaba Cloud's SDKs."""
 SPOT_NOTICE_SECONDS: Final = 300.0
@@ -32,8 +32,8 @@ _log = logging.getLogger("cloudspot.aliyun.metadata")
 class EcsMetadata(MetadataClient):
     """A client of the metadata service, in hardened mode or without it. Thread-safe.
 
-    In hardened mode (HttpTokens=required) a request without a token gets 403, and one with an expired token
-    401. In normal mode the service gives tokens too, and accepts requests without one.
+    In hardened mode (HttpTokens=required) a request without a token gets status 403, and a request with an
+    expired token 401. In normal mode the service also issues tokens, but accepts requests without one.
     """
 
     default_endpoint: ClassVar[str] = "http://100.100.100.200"
@@ -48,7 +48,8 @@ class AliyunNoticeSource(PreemptionSource):
     """Reads ``instance/spot/termination-time``, which is missing or empty until a reclaim is announced."""
 
     notice_seconds: float = SPOT_NOTICE_SECONDS
-    # There is no long poll, frequent requests are throttled, and the notice is five minutes long.
+    # It is polled: there are no long polls, frequent requests are throttled, and the notice is five minutes
+    # long.
     poll_seconds: ClassVar[float] = 3.0
 
     def __init__(self, metadata: EcsMetadata | None = None) -> None:

@@ -107,10 +107,10 @@ class AliyunOfferFinder(OfferFinder[AliyunOptions, AliyunClients]):
         return tuple(offer for offer, has_some in candidates if has_some or offer.market not in live)
 
     def spot_price(self, offer: Offer) -> float | None:
-        """Return the newest price of the type in the zone, at most ``max_price``, or None if there is none.
+        """Return the newest price of the type in the zone, at most ``max_price``, or None without one.
 
-        ECS releases a machine when the market's price exceeds its limit, so no machine is billed above that
-        (ECS user guide, "Preemptible instances"; checked 2026-11).
+        ECS releases a machine when the market's price exceeds the machine's limit, so no machine is billed
+        above its limit (ECS user guide, "Preemptible instances"; checked 2026-11).
         """
         name, zone = offer.instance_type, offer.zone
         found = self._spot_prices(name).get(zone) or self._asked_spot_price(name, zone)

@@ -95,7 +95,7 @@ class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     agent_python: str = "python3"
     """The image's Python, 3.10 or newer, that runs the agent or makes the agent's environment."""
     train_python: str = "python3"
-    """The image's Python for setup and training if the job names none."""
+    """The image's Python for setup and training if the job does not name one."""
     data_cache: str | None = None
     """The absolute path of the directory in which machines keep the files of ``[data]``, such as a fast local
     disk that the image mounts. The default is in the agent's own directory on the boot disk."""
@@ -110,7 +110,7 @@ class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     security_groups: tuple[str, ...] = ()
     """Security groups that let the nodes of a job reach each other on every TCP port. The default is the
     VPC's group with the tag ``cloudspot``, else its only group. With ``regions``, write
-    ``"cn-beijing/sg-..."``, at most five for each."""
+    ``"cn-beijing/sg-..."``, at most five for each region."""
     public_bandwidth: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
     """The outgoing bandwidth of a public address, in Mbit/s; with 0, the machines get no public address."""
     key_pair: str | None = None
@@ -128,8 +128,9 @@ class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     disk_performance: Literal["PL0", "PL1", "PL2", "PL3"] | None = None
     """The performance level of a ``cloud_essd`` disk. The default is ECS's: PL1."""
     max_price: Price | None = None
-    """The most that a spot machine may cost an hour, in the account's currency with up to three decimals. The
-    default is the market's price, which is never above the pay-as-you-go price."""
+    """The maximum price of a spot machine per hour, in the account's currency with up to three decimals. The
+    default is the market's price, which is never above the pay-as-you-go price.
+    """
     protected_hour: bool = False
     """Whether spot machines are protected from a reclaim in their first hour, which costs more in some zones.
     By default, a machine may be reclaimed at any time."""
@@ -139,7 +140,7 @@ class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     a key may name one of them: ``"cn-beijing/ecs.gn7i-c8g1.2xlarge"``.
     """
     currency: Literal["CNY", "USD", "EUR", "JPY"] | None = None
-    """The currency of the prices. The default is ECS's, which is CNY for accounts of mainland China."""
+    """The currency of the prices. The default is ECS's own, which is CNY for accounts of mainland China."""
     deployment_set: str | None = None
     """``"auto"`` makes a deployment set for a job of several nodes, which spreads them over hosts, and
     removes it with the job; ``ds-...`` names an existing set, and excludes ``regions``. A set holds at most
@@ -149,8 +150,9 @@ class AliyunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Where the nodes' logs go: to appendable objects below ``logs/``, as is usual on Alibaba Cloud, or
     beside the checkpoints in the bucket."""
     metadata_hops: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    """How many network hops the metadata service's answers travel; 2 lets containers on the machine use it.
-    Some accounts may set only 1."""
+    """How many network hops the metadata service's responses may travel; with 2, containers on the machine
+    can use the service. Some accounts may set only 1.
+    """
     tags: dict[str, str] = msgspec.field(default_factory=dict)
     """Tags for every instance and disk, for example for billing, in addition to cloudspot's own."""
 
@@ -206,7 +208,7 @@ def check_options(options: AliyunOptions) -> None:
 
 
 def options_in(region: str, options: AliyunOptions) -> AliyunOptions:
-    """Return the options for one of their ``regions``."""
+    """Return the options for one of ``regions``."""
     return msgspec.structs.replace(
         options,
         region=region,

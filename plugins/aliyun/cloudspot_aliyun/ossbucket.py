@@ -283,7 +283,7 @@ class _Session(oss2.Session):  # type: ignore[misc]
 
 
 class _Keys(oss2.credentials.CredentialsProvider):  # type: ignore[misc]
-    """Gives oss2 the key that is valid now."""
+    """Supplies oss2 with the currently valid key."""
 
     def __init__(self, source: CredentialsSource) -> None:
         self._source = source

@@ -67,7 +67,7 @@ class _File(NamedTuple):
 
 @dataclass
 class _End:
-    """The end of a log, where a writer continues."""
+    """The end of a log, at which a writer continues."""
 
     key: str
     first: int
@@ -91,7 +91,7 @@ class OssLogSink(LogSink):
         instance_id: str | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Do no I/O. ``instance_id`` is the writing machine; the default is this one, from its metadata.
+        """Do no I/O. ``instance_id`` is the writing machine; the default is this machine, from its metadata.
 
         Raises:
             SpecError: the store is not in OSS.
@@ -254,7 +254,7 @@ class OssLogSink(LogSink):
         return sorted(files)
 
     def _start_after(self, file: _File, stream: str, after: int) -> int:
-        """Return the offset of a line such that no line before it has a number above ``after``.
+        """Return the offset of a line before which no line has a number above ``after``.
 
         The search is by bisection, so that a reader of a long log's last hour fetches little more than that
         hour.

@@ -20,7 +20,8 @@ from cloudspot_aliyun.options import field_error
 BILLING: Final = Billing()
 """Billed by the second, from creation to release, even after a reclaim. The protected hour (``SpotDuration``)
 delays the reclaim and refunds nothing (ECS user guide, "Preemptible instances" and "Pay-as-you-go"; checked
-2026-11). A notice of 2017-09-28 (ECS-0928) names a minimum fee of 0.01 a machine, which is not counted.
+2026-11). A notice of 2017-09-28 (ECS-0928) states a minimum fee of 0.01 for each machine, which is not
+counted.
 """
 _TRANSFER_USD: Final = 0.16
 _DEAREST_TRANSFER_USD: Final = 0.45
@@ -40,7 +41,7 @@ class SpotPrice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def transfer_price(region: str, home: str, currency: str) -> float:
-    """Return the price of sending a GiB between two regions over the internet, in the dearer direction.
+    """Return the price of sending a GiB between two regions over the internet, at the higher rate.
 
     ECS bills the traffic from a machine's public address: 0.123 to 0.125 USD a GB in mainland China, 0.07 to
     0.156 elsewhere and 0.447 in the Middle East (Alibaba Cloud, "Data Transfer Plan Instructions" of 2017 and

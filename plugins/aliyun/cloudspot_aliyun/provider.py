@@ -114,7 +114,7 @@ class AliyunProvider(RegionalProvider[AliyunOptions, "AliyunClients"]):
         return registry_login(self.clients, registry)
 
     def pinned_options(self) -> Mapping[str, Any]:
-        """Return the region and the account, as the submitter's environment decides them."""
+        """Return the region and the account that the submitter's environment determines."""
         from cloudspot_aliyun.api import caller
 
         clients = self.clients

@@ -49,8 +49,9 @@ LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "OperationConflict": TransientError,
     "OperationDenied.CreatingConflict": TransientError,
 }
-"""The classes for RunInstances' errors (API reference, RunInstances, error codes; checked 2026-11).
-LackResource, IdempotentProcessing and OperationConflict are from memory of the docs."""
+"""The error classes for RunInstances' errors (API reference, RunInstances, error codes; checked 2026-11).
+LackResource, IdempotentProcessing and OperationConflict are from memory of the docs.
+"""
 ARREARS: Final = frozenset(
     {
         "Account.Arrearage",

@@ -33,8 +33,9 @@ request that is repeated ten minutes after the decision, and for a clock that is
 ECS accepts no signature from a slower clock.
 """
 LEAST_RELEASE_SECONDS: Final = 3600.0
-"""ECS accepts no time within the next 30 minutes by its own clock (API reference, RunInstances; checked
-2026-11)."""
+"""By its own clock, ECS accepts no time within the next 30 minutes (API reference, RunInstances; checked
+2026-11).
+"""
 
 
 class EcsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,7 +52,7 @@ class EcsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     user_data_gzip: str | None = None
     """The compressed boot script in base64, if the script itself is too long for ECS."""
     has_setup_image: bool = False
-    """Whether its image was made by ``cloudspot image bake``."""
+    """Whether the machines' image was made by ``cloudspot image bake``."""
     made_deployment_set: str | None = None
     """The name of the deployment set to make before the first machine, and to remove with the job."""
 
@@ -97,7 +98,7 @@ def render_request(options: AliyunOptions, group: InstanceGroup) -> LaunchReques
     }
     if group.decided_at is not None:
         parameters["AutoReleaseTime"] = release_time(group.decided_at, group.max_seconds)
-    if options.metadata_hops > 1:  # Not every account has the parameter (RunInstances, checked 2026-11).
+    if options.metadata_hops > 1:  # Some accounts lack this parameter (RunInstances, checked 2026-11).
         parameters["HttpPutResponseHopLimit"] = options.metadata_hops
     if options.public_bandwidth:
         parameters["InternetChargeType"] = "PayByTraffic"

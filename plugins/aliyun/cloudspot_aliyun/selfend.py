@@ -1,4 +1,4 @@
-"""Part of the boot script: releases this machine with its own role. Standard library only.
+"""Part of the boot script: releases this machine with the machine's own role. Standard library only.
 
 An ECS instance that shuts itself down still exists, and may be billed; only its release ends it.
 """

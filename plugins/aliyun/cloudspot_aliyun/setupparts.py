@@ -277,7 +277,7 @@ class Policy(AliyunPart):
         )
 
     def create(self) -> None:
-        """Make the policy, or a new version of a policy that differs."""
+        """Make the policy, or a new version of it if the existing one differs."""
         super().create()
         if self._found() != self._document:
             AliyunCall("Ram", "CreatePolicyVersion", {**self._asked, **_ROTATE}).run(self.clients)

@@ -31,7 +31,7 @@ class Reason(Enum):
     """The key belongs to a role, and its session token is missing or wrong."""
     WRONG_SIGNATURE = auto()
     WRONG_TIME = auto()
-    """The request's time is more than a quarter of an hour off."""
+    """The request's time differs from the server's by more than a quarter of an hour."""
     UNSIGNED = auto()
 
 

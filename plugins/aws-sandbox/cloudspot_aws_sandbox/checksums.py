@@ -41,7 +41,7 @@ CHECKSUMS: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
         "md5": lambda body: hashlib.md5(body, usedforsecurity=False).digest(),
     }
 )
-"""The checksums by NAME in the header ``x-amz-checksum-NAME``; ``md5`` is for ``Content-MD5``."""
+"""The checksums by the NAME in the header ``x-amz-checksum-NAME``; ``md5`` is for ``Content-MD5``."""
 
 
 def is_right(algorithm: str, text: str, body: bytes) -> bool | None:

@@ -111,7 +111,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
 
         @wraps(make_vpc)
         def make_vpc_here(backend: Any, cidr_block: str, *rest: Any, **more: Any) -> Any:
-            """Give the default VPC the network of this host's machines."""
+            """Give the default VPC the network in which this host's machines are."""
             return make_vpc(backend, host.network if more.get("is_default") else cidr_block, *rest, **more)
 
         VPCBackend.create_vpc = make_vpc_here
@@ -225,7 +225,7 @@ exec curl -sf -H "X-aws-ec2-metadata-token: $token" "$METADATA_URL/latest/user-d
 
 
 def _role_of(profile: str) -> str | None:
-    """Return the name of the instance profile's role, or None if there is no such profile or role."""
+    """Return the name of the instance profile's role, or None if the profile or the role does not exist."""
     from moto.core import DEFAULT_ACCOUNT_ID
     from moto.iam.models import iam_backends
 

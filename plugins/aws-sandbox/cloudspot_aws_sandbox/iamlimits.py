@@ -68,7 +68,7 @@ def check(iam: Any, action: str, form: Mapping[str, str]) -> None:
 
 
 def _check_case(named: str, others: Iterable[Any]) -> None:
-    """Refuse a name that differs from another one only by case (IAM API reference, CreateRole)."""
+    """Refuse a name that differs from an existing one only by case (IAM API reference, CreateRole)."""
     for other in others:
         is_awss_own = getattr(other, "arn", "").split(":")[4:5] == ["aws"]
         if other.name != named and other.name.lower() == named.lower() and not is_awss_own:

@@ -23,14 +23,14 @@ _IMAGES: Final = (
 
 
 def image_in(region: str, image_id: str) -> str:
-    """Return the id that an image of ``HOME`` has in a region."""
+    """Return the id that an image in ``HOME`` has in another region."""
     if region == HOME:
         return image_id
     return f"ami-0{hashlib.sha256(f'{region}/{image_id}'.encode()).hexdigest()[:16]}"
 
 
 def install_images(backend: Any) -> None:
-    """Make these the only images in moto's EC2 of one region."""
+    """Make these the only images in moto's EC2 for one region."""
     from moto.ec2.models.amis import Ami  # importing moto's tables takes a second
 
     backend.amis.clear()

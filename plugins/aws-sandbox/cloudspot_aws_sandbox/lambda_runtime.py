@@ -44,7 +44,7 @@ class Code:
     timeout_seconds: float
     memory_mib: int
     environment: Mapping[str, str]
-    """The process's variables, except those that the runtime itself sets."""
+    """The process's variables, except those that the runtime sets by itself."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class LambdaRuntime(FunctionProcess):
     """An execution environment of one function."""
 
     def __init__(self, code: Code, directory: Path) -> None:
-        """Unpack the code below ``directory`` and start its process."""
+        """Unpack the code in ``directory`` and start its process."""
         super().__init__(code.archive, directory)
         self.code = code
         self._events: queue.Queue[_Invocation | None] = queue.Queue()

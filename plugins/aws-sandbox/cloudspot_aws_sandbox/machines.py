@@ -60,7 +60,7 @@ class Machine:
     """Whether its image has no cloudspot."""
     state: InstanceState = InstanceState.PENDING
     is_stopped: bool = False
-    """Whether it was stopped: its host has ended it, and its disk stays."""
+    """Whether the machine was stopped: its host has ended it, but its disk still exists."""
     is_asked_to_end: bool = False
     ended_at: float | None = None
     posted: str = ""

@@ -144,7 +144,7 @@ def _convert_scalar(shape: Any, text: str, path: str) -> Any:
 
 
 def _serialized(member: Any, name: str) -> str:
-    """Return the member's name on the wire (botocore's EC2Serializer does the same)."""
+    """Return the member's name in requests and responses (botocore's EC2Serializer does the same)."""
     if "queryName" in member.serialization:
         return str(member.serialization["queryName"])
     if "name" in member.serialization:

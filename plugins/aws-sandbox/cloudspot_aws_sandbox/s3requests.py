@@ -84,7 +84,7 @@ def is_for_s3(environ: Mapping[str, Any]) -> bool:
 
 
 def parse_request(environ: dict[str, Any]) -> S3Request:
-    """Return the parsed request; its body is not read yet."""
+    """Return the parsed request, without reading its body."""
     path = unquote(str(environ["REQUEST_URI"]).partition("?")[0])
     bucket, _, key = path.removeprefix("/").partition("/")
     query = dict(parse_qsl(str(environ.get("QUERY_STRING", "")), keep_blank_values=True))

@@ -98,7 +98,7 @@ class SavedImages:
     def deregister(
         self, parameters: Mapping[str, Any], region: str, *, may_delete_snapshots: bool
     ) -> Mapping[str, Any]:
-        """Remove an image, and its snapshot if that is requested and granted."""
+        """Remove an image, and its snapshot if that is requested and permitted."""
         backend = ec2_backends[DEFAULT_ACCOUNT_ID][region]
         image_id = parameters["ImageId"]
         ami = backend.amis.get(image_id)

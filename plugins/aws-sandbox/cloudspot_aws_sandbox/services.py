@@ -94,7 +94,7 @@ def get_parameter(request: Mapping[str, Any], region: str) -> dict[str, Any] | N
     """Answer GetParameter for AWS's own parameters; return None for the account's own.
 
     Raises:
-        ApiError: AWS has no such parameter.
+        ApiError: the parameter does not exist.
     """
     name = str(request.get("Name", ""))
     if not name.startswith("/aws/"):

@@ -69,7 +69,7 @@ PROFILE_UNKNOWN_SECONDS: Final = 60.0
 
 
 class StrictEc2:
-    """A WSGI application; ``inner`` is moto's, or middleware around it for another service."""
+    """A WSGI application; ``inner`` is moto's application, or middleware around it for another service."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class StrictEc2:
         return self._forward(environ, form)
 
     def _prepare(self, region: str) -> None:
-        """Empty moto's EC2 of a region that is used for the first time."""
+        """Empty moto's EC2 for a region that is used for the first time."""
         if region in self._regions:
             return
         # Otherwise, moto would read 1,300 images for each region.

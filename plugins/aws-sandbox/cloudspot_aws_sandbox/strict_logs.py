@@ -1,4 +1,4 @@
-"""moto's CloudWatch Logs made as strict as the real one: WSGI middleware around moto's server.
+"""moto's CloudWatch Logs made as strict as the real service: WSGI middleware around moto's server.
 
 The middleware checks signatures and permissions, refuses the batches that the service refuses, and returns
 small pages.

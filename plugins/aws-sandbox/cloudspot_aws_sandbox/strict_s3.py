@@ -1,4 +1,4 @@
-"""moto's S3 made as strict as the real one: WSGI middleware around moto's server.
+"""moto's S3 made as strict as the real service: WSGI middleware around moto's server.
 
 The middleware refuses requests that S3 refuses and moto accepts: wrong signatures, regions, checksums and
 payload hashes, expired URLs, parts that are too small or do not match, failed conditions at the end of a
@@ -294,7 +294,7 @@ class StrictS3:
     def _take_note(
         self, request: S3Request, status: str, headers: list[tuple[str, str]], body: bytes
     ) -> None:
-        """Remember the checksum of an object, and an upload's parts; moto's own records lack them."""
+        """Remember an object's checksum, or the parts of an upload, because moto's own records lack them."""
         if not status.startswith("2"):
             return
         with self._lock:

@@ -56,7 +56,7 @@ class AwsAccountSetup(AccountSetup):
         self._account: str | None = None
 
     def account(self) -> str:
-        """Return the account's number and the region."""
+        """Return the account's ID and the region."""
         region = check_region(self._clients)
         if self._account is None:
             self._account = caller(self._clients).account

@@ -108,7 +108,7 @@ def _profile(clients: AwsClients, options: AwsOptions) -> str:
 
 
 def _image(clients: AwsClients, options: AwsOptions) -> str:
-    """Return the image that machines start from, its age, and whether AWS has deprecated it."""
+    """Return the image from which machines start, its age, and whether AWS has deprecated it."""
     image, now = find_image(clients, options), datetime.now(timezone.utc)
     age = "" if image.created_at is None else f", {(now - image.created_at).days} days old"
     old = image.deprecated_at

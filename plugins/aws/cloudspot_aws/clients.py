@@ -1,4 +1,4 @@
-"""Clients of AWS's services: one per service and region, with our timeouts, retries and user agent.
+"""Clients of AWS's services: one for each service and region, with our timeouts, retries and user agent.
 
 boto3's own chain finds the credentials: environment, profile, SSO, the instance's role.
 """
@@ -55,7 +55,7 @@ class AwsClients:
 
     @property
     def region(self) -> str:
-        """Return the region that requests go to.
+        """Return the region to which requests are sent.
 
         Raises:
             SpecError: no region is configured and this is not an EC2 instance, or the profile does not exist.
@@ -68,7 +68,7 @@ class AwsClients:
         return region
 
     def region_or_none(self) -> str | None:
-        """Return the region, or None if none can be found; raise SpecError if the profile does not exist."""
+        """Return the region, or None if it cannot be found; raise SpecError if the profile does not exist."""
         with self._lock:
             if self._region is None:
                 self._region = (
@@ -84,12 +84,12 @@ class AwsClients:
     ) -> Any:
         """Return the client of a service such as ``ec2``, in ``region`` or the session's.
 
-        ``num_attempts`` is how often botocore tries a request; 1 leaves every retry to the caller. ``config``
-        goes to botocore's Config. The same arguments give the same client.
+        ``num_attempts`` is how many times botocore tries a request; with 1, every retry is left to the
+        caller. ``config`` goes to botocore's Config. Calls with the same arguments return the same client.
 
         Raises:
-            SpecError: there is no region, or the profile does not exist.
-            AuthError: the profile's ``credential_process`` gives no credentials.
+            SpecError: no region was found, or the profile does not exist.
+            AuthError: the profile's ``credential_process`` returns no credentials.
         """
         region = region or self.region
         with self._lock:
@@ -134,7 +134,7 @@ class AwsClients:
 
 
 class _Parsers(ResponseParserFactory):  # type: ignore[misc]
-    """Parsers that raise botocore's own error for any unreadable answer, such as a size that is no number."""
+    """Parsers that raise botocore's own error for any unreadable answer, such as a malformed size."""
 
     def create_parser(self, protocol_name: str) -> Any:
         """Return the parser; see botocore."""
@@ -152,7 +152,7 @@ class _Parsers(ResponseParserFactory):  # type: ignore[misc]
 
 
 def caller(clients: AwsClients) -> Caller:
-    """Return the account and the ARN that the credentials belong to. The request needs no permission."""
+    """Return the account and the ARN to which the credentials belong. The request needs no permission."""
     with ERRORS.translated("asking AWS whose credentials these are"):
         answer = clients.client("sts").get_caller_identity()
     return Caller(account=str(answer["Account"]), arn=str(answer["Arn"]))
@@ -178,7 +178,7 @@ def parse_time(value: Any) -> datetime:
 
 
 def region_of_this_instance() -> str | None:
-    """Return the region of the EC2 instance that this runs on, or None elsewhere."""
+    """Return the region of the EC2 instance on which this runs, or None elsewhere."""
     try:
         return Imds(timeout_seconds=METADATA_SECONDS).get("meta-data/placement/region")
     except CloudspotError:

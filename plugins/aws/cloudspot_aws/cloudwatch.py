@@ -1,8 +1,8 @@
-"""Log lines in CloudWatch Logs: a group for a job's id, a stream for each node of each launch.
+"""Log lines in CloudWatch Logs: a group for each job's id, a stream for each node of each launch.
 
 An event's message is JSON with the line's number, its time, its source and its text. Readers use the number
 to drop repeats and to keep the order, even if the node's clock was wrong. The event has the line's time,
-unless CloudWatch would reject that or sort the event before earlier ones.
+unless CloudWatch would reject that time or sort the event before earlier ones.
 
 Source: CloudWatch Logs API reference, PutLogEvents and GetLogEvents (checked 2026-11).
 """
@@ -37,14 +37,16 @@ MAX_BATCH_BYTES = 1_048_576
 MAX_BATCH_EVENTS = 10_000
 EVENT_OVERHEAD_BYTES = 26
 MAX_TEXT = 40_000
-"""The most characters of one event; longer lines become several events. In JSON a character takes up to six
-bytes, and some partitions still limit an event to 256 KiB.
+"""The maximum length of one event, in characters; longer lines become several events. In JSON a character
+takes up to six bytes, and some partitions still limit an event to 256 KiB.
 """
 OVERLAP_MS = 30_000
 """How far back a follower starts to read, in seconds, because batches may become visible out of order."""
 READS_A_SECOND = 8
-"""How many pages of events one sink requests per second. An account may request 10 in a region, and the quota
-cannot be raised (CloudWatch Logs user guide, "CloudWatch Logs quotas", GetLogEvents; checked 2026-11)."""
+"""How many pages of events one sink requests per second. An account may make 10 requests per second in a
+region, and this quota cannot be raised (CloudWatch Logs user guide, "CloudWatch Logs quotas", GetLogEvents;
+checked 2026-11).
+"""
 
 # A child of the logger whose lines an agent delivers with its job's log.
 _log = logging.getLogger("cloudspot.aws.logs")
@@ -99,7 +101,7 @@ class CloudWatchLogSink(LogSink):
         """When the newest pages were requested, by the monotonic clock."""
         self._times = EntryTimes(self._newest_time, now=now)
         self._seen: dict[str, tuple[int, int]] = {}
-        """The number and time of the last line yielded, by stream."""
+        """The number and the time of the last line yielded, by stream."""
 
     def write(self, records: Sequence[LogRecord]) -> None:
         if not records:
@@ -203,7 +205,7 @@ class CloudWatchLogSink(LogSink):
         return self._ask("put_log_events", **self._place(stream), logEvents=events)
 
     def _make(self, stream: str) -> None:
-        """Create the stream, and the group if there is none."""
+        """Create the stream, and the group if it does not exist."""
         try:
             self._make_stream(stream)
         except _Missing:

@@ -21,7 +21,7 @@ ACTION: Final = "aws:ec2:send-spot-instance-interruptions"
 
 
 def interrupt(clients: AwsClients, instance_id: str, *, notice_seconds: float | None) -> None:
-    """Let FIS reclaim a running spot machine, with EC2's notice; raise CloudspotError for any other."""
+    """Let FIS reclaim a running spot machine, with EC2's notice; raise CloudspotError for other machines."""
     if notice_seconds not in {None, SPOT_NOTICE_SECONDS}:
         raise CloudspotError(
             f"EC2 reclaims a spot machine {SPOT_NOTICE_SECONDS:g} s after its notice, never otherwise; "

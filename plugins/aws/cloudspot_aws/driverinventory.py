@@ -85,7 +85,7 @@ class DriverInventory(Inventory):
                     yield from self._piece("function", function["FunctionName"], own_tags, at)
 
     def _roles(self) -> Iterator[Asset]:
-        """Yield the roles of this region's drivers, by their names: roles belong to the whole account."""
+        """Yield the roles of this region's drivers by their names: roles belong to the whole account."""
         client = self._clients.client("iam")
         for page in client.get_paginator("list_roles").paginate():
             for role in page["Roles"]:

@@ -1,4 +1,7 @@
-"""Creates, lists and ends EC2 instances. A launch is one RunInstances call; its token makes it repeatable."""
+"""Creates, lists and ends EC2 instances.
+
+A launch is one RunInstances call, which can be repeated because it has a token.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ _ID: Final = re.compile(r"\bi-[0-9a-zA-Z]+")
 MAX_LIFE_SECONDS: Final = 10**9
 """The longest life that a tag may state, in seconds (30 years); cloudspot never writes a longer one."""
 MAX_IDS: Final = 500
-"""Ids in one TerminateInstances or CreateTags call; EC2 accepts 1000."""
+"""The number of ids in one TerminateInstances or CreateTags call; EC2 accepts 1000."""
 
 
 class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
@@ -46,8 +49,8 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
 
     provider = "aws"
     finder_type = AwsOfferFinder
-    # "A client token is valid for at least 24 hours after the termination of the instance" (EC2 API
-    # reference of 2013 and 2016, Ensuring idempotency; not found in today's). The 24 hours are counted from
+    # "A client token is valid for at least 24 hours after the termination of the instance" (EC2 API reference
+    # of 2013 and 2016, Ensuring idempotency; not found in today's reference). The 24 hours are counted from
     # the intent, which is earlier still. A token is valid in one zone, which the stored request names.
     token_seconds = 24 * 3600.0
     # A terminated instance is listed for about an hour (EC2 user guide, Terminate your instance), so an
@@ -105,7 +108,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
                 if instance.rank is not None:
                     own = {"Name": instance.node_name, tags.NODE: str(instance.rank)}
                     client.create_tags(Resources=[instance.id], Tags=tags.to_list(own))
-        # The driver that created them may have been killed before it scheduled their end.
+        # The driver that created the machines may have been killed before it scheduled their end.
         self._limit(instances)
 
     def instances(self, request: InstancesRequest) -> InstancesResult:
@@ -228,7 +231,7 @@ class Ec2Provisioner(CloudProvisioner[AwsOptions, AwsClients]):
         return tuple(instances)
 
     def _limit(self, instances: Sequence[Instance]) -> None:
-        """Schedule the end of each machine, if the job's options name a role for that."""
+        """Schedule the end of each machine, if the job's options name a role for this."""
         role = self.options.limit_role
         alive = [one for one in instances if one.state is not InstanceState.ENDED and one.id in self._limits]
         if role is not None and alive:

@@ -55,7 +55,8 @@ LIMITS: Final = FunctionLimits(
 _ARCHITECTURES: Final = {"x86_64": "x86_64", "aarch64": "arm64"}
 USD_A_GB_SECOND: Final = 0.0000166667
 USD_A_CALL: Final = 0.0000002
-"""Lambda's prices on x86 in us-east-1, from memory (AWS Lambda pricing); other regions may be dearer."""
+"""Lambda's prices on x86 in us-east-1, from memory (AWS Lambda pricing); other regions may be more expensive.
+"""
 ROLE_SECONDS: Final = 60.0
 """How long Lambda may not yet know a new role, in seconds. AWS promises no bound; 10 s are usual."""
 LOG_CHARACTERS: Final = 500
@@ -90,7 +91,7 @@ class LambdaHost(FunctionHost):
     """Functions in one account and region. The name of each resource begins with its function's name."""
 
     def __init__(self, clients: AwsClients, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Do no I/O; ``sleep`` waits for AWS to know a new role."""
+        """Do no I/O; ``sleep`` is used to wait until AWS knows a new role."""
         self._clients = clients
         self._sleep = sleep
 

@@ -1,4 +1,4 @@
-"""Reads a node's identity and its notices from EC2's metadata service (IMDSv2).
+"""Reads a node's identity and notices from EC2's metadata service (IMDSv2).
 
 The module uses only the standard library, because every agent carries it and it must work where nothing is
 installed. Sources: EC2 user guide, "Use the Instance Metadata Service to access instance metadata", "Spot
@@ -25,7 +25,7 @@ DISABLED: Final = "AWS_EC2_METADATA_DISABLED"
 SPOT_NOTICE_SECONDS: Final = 120.0
 """The notice before a spot machine is terminated or stopped. Hibernation begins at its notice."""
 MAX_ACTION: Final = 40
-"""The most characters of an action; EC2's longest is "hibernate"."""
+"""The maximum length of an action; EC2's longest is "hibernate"."""
 REBALANCE_EVERY: Final = 10
 """The rebalance recommendation is read at every poll whose number is a multiple of this."""
 
@@ -34,7 +34,7 @@ _log = logging.getLogger("cloudspot.aws.imds")
 
 
 class Imds(MetadataClient):
-    """A client of the metadata service that keeps its session token fresh. Thread-safe."""
+    """A client of the metadata service that renews its session token in time. Thread-safe."""
 
     default_endpoint: ClassVar[str] = "http://169.254.169.254"
     endpoint_variable: ClassVar[str] = ENDPOINT

@@ -172,7 +172,7 @@ class _PlacementGroups(_AwsInventory):
 
 
 class _Schedules(_AwsInventory):
-    """The schedules that end machines; each deletes itself after it has run."""
+    """The schedules that end machines; each one deletes itself after it has run."""
 
     plural = "schedules"
 

@@ -65,6 +65,6 @@ def remove(clients: AwsClients, job_id: str, *, store_url: str) -> None:
 
 
 def prefix_of(job_id: str, store_url: str) -> str:
-    """Return the prefix of the names of a job's schedules; a machine's id follows it."""
+    """Return the prefix of the names of a job's schedules, which is followed by a machine's id."""
     # A schedule's name has at most 64 characters, and a job's id already up to 63.
     return f"cloudspot-{hashlib.sha256(f'{job_id} {store_url}'.encode()).hexdigest()[:20]}-"

@@ -47,7 +47,7 @@ _WHEN: Final = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
 def to_instance(described: Mapping[str, Any]) -> Instance | None:
-    """Return the instance that EC2 describes, or None if it carries no tag of cloudspot's.
+    """Return the instance that EC2 describes, or None if it has none of cloudspot's tags.
 
     The rank is the machine's launch index in its RunInstances call, which never changes; the machine itself
     reads the same number.
@@ -81,7 +81,7 @@ def to_instance(described: Mapping[str, Any]) -> Instance | None:
 
 
 def _detail(code: str, message: str) -> str:
-    """Return EC2's reason for a machine's end, beginning with its code, followed by our advice if any."""
+    """Return EC2's reason for a machine's end, beginning with its code and followed by any advice."""
     words = message if message.startswith(code) else f"{code}: {message}".strip(": ")
     return "; ".join(filter(None, (ERRORS.one_line(words), _ADVICE.get(code, ""))))
 

@@ -44,7 +44,7 @@ class Subnet(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     is_public: bool
-    """Whether its machines get a public address by default."""
+    """Whether the subnet gives machines a public address by default."""
 
 
 class InstanceType(MachineType, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class InstanceType(MachineType, frozen=True, kw_only=True):
     markets: frozenset[str]
     """``spot`` and ``on-demand``."""
     can_cluster: bool
-    """Whether it may be in a cluster placement group."""
+    """Whether the type supports a cluster placement group."""
     boot_modes: tuple[str, ...]
     is_burstable: bool
     """Whether its processors, once their CPU credits are spent, slow down or cost more than its price."""
@@ -127,7 +127,7 @@ def find_image(clients: AwsClients, options: AwsOptions) -> Image:
 
 
 def _boot_modes(named: str | None, architecture: str) -> tuple[str, ...]:
-    """Return the modes in which an image starts; the default is its architecture's own.
+    """Return the modes in which an image starts; the default is that of its architecture.
 
     Source: EC2 user guide, "Instance launch behavior with Amazon EC2 boot modes" (checked 2026-11).
     """
@@ -216,7 +216,7 @@ def check_profile(clients: AwsClients, options: AwsOptions) -> bool:
 
 
 def named_types(clients: AwsClients, options: AwsOptions) -> list[InstanceType]:
-    """Return the types that the option names."""
+    """Return the types that the options name."""
     client = clients.client("ec2")
     described: Sequence[Mapping[str, Any]] = ()
     with ERRORS.translated("looking up the instance types"):

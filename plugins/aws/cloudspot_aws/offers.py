@@ -100,7 +100,7 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         return tuple(offers)
 
     def spot_price(self, offer: Offer) -> float | None:
-        """Return the newest price of the type in the zone, in USD an hour, or None if there is none."""
+        """Return the newest price of the type in the zone, in USD an hour, or None if there is no price."""
         return self._spot_prices((offer.instance_type,)).get((offer.instance_type, offer.zone))
 
     def _start(self, image: Image, resources: Resources) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class AwsOfferFinder(OfferFinder[AwsOptions, AwsClients]):
         return self.cache.get(("price", name), lambda: on_demand_price(self.clients, region, name))
 
     def _disk(self, resources: Resources, image_gib: int, region: str, name: str) -> Extras:
-        """Return the price of the root disk of a machine of the type.
+        """Return the price of a machine's root disk, in USD an hour.
 
         A user who states the type's price may lack permission to read the price list, so it is not read.
         """

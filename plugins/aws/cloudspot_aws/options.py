@@ -66,7 +66,7 @@ _CHECKS: Final = OptionChecks(
 )
 field_error, one_a_zone = _CHECKS.error, _CHECKS.one_a_zone
 unknown_region, unknown_type = _CHECKS.unknown_region, _CHECKS.unknown_type
-# Instance metadata, where a node reads its tags, allows no other characters in their names.
+# Instance metadata, from which a node reads its tags, allows no other characters in their names.
 _TAG_NAME: Final = re.compile(r"[A-Za-z0-9+\-=._:@]{1,128}")
 
 
@@ -75,7 +75,8 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     region: str | None = None
     """The region, such as ``"us-east-1"``. The default is ``AWS_REGION``, else the profile's region, else the
-    region of the machine on which cloudspot runs. The nodes' logs are there, and the bucket should be.
+    region of the machine on which cloudspot runs. The nodes' logs are written in this region, and the bucket
+    should be there.
     """
     regions: tuple[str, ...] = ()
     """The regions where machines may run, such as ``["us-east-1", "us-west-2"]``. The default is only
@@ -106,8 +107,9 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     agent_python: str = "python3"
     """The image's Python, 3.10 or newer, that runs the agent or makes the agent's environment."""
     train_python: str | None = None
-    """The image's Python for setup and training if the job names none. The default is the Deep Learning
-    AMI's, or ``"python3"`` with an image of your own."""
+    """The image's Python for setup and training if the job does not name one. The default is the Deep
+    Learning AMI's, or ``"python3"`` with an image of your own.
+    """
     data_cache: str | None = None
     """The absolute path of the directory in which machines keep the files of ``[data]``. The default is on
     the machine's empty local disks, or, without any, in the agent's own directory on the boot disk.
@@ -138,11 +140,12 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     disk_throughput: Annotated[int, msgspec.Meta(ge=125, le=2000)] | None = None
     """MiB a second, for gp3 only. The default is 125."""
     max_price: Price | None = None
-    """The most that a spot machine may cost, in USD an hour. The default is EC2's: the on-demand price."""
+    """The maximum price of a spot machine, in USD an hour. The default is EC2's: the on-demand price."""
     on_demand_prices: dict[str, float] = msgspec.field(default_factory=dict)
-    """USD an hour by instance type, such as ``{"g5.xlarge" = 1.006}``, for accounts that may not read AWS's
-    price list. A price given here is not looked up, and no disk or address is added to it. With ``regions``,
-    a key may name one of them: ``"us-west-2/g5.xlarge"``."""
+    """Prices in USD an hour by instance type, such as ``{"g5.xlarge" = 1.006}``, for accounts that may not
+    read AWS's price list. A price given here is not looked up, and no disk or address is added to it. With
+    ``regions``, a key may name one of them: ``"us-west-2/g5.xlarge"``.
+    """
     placement_group: str | None = None
     """``"auto"`` makes a cluster placement group for a job of several nodes, in each zone that it uses, and
     removes it with the job; any other name is that of an existing group. A group makes traffic between nodes
@@ -158,8 +161,9 @@ class AwsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     log_retention_days: int = 30
     """How long CloudWatch keeps the lines of a group that cloudspot has made."""
     metadata_hops: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    """How many network hops the metadata service's answers travel; 2 lets containers on the machine use
-    it."""
+    """How many network hops the metadata service's responses may travel; with 2, containers on the machine
+    can use the service.
+    """
     tags: dict[str, str] = msgspec.field(default_factory=dict)
     """Tags for every instance and volume, for example for billing, in addition to cloudspot's own."""
     limit_role: str | None = None
@@ -213,7 +217,7 @@ def check_options(options: AwsOptions) -> None:
 
 
 def options_in(region: str, options: AwsOptions) -> AwsOptions:
-    """Return the options for one of their ``regions``."""
+    """Return the options for one of ``regions``."""
     return msgspec.structs.replace(
         options,
         region=region,

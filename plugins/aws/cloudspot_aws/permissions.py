@@ -1,6 +1,6 @@
 """The AWS policies that cloudspot needs, one in each file: the only list of its permissions.
 
-``cloudspot setup`` makes these, `cloudspot driver deploy` uses them, and docs/aws.md shows them.
+``cloudspot setup`` makes these policies, `cloudspot driver deploy` uses them, and docs/aws.md shows them.
 """
 
 from __future__ import annotations

@@ -35,8 +35,9 @@ ADDRESS_PRICE: Final = 0.005
 """
 INCLUDED_IOPS: Final = 3000
 INCLUDED_THROUGHPUT: Final = 125
-"""The operations and MiB a second that are included in the price of a gp3 volume (aws.amazon.com/ebs/pricing;
-checked 2026-11)."""
+"""The operations and MiB per second that are included in the price of a gp3 volume
+(aws.amazon.com/ebs/pricing; checked 2026-11).
+"""
 
 
 _TRANSFER_PRICES: Final = (
@@ -51,7 +52,7 @@ def transfer_price(region: str, home: str) -> float:
     """Return the price of sending a GiB between two regions, in USD, in the more expensive direction.
 
     The sender's region decides the price; a NAT gateway's charge for each GiB is not counted. Source for 0.02
-    between us-east-1 and us-west-2, the same from EC2 and from S3: AWS re:Post, "Cost effective methods for
+    between us-east-1 and us-west-2, from EC2 as well as from S3: AWS re:Post, "Cost effective methods for
     accessing S3 buckets cross-region" (read 2026-11). The other prices are from memory of
     aws.amazon.com/ec2/pricing/on-demand, "Data Transfer", rounded up to the highest price of their group.
     """

@@ -76,7 +76,7 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
             },
             shutdown_command="shutdown -h now",
             has_cloudspot=self.options.image_has_cloudspot,
-            # udev's names of disks of the model "Amazon EC2 NVMe Instance Storage".
+            # The names that udev gives to disks of the model "Amazon EC2 NVMe Instance Storage".
             own_disks=("/dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_*",),
             own_directories=("/opt/dlami/nvme",),  # the Deep Learning AMI's directory
             fetch_code=Path(__file__).with_name("fetch.py").read_text(encoding="utf-8"),
@@ -96,7 +96,7 @@ class AwsProvider(RegionalProvider[AwsOptions, "AwsClients"]):
         )
 
     def pinned_options(self) -> Mapping[str, Any]:
-        """Return the region and the account, as the submitter's environment decides them."""
+        """Return the region and the account that the submitter's environment determines."""
         from cloudspot_aws.clients import caller
         from cloudspot_aws.lookups import check_region
 

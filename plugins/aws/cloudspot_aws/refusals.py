@@ -37,7 +37,7 @@ LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "Unsupported": ProvisionError,
     "UnsupportedOperation": ProvisionError,
 }
-"""The classes for RunInstances' errors (EC2 API reference, error codes; checked 2026-11)."""
+"""The error classes for RunInstances' errors (EC2 API reference, error codes; checked 2026-11)."""
 _FIELDS: Final = (
     ("InvalidAMIID", "image"),
     ("InvalidSubnet", "subnets"),

@@ -27,7 +27,7 @@ class Ec2Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     user_data_gzip: str | None = None
     """The compressed boot script in base64, if the script itself is too long for EC2."""
     has_setup_image: bool = False
-    """Whether its image was made by ``cloudspot image bake``."""
+    """Whether the machines' image was made by ``cloudspot image bake``."""
     made_placement_group: str | None = None
     """The placement group to make before the first machine, and to remove with the job."""
 

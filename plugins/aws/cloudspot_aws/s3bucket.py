@@ -98,7 +98,7 @@ class S3Bucket(Bucket):
 
         Raises:
             StoreMissing: the bucket does not exist.
-            SpecError: the answer is a bare 404, or the configuration is wrong.
+            SpecError: the response is a bare 404, or the configuration is wrong.
         """
         pace(HTTPConnection)
         client = self._client_in(self._clients.region_or_none() or FALLBACK_REGION)
@@ -267,7 +267,7 @@ class S3Bucket(Bucket):
 
 
 def _is_guarded(endpoint_url: str) -> bool:
-    """Return whether payloads cannot be changed on their way: by TLS, or as they stay on this machine."""
+    """Return whether payloads cannot be changed in transit, because of TLS or on the same machine."""
     parts = urlsplit(endpoint_url)
     if parts.scheme == "https" or parts.hostname == "localhost":
         return True

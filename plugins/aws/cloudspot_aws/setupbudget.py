@@ -72,7 +72,7 @@ class Budget(AwsPart):
         return PartState(exists=True, lacks=() if is_same else (f"it warns at {found.get('Amount')} USD",))
 
     def create(self) -> None:
-        """Make the budget; replace one that has another limit."""
+        """Make the budget, or replace one that has another limit."""
         if self.state(is_own=True).lacks:
             self.delete()
         super().create()

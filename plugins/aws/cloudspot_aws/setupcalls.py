@@ -14,7 +14,7 @@ from cloudspot_aws.clients import AwsClients
 from cloudspot_aws.errors import ignored
 
 _COMMANDS = {"s3": "s3api"}
-"""The AWS CLI's name of a service, where it differs from boto3's."""
+"""The AWS CLI's names of services, where they differ from boto3's."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class Role(AwsPart):
 
 
 class Profile(AwsPart):
-    """The instance profile that gives machines a role of the same name."""
+    """The instance profile that gives machines the role of the same name."""
 
     def __init__(self, clients: AwsClients, name: str) -> None:
         """Do no I/O."""
@@ -125,7 +125,7 @@ class Profile(AwsPart):
         )
 
     def state(self, *, is_own: bool) -> PartState:
-        """Return whether the profile exists and gives the right role."""
+        """Return whether the profile exists and contains the right role."""
         iam = self.clients.client("iam")
         answer = unless("NoSuchEntity", lambda: iam.get_instance_profile(InstanceProfileName=self.name))
         if answer is None:
@@ -172,7 +172,7 @@ class Policy(AwsPart):
         )
 
     def create(self) -> None:
-        """Make the policy, or a new version of a policy that differs."""
+        """Make the policy, or a new version of it if the existing one differs."""
         super().create()
         iam = self.clients.client("iam")
         if managed_document(iam, self._arn) == self._document:

@@ -1,4 +1,4 @@
-"""The network of an AWS account's setup: the default VPC, and the group whose members reach one another.
+"""The network of an AWS account's setup: the default VPC, and a group whose members can reach one another.
 
 Source: EC2 API reference, the operations' pages, and VPC user guide, "Default VPCs" (checked 2026-11).
 """
@@ -94,7 +94,7 @@ class NodeGroup(AwsPart):
         )
 
     def id(self) -> str | None:
-        """Return the group's id, or None if it does not exist."""
+        """Return the group's id, or None if the group does not exist."""
         with ERRORS.translated(f"looking at {self.kind} {self.name}"):
             found = self._describe()
         return None if found is None else str(found["GroupId"])

@@ -183,7 +183,7 @@ _PLACES: Final[Mapping[str, frozenset[str]]] = {
 
 @dataclass(frozen=True)
 class Attachable:
-    """An accelerator for machines of the family n1."""
+    """An accelerator that can be attached to machines of the family n1."""
 
     zones: frozenset[str]
     limits: Mapping[int, tuple[int, int]]
@@ -244,7 +244,7 @@ def number_of(text: str) -> str:
 
 @cache
 def zone_value(zone: str, project: str) -> Mapping[str, Any]:
-    """Return a zone as the API shows it."""
+    """Return a zone in the form in which the API shows it."""
     path = f"projects/{project}/zones/{zone}"
     return {
         "kind": "compute#zone",
@@ -259,7 +259,7 @@ def zone_value(zone: str, project: str) -> Mapping[str, Any]:
 
 
 def region_value(region: str, project: str, quotas: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """Return a region as the API shows it."""
+    """Return a region in the form in which the API shows it."""
     return {
         "kind": "compute#region",
         "id": number_of(region),
@@ -330,7 +330,7 @@ def accelerator_types_in(zone: str, project: str) -> list[Mapping[str, Any]]:
 
 
 def image_value(image: Image) -> dict[str, Any]:
-    """Return an image as the API shows it."""
+    """Return an image in the form in which the API shows it."""
     return {
         "kind": "compute#image",
         "id": number_of(image.name),

@@ -1,4 +1,4 @@
-"""Disks: detached ones, and the boot disks of machines, which are in use.
+"""Detached disks, and machines' boot disks, which are in use.
 
 Source: Compute Engine API reference, disks (checked 2026-11).
 """
@@ -106,5 +106,5 @@ class Disks:
 
 
 def _body_of(machine: Machine) -> dict[str, Any]:
-    """Return the boot disk of a machine in the form of a request."""
+    """Return the boot disk of a machine, in the form of a request."""
     return {"labels": machine.value["labels"], "sizeGb": machine.value["disks"][0]["diskSizeGb"]}

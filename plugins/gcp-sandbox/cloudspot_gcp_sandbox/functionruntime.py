@@ -48,7 +48,7 @@ class Code:
     """The service account as which the function runs."""
     project: str
     environment: Mapping[str, str]
-    """The process's variables, except those that the runtime itself sets."""
+    """The process's variables, except those that the runtime sets by itself."""
 
 
 @dataclass(frozen=True)

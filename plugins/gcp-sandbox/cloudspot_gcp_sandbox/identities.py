@@ -87,7 +87,7 @@ class ServiceAccount:
         return signature
 
     def has_signed(self, payload: bytes, signature: bytes) -> bool:
-        """Return whether this account has made the signature."""
+        """Return whether the signature was made by this account."""
         return bool(crypt.RSAVerifier.from_string(self.public_key).verify(payload, signature))
 
 

@@ -33,7 +33,7 @@ _LABEL_VALUE: Final = re.compile(r"[a-z0-9_-]{0,63}")
 MAX_VALUE_BYTES: Final = 262144
 MAX_METADATA_BYTES: Final = 524288
 MAX_DISK_GB: Final = 65536
-"""The largest Persistent Disk, 64 TiB ("Persistent Disk", limits; checked 2026-11)."""
+"""The maximum size of a Persistent Disk, 64 TiB ("Persistent Disk", limits; checked 2026-11)."""
 MAX_TAGS: Final = 64
 """The maximum number of network tags of a machine ("Add network tags", restrictions; from memory)."""
 MAX_RUN_SECONDS: Final = 120 * 24 * 3600
@@ -55,7 +55,9 @@ class Site:
     images: Sequence[Image]
     """The images of Google's projects and of the account itself."""
     has_preemption_notice: bool = True
-    """Whether the project may use the notice, a preview ("Spot VMs", preemption process; checked 2026-11)."""
+    """Whether the project has the notice, which is a preview feature ("Spot VMs", preemption process; checked
+    2026-11).
+    """
 
 
 def bad(field: str, value: object, why: str) -> ApiError:
@@ -210,7 +212,7 @@ def grant(
 
 
 def names_of(body: Mapping[str, Any], taken: Sequence[str]) -> list[str]:
-    """Return the names of the machines that a bulk insert asks for.
+    """Return the names of the machines that a bulk insert requests.
 
     Raises:
         ApiError: the names cannot be determined, are malformed, or are not as many as requested.
@@ -320,7 +322,7 @@ def incompatible(one: str, other: str) -> ApiError:
 
 
 def check_attached(properties: Mapping[str, Any], zone: str, where: str) -> None:
-    """Refuse a machine that is too large for the accelerators attached to it, in the zone.
+    """Refuse a machine that, in this zone, is too large for the accelerators attached to it.
 
     Source: "GPU machine types", N1 machine series; the wording about vCPUs is google/deepvariant#70's.
 

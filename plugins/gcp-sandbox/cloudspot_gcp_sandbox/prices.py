@@ -20,7 +20,7 @@ _PLACES: Final = {
     "europe-west4": "Netherlands",
     "asia-east1": "Taiwan",
 }
-# USD an hour for a vCPU and for a GiB, on demand in the cheapest region.
+# Prices in USD an hour for a vCPU and for a GiB, on demand in the cheapest region.
 _FAMILIES: Final = {
     "E2 Instance": (0.0218, 0.0029),
     "N1 Predefined Instance": (0.0316, 0.0042),
@@ -48,7 +48,7 @@ _GPUS: Final = {
     "Nvidia Tesla P100 GPU": 1.46,
     "Nvidia Tesla P4 GPU": 0.6,
 }
-# USD a month for a GiB in the cheapest region, and the number of GiB that are free in the Americas.
+# Prices in USD a month for a GiB in the cheapest region, and the number of GiB that are free in the Americas.
 _DISKS: Final = {
     "Storage PD Capacity": (0.04, 30),
     "SSD backed PD Capacity": (0.17, 0),

@@ -42,7 +42,7 @@ _PATHS: Final = (
 
 
 class ServiceUsage:
-    """WSGI middleware; requests to services that are on reach ``app`` unchanged. Thread-safe."""
+    """WSGI middleware; requests to enabled services reach ``app`` unchanged. Thread-safe."""
 
     def __init__(
         self,

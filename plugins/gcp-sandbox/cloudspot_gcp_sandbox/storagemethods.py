@@ -1,4 +1,4 @@
-"""The methods of an emulated Cloud Storage, with their answers to allowed requests."""
+"""The methods of an emulated Cloud Storage, with their responses to allowed requests."""
 
 from __future__ import annotations
 

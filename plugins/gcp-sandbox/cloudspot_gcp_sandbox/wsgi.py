@@ -30,14 +30,14 @@ class Request:
 
     @classmethod
     def of(cls, environ: Mapping[str, Any]) -> Request:
-        """Read a request's line and headers; its body is not read yet."""
+        """Parse a request's line and headers, without reading its body."""
         target = str(environ.get("REQUEST_URI") or environ.get("RAW_URI") or "")
         path = target.partition("?")[0] or quote(environ.get("PATH_INFO", "/").encode("latin-1"))
         text = str(environ.get("QUERY_STRING", ""))
         return cls(environ["REQUEST_METHOD"], path, parse_qs(text, keep_blank_values=True), environ)
 
     def header(self, name: str) -> str | None:
-        """Return a header of the request, or None."""
+        """Return a header of the request, or None if it is missing."""
         name = name.upper().replace("-", "_")
         value = self.environ.get(name if name in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{name}")
         return str(value) if value not in {None, ""} else None

@@ -58,7 +58,7 @@ def _json_of(body: Any) -> Any:
 
 
 def error_code(body: Any, status: int) -> str:
-    """Return an error's first reason, else its status in words, else the HTTP status."""
+    """Return an error's first reason, else its status name, else the HTTP status."""
     error = body.get("error") if isinstance(body, Mapping) else None
     if isinstance(error, Mapping):
         reasons = [one.get("reason") for one in error.get("errors") or () if isinstance(one, Mapping)]

@@ -1,8 +1,8 @@
 """The names of a machine's metadata attributes and labels, and machine names, which contain the rank.
 
 A program on the machine reads attributes at ``instance/attributes/NAME``; listings are filtered by labels.
-Names that all clouds share are in :mod:`cloudspot.plugin.machinetags`: JOB and LAUNCH are both attributes and
-labels; STORE's label is the ``store_digest``, because a label may contain neither slash nor colon.
+:mod:`cloudspot.plugin.machinetags` has the names that all clouds share: JOB and LAUNCH are both attributes
+and labels; STORE's label is the ``store_digest``, because a label may contain neither slash nor colon.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ NOTICE_SECONDS: Final = "cloudspot-notice-seconds"
 """Attribute: the notice before a reclaim that the machine's launch requested, in seconds."""
 NUM_NODES: Final = "NUM_NODES"
 MASTER_ADDR: Final = "MASTER_ADDR"
-"""Attribute: the *name* of the first node, known before the node exists; it resolves in the nodes' network.
-Resolve it before comparing it with an address."""
+"""Attribute: the *name* of the first node, which is known before the node exists, and resolves in the nodes'
+network. Resolve the name before comparing it with an address.
+"""
 
 _MAX_NAME: Final = 63
 _SHORTENED: Final = re.compile(r".{1,21}-[0-9a-f]{8}")

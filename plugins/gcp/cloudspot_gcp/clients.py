@@ -52,7 +52,7 @@ class GcpClients:
 
     @property
     def project(self) -> str:
-        """Return the project that machines and logs belong to.
+        """Return the project to which machines and logs belong.
 
         Raises:
             SpecError: no project is configured.
@@ -179,7 +179,7 @@ def endpoint(service: str) -> str:
     ``STORAGE_EMULATOR_HOST`` as for the SDKs.
 
     Raises:
-        SpecError: the variable does not hold a URL.
+        SpecError: the variable's value is not a URL.
     """
     name = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}"
     if service == "storage" and os.environ.get("STORAGE_EMULATOR_HOST"):

@@ -1,8 +1,8 @@
 """Log lines in Cloud Logging: entries of text in one log of the project, labelled by job, store and node.
 
 An entry's labels contain the line's number, which readers use to drop repeats and to keep the order, even if
-the node's clock was wrong. An entry has the line's time, unless Logging would refuse it or sort it before
-earlier entries; the line's own time is then a label too.
+the node's clock was wrong. An entry has the line's time, unless Logging would refuse that time or sort the
+entry before earlier ones; the line's own time is then a label, too.
 
 The first line of a stream on each day (UTC) is marked, so that a query for the few marked entries finds all
 streams and days.
@@ -121,7 +121,7 @@ class CloudLoggingSink(CloudLoggingReader):
                 yield {
                     "textPayload": text,
                     "timestamp": iso(at),
-                    # Entries of the same time are listed in the order of their ids.
+                    # Entries with the same time are listed in the order of their ids.
                     "insertId": f"{about}-{stream}-{record.seq:012}-{number:06}",
                     "labels": labels,
                 }

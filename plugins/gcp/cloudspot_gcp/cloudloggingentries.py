@@ -24,7 +24,7 @@ _Time = Annotated[datetime, msgspec.Meta(tz=True)]
 class EntryReader:
     """Turns entries of a stream into lines.
 
-    Logging ignores case when it compares labels, so this skips the entries of other jobs.
+    Logging ignores case when it compares labels, so this class skips the entries of other jobs.
     """
 
     def __init__(self, stream: str, labels: Mapping[str, str]) -> None:

@@ -1,4 +1,7 @@
-"""Creates, lists and ends Compute Engine machines. A launch is one bulk insert, repeatable by its id."""
+"""Creates, lists and ends Compute Engine machines.
+
+A launch is one bulk insert, which can be repeated because it has an id.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from cloudspot_gcp.refusals import causes_of
 
 
 def preempt(clients: GcpClients, instance_id: str, *, notice_seconds: float | None) -> None:
-    """Reclaim a running spot machine with its launch's notice; raise CloudspotError for any other."""
+    """Reclaim a running spot machine with its launch's notice; raise CloudspotError for other machines."""
     place = place_of_id(instance_id)
     if place is None:
         raise CloudspotError(f"{instance_id} is not a machine of cloudspot's; expected ZONE/NAME/NUMBER")

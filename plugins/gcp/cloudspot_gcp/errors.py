@@ -156,7 +156,7 @@ class _GoogleErrors(SdkErrors):
 
 
 def _words(error: BaseException) -> str:
-    """Return the message of a google-auth error, which may wrap another error and carry answers."""
+    """Return the message of a google-auth error, which may wrap another error and contain responses."""
     first = error.args[0] if error.args else None
     if isinstance(first, auth.GoogleAuthError):
         return _words(first)

@@ -277,7 +277,7 @@ class CloudRunHost(FunctionHost):
         return answer["storageSource"]
 
     def _settled(self, name: str) -> dict[str, Any] | None:
-        """Wait for an earlier deployment or removal to end; return the function, or None if there is none."""
+        """Wait for an earlier deployment or removal to end; return the function, or None without one."""
         end = time.monotonic() + BUILD_SECONDS
         while True:
             found = self._found(self._function_url(name))

@@ -1,4 +1,4 @@
-"""The schedules that run a driver's function, and a trial run that is followed in the function's log.
+"""The schedules that run a driver's function, and a trial run whose output is read from the function's log.
 
 Source: Cloud Scheduler API v1 (its discovery document), "Cron job format"; Cloud Run, "Logging" (checked
 2026-11).
@@ -178,5 +178,5 @@ class DriverSchedules:
 
 
 def rate_of(minutes: int) -> str:
-    """Return the schedule in Cloud Scheduler's own syntax; cron's allows only divisors of an hour."""
+    """Return the schedule in Cloud Scheduler's own syntax, because cron's allows only divisors of an hour."""
     return f"every {minutes} minutes"

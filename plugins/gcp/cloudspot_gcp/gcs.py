@@ -26,7 +26,7 @@ from cloudspot_gcp.gcsbucket import WRITER, GcsBucket, fields_of
 from cloudspot_gcp.gcspayload import Body, extend_crc32c, multipart, shown_crc32c
 
 UNIT_BYTES = 256 << 10
-"""The size of every piece but the last must be a multiple of this."""
+"""The size of every piece but the last must be a multiple of this size."""
 _CONTENT_TYPE = "application/octet-stream"
 _REACHED = re.compile(r"bytes=0-([0-9]{1,18})")
 

@@ -232,7 +232,7 @@ class GcsBucket(Bucket):
         if answer.status_code >= HTTPStatus.BAD_REQUEST:
             with answer:
                 raise error_of(answer)
-        # Storage answers 308 while an upload is incomplete.
+        # Storage responds with status 308 while an upload is incomplete.
         is_redirect = HTTPStatus.MULTIPLE_CHOICES <= answer.status_code != HTTPStatus.PERMANENT_REDIRECT
         if is_redirect:
             answer.close()

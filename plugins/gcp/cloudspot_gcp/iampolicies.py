@@ -63,7 +63,7 @@ def read_policy(clients: GcpClients, policy: Policy) -> Sequence[Binding]:
 def change_policy(
     clients: GcpClients, policy: Policy, change: Change, *, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Read the policy, change its bindings and write it; repeat this if another write came in between.
+    """Read the policy, change its bindings and write it; repeat this if another write happened in between.
 
     Version 3 is requested, because an older version would lose the conditions of other grants.
     """

@@ -90,10 +90,10 @@ def last_part(url: str) -> str:
 
 
 def to_instance(described: Any, ending: Ending | None) -> Instance | None:
-    """Return the machine that Compute Engine describes, or None if it carries no label of cloudspot's.
+    """Return the machine that Compute Engine describes, or None if it has none of cloudspot's labels.
 
-    ``ending`` is its end according to the operations. The rank is in the machine's name, from which the
-    machine reads it too.
+    ``ending`` is the machine's end according to the operations. The rank is in the machine's name, from which
+    the machine reads it too.
     """
     labels = dict(described.labels)
     if not labels.get(machinetags.JOB):  # an empty label names no job, and must not break the listing
@@ -141,7 +141,7 @@ def to_vanished_instance(ending: Ending, *, job_id: str, store_url: str) -> Inst
 def endings(operations: Iterable[Any]) -> dict[str, Ending]:
     """Return the ends of cloudspot's machines according to operations, by the machine's id.
 
-    A machine's most specific operation, the first in ``END_OPERATIONS``, gives the reason.
+    A machine's most specific operation, the first in ``END_OPERATIONS``, determines the reason.
     """
     order = list(END_OPERATIONS)
     by_id: dict[str, tuple[int, Ending]] = {}

@@ -53,12 +53,12 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     """The machine image of a launch."""
 
     path: str
-    """``projects/PROJECT/global/images/NAME``: one image, even if a family was named."""
+    """``projects/PROJECT/global/images/NAME``, which is a single image, even if the option names a family."""
     architecture: str
     size_gib: int
     """The size of the boot disk for which prices are computed."""
     setup_key: str | None = None
-    """The key of the job's setup, if the image contains it."""
+    """The key of the job's setup, if the image contains that setup."""
 
 
 class GcpMachineType(MachineType, frozen=True, kw_only=True):
@@ -99,7 +99,7 @@ def wanted_regions(options: GcpOptions) -> tuple[str, ...]:
 
 
 def ask(what: str, call: Callable[[], T]) -> T:
-    """Make the call and return its result; repeat it if Google throttles it or fails for a moment."""
+    """Make the call and return its result; repeat it if Google throttles it or fails temporarily."""
 
     def once() -> T:
         with ERRORS.translated(what):

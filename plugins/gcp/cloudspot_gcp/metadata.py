@@ -1,4 +1,4 @@
-"""Reads a node's identity and its notices from Compute Engine's metadata server.
+"""Reads a node's identity and notices from Compute Engine's metadata server.
 
 The module uses only the standard library, because every agent carries it and it must work where nothing is
 installed. Sources: Compute Engine documentation, "View and query VM metadata" ("Wait for updates", "Parts of

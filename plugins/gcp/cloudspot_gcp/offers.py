@@ -209,8 +209,8 @@ class GcpOfferFinder(OfferFinder[GcpOptions, GcpClients]):
         """Return the prices of the boot disk and the external address of a machine.
 
         If the machine's price is from the options, nothing is added to it, because it may include both. A
-        hyperdisk's operations and throughput beyond the included ones cost extra, which is not known here
-        ("Hyperdisk pricing"; from memory).
+        hyperdisk's operations and throughput beyond the included amounts cost extra, which is not counted
+        here ("Hyperdisk pricing"; from memory).
         """
         options, prices = self.options, self._price_list()
         kind = options.disk_type

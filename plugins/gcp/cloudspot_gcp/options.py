@@ -29,7 +29,7 @@ _REGION: Final = r"[a-z]+-[a-z]+\d{1,2}"
 _TYPE: Final = r"[a-z0-9]+(?:-[a-z0-9]+)+"
 _NAME: Final = r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"
 PROJECT: Final = r"(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"
-"""A project's id, never its number (Resource Manager documentation, "Creating projects")."""
+"""A project's id, not its number (Resource Manager documentation, "Creating projects")."""
 _CHECKS: Final = OptionChecks(
     "gcp",
     {
@@ -102,7 +102,7 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     agent_python: str = "python3"
     """The image's Python, 3.10 or newer, that runs the agent or makes the agent's environment."""
     train_python: str = "python3"
-    """The image's Python for setup and training if the job names none."""
+    """The image's Python for setup and training if the job does not name one."""
     data_cache: str | None = None
     """The absolute path of the directory in which machines keep the files of ``[data]``. The default is on
     the machine's empty local disks, or, without any, in the agent's own directory on the boot disk.
@@ -125,8 +125,9 @@ class GcpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     network_tags: tuple[str, ...] = ()
     """The machines' network tags, for firewall rules."""
     public_ip: bool = True
-    """Whether machines get a public address; without one they need Cloud NAT or Private Google Access to
-    reach the bucket."""
+    """Whether machines get a public address; without one, they need Cloud NAT or Private Google Access to
+    reach the bucket.
+    """
     disk: Size = 0
     """The size of the boot disk. The default is the image's own size plus ``resources.disk``, or plus 50 GiB
     if that is not set."""

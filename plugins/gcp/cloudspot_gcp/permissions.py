@@ -1,7 +1,7 @@
 """The Google Cloud roles that cloudspot needs, one in each file: the only list of its permissions.
 
-``cloudspot setup`` makes these, and docs/gcp.md shows them. ``gcloud iam roles create --file`` accepts the
-files; a comment before a group of permissions gives their reason.
+``cloudspot setup`` makes these roles, and docs/gcp.md shows them. ``gcloud iam roles create --file`` accepts
+the files; a comment before a group of permissions gives their reason.
 """
 
 from __future__ import annotations

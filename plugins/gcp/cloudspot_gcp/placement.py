@@ -24,7 +24,7 @@ from cloudspot_gcp.request import ComputeRequest, policy_name
 
 
 def make(clients: GcpClients, body: ComputeRequest) -> None:
-    """Make the policy that a launch names, unless it exists; raise QuotaError if there are too many."""
+    """Make the policy that a launch names, unless it exists; raise QuotaError if no more are allowed."""
     name = body.made_placement_policy
     what = f"making placement policy {name}"
     resource = {

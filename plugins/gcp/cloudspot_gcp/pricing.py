@@ -1,9 +1,9 @@
 """Prices of machines: sums of the prices in Google's price list (the Cloud Billing catalog).
 
-Compute Engine has no price for a machine type. Google bills vCPUs, memory and accelerators by family, region
-and market; the disk by its size; and the external address by the machine's market. Sources: Cloud Billing
-API, services.skus.list; "VM instance pricing"; the wording of the descriptions is from public code that reads
-them (checked 2026-11).
+Compute Engine has no price for a machine type as such. Google bills vCPUs, memory and accelerators by family,
+region and market; the disk by its size; and the external address by the machine's market. Sources: Cloud
+Billing API, services.skus.list; "VM instance pricing"; the wording of the descriptions is from public code
+that reads them (checked 2026-11).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _C2_PART: Final = re.compile(r"Compute optimized(?: Instance)? (?P<what>Core|Ram
 _DISK: Final = re.compile(
     r"(?P<kind>Balanced PD|SSD backed PD|Storage PD|Hyperdisk Balanced) Capacity(?: in .*)?"
 )
-"""In some regions the description does not name the place. The description of a replicated disk, at twice the
-price, begins with "Regional".
+"""In some regions the description does not name the place. The description of a replicated disk, which costs
+twice as much, begins with "Regional".
 """
 _DISKS: Final = {
     "Balanced PD": "pd-balanced",

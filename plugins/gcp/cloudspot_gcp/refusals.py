@@ -47,9 +47,10 @@ LAUNCH_CODES: Final[Mapping[str, type[CloudspotError]]] = {
     "alreadyExists": ProvisionError,
     "CONDITION_NOT_MET": ProvisionError,
 }
-"""The classes by the codes of operations, in capitals, and by the reasons of refused requests (Compute Engine
-documentation, "Troubleshooting resource availability errors", "Troubleshooting quota errors"; public code
-that reads them; the rest from memory; checked 2026-11)."""
+"""The error classes by the codes of operations, in capitals, and by the reasons of refused requests (Compute
+Engine documentation, "Troubleshooting resource availability errors", "Troubleshooting quota errors"; public
+code that reads them; the rest from memory; checked 2026-11).
+"""
 _FIELDS: Final = (
     ("/images/", "image"),
     ("serviceAccount", "service_account"),
@@ -125,7 +126,7 @@ def failure(causes: Sequence[Cause], body: ComputeRequest) -> CloudspotError:
 
 
 def launching(body: ComputeRequest) -> str:
-    """Return the description of the launch for messages."""
+    """Return a description of the launch for messages."""
     properties = body.bulk_insert["instanceProperties"]
     spot = "spot" if properties["scheduling"]["provisioningModel"] == "SPOT" else "on-demand"
     return f"launching {body.bulk_insert['count']} {spot} {body.machine_type} in {body.region}"

@@ -37,7 +37,7 @@ class ComputeRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bulk_insert: dict[str, Any]
     """The body of regionInstances.bulkInsert in the REST API."""
     has_setup_image: bool = False
-    """Whether its image was made by ``cloudspot image bake``."""
+    """Whether the machines' image was made by ``cloudspot image bake``."""
     made_placement_policy: str | None = None
     """The placement policy to make before the first machine, and to remove with the job."""
 

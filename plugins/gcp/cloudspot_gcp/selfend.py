@@ -1,4 +1,6 @@
-"""Part of the boot script: deletes this machine with its own service account. Standard library only.
+"""Part of the boot script: deletes this machine with the machine's own service account.
+
+Standard library only.
 
 A Compute Engine machine that shuts itself down still exists, and its disk is billed; only deletion ends both.
 The machine is deleted by its name, because the condition on that permission is about names (docs/gcp.md).

@@ -12,7 +12,7 @@ from typing import Final
 from cloudspot.model import Market
 
 ATTACHING_SERIES: Final = "n1"
-"""The only series whose machines can have accelerators attached; other types have them built in."""
+"""The only series whose machines can have accelerators attached; other types have built-in accelerators."""
 _LIMITS: Final[Mapping[str, Mapping[int, tuple[int, int]]]] = {
     "nvidia-tesla-p100": {1: (16, 104), 2: (32, 208), 4: (96, 624)},
     "nvidia-tesla-p4": {1: (24, 156), 2: (48, 312), 4: (96, 624)},
@@ -82,7 +82,7 @@ def can_be_compact(machine_type: str) -> bool:
 
 
 def is_attachable(accelerator: str) -> bool:
-    """Return whether the accelerator can be attached to machines; others are built into some types."""
+    """Return whether the accelerator can be attached to machines, rather than built into some types."""
     return accelerator in _LIMITS
 
 

@@ -33,7 +33,7 @@ _BUSY: Final = {"resourceNotReady": TransientError, "resourceInUseByAnotherResou
 
 
 def path_of(project: str, name: str) -> str:
-    """Return an image's path in requests for machines."""
+    """Return the path that identifies an image in requests for machines."""
     return f"projects/{project}/global/images/{name}"
 
 

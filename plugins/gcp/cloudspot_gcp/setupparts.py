@@ -344,7 +344,7 @@ class Account(GcpPart):
 
 
 class Grant(GcpPart):
-    """A role for one member on a project, a bucket or an account."""
+    """The grant of a role to one member on a project, a bucket or an account."""
 
     def __init__(
         self,
@@ -493,7 +493,7 @@ class Rule(GcpPart):
         return PartState(exists=True, excess=(*state.excess, *others), lacks=state.lacks)
 
     def create(self) -> None:
-        """Make the rule, and wait until it exists; replace one that was changed."""
+        """Make the rule, and wait until it exists; replace a rule that was changed."""
         if self.state(is_own=True).lacks:
             self.delete()
         body = {

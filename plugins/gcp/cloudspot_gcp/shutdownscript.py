@@ -1,9 +1,9 @@
 """The machines' shutdown script, for the metadata key ``shutdown-script``: a second way to receive a notice.
 
-The guest agent runs it as root when the machine is shut down, by a preemption or otherwise. The script runs
-when the time of the metadata server's notice (``preemptionNoticeDuration``) is over, or together with the
-notice if that has no duration. Source: Compute Engine documentation, "Run shutdown scripts": up to 30 seconds
-on a spot machine, best effort; 90 seconds on other machines (checked 2026-11).
+The guest agent runs the script as root when the machine shuts down, because of a preemption or otherwise. The
+script runs when the time of the metadata server's notice (``preemptionNoticeDuration``) is over, or together
+with the notice if that has no duration. Source: Compute Engine documentation, "Run shutdown scripts": up to
+30 seconds on a spot machine, best effort; 90 seconds on other machines (checked 2026-11).
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ class Kubelet:
         return [pod for pod in pods if pod["spec"].get("nodeName") in self._nodes]
 
     def _look(self) -> None:
-        """Bring each pod one step nearer to its wanted state."""
+        """Bring each pod one step closer to its wanted state."""
         states, pods = self._host.states(), self._pods()
         for pod in pods:
             if pod["spec"]["nodeName"] not in self._failed:
@@ -460,7 +460,7 @@ class _Consoles(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers the API server for ``kubectl logs``."""
+    """Answers the API server's requests for ``kubectl logs``."""
 
     server: _Consoles
 

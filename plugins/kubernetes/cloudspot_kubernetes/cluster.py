@@ -75,7 +75,7 @@ class Cluster:
 
         Raises:
             AuthError: there is no kubeconfig, or it leads to a cluster other than the job's.
-            SpecError: the kubeconfig does not have the context.
+            SpecError: the context does not exist in the kubeconfig.
         """
         with self._lock:
             if self._api is None:

@@ -64,7 +64,7 @@ def to_instance(pod: Mapping[str, Any]) -> Instance:
 
 
 def state_of(pod: Mapping[str, Any]) -> InstanceState:
-    """Return the pod's state. The state is ENDED only if its containers are known to have stopped.
+    """Return the pod's state. The state is ENDED only if the pod's containers are known to have stopped.
 
     A pod that has ended is Succeeded or Failed. Kubelets before 1.27 leave a deleted pod in the phase
     Running, and report its containers as terminated.

@@ -95,10 +95,10 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     agent_python: str = "python3"
     """The image's Python that has cloudspot."""
     train_python: str = "python3"
-    """The image's Python for setup and training if the job names none."""
+    """The image's Python for setup and training if the job does not name one."""
     data_cache: str | None = None
     """The absolute path of the directory in which pods keep the files of ``[data]``, such as a volume that is
-    shared by the pods of a node. The default is in the agent's own directory.
+    shared by the pods of a node. The default is a directory in the agent's own directory.
     """
     types: dict[str, PodType] = msgspec.field(default_factory=dict)
     """The kinds of pods by name, such as ``types.a10 = {cpus = 8, memory = "30GiB", spot_price = 0.4}``."""
@@ -155,7 +155,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     watch_taints: bool = False
     """Whether known taints of the node count as a notice, which ``role-node-taints.yaml`` permits reading."""
     capacity_wait: Duration = 10.0
-    """How long a driver waits for the scheduler to find room before the launch is refused. With an
+    """How long a driver waits until the scheduler finds room, before the launch is refused. With an
     autoscaler, set it to the time that a new node takes. The maximum is 10 minutes.
     """
 
@@ -198,7 +198,7 @@ def is_label(text: str) -> bool:
 
 
 def cpu_quantity(cpus: float) -> str:
-    """Return a number of CPUs in the form of Kubernetes: ``8``, ``7500m``."""
+    """Return a number of CPUs in the form that Kubernetes uses: ``8``, ``7500m``."""
     return f"{cpus:.0f}" if cpus == int(cpus) else f"{cpus * _MILLI:.0f}m"
 
 

@@ -42,8 +42,8 @@ POLL_SECONDS: Final = 0.2
 GONE_SECONDS: Final = 10.0
 """How long a refused launch waits until the pods that had started have ended."""
 TERMINATE_SECONDS: Final = 1
-"""The grace period of a pod that cloudspot ends, in seconds. With 0, the API would forget the pod before it
-has ended.
+"""The grace period of a pod that cloudspot ends, in seconds. If it were 0, the API would forget the pod
+before it has ended.
 """
 
 Pod = Mapping[str, Any]
@@ -105,7 +105,7 @@ class PodProvisioner(Provisioner):
                 self._patch(pod, {"annotations": dict(facts)})
 
     def instances(self, request: InstancesRequest) -> InstancesResult:
-        """Return the pods, including those that ended by themselves; deleted pods are not listed for long.
+        """Return the pods, including those that ended by themselves, but not deleted ones after their end.
 
         Raises:
             TransientError: the listing failed.
@@ -148,7 +148,7 @@ class PodProvisioner(Provisioner):
             if refusal.status == HTTPStatus.NOT_FOUND:
                 return ""
             if refusal.status == HTTPStatus.BAD_REQUEST:
-                return f"{refusal}\n"  # why it has not started, such as an image that cannot be pulled
+                return f"{refusal}\n"  # the reason why it has not started, such as a missing image
             raise translated(refusal, "reading the pod's log") from refusal
         return text
 
@@ -171,7 +171,7 @@ class PodProvisioner(Provisioner):
                 self._delete(pod, seconds=0)
 
     def offers(self, request: OffersRequest) -> OffersResult:
-        """Return an offer for each type that fits, each zone, and each market for which it has a price.
+        """Return an offer for each type that fits, each zone, and each market for which the type has a price.
 
         Raises:
             SpecError: the options name no image or no type.
@@ -364,7 +364,7 @@ def _meaning(what: str) -> Iterator[None]:
 
 
 def _is_kept(found: Sequence[Pod]) -> bool:
-    """Return whether the launch's outcome is marked: it gets no more pods, and is not refused any more."""
+    """Return whether the launch's outcome is marked: it gets no more pods, and can no longer be refused."""
     return any(KEPT_MARK in (pod["metadata"].get("annotations") or {}) for pod in found)
 
 

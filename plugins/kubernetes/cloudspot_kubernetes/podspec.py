@@ -112,7 +112,7 @@ def render(group: InstanceGroup, options: KubernetesOptions, *, namespace: str) 
 
 
 def pods_of(body: PodsRequest, token: str) -> list[dict[str, Any]]:
-    """Return the pods of the request by rank; the same token gives the same names."""
+    """Return the pods of the request, by rank; the same token gives the same names."""
     digest = token_digest(token)
     shown = hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest()
     pods = []
@@ -127,7 +127,7 @@ def pods_of(body: PodsRequest, token: str) -> list[dict[str, Any]]:
 
 
 def token_digest(token: str) -> str:
-    """Return the digest of an idempotency token for names and labels."""
+    """Return the digest of an idempotency token, for use in names and labels."""
     return hashlib.sha256(token.encode()).hexdigest()[:_DIGEST_LENGTH]
 
 

@@ -35,7 +35,7 @@ def never_fits(refusal: Refusal, body: PodsRequest) -> str:
 
 
 def amount(quantity: object) -> Decimal:
-    """Parse a quantity in the form of Kubernetes, such as ``7910m`` or ``28Gi``.
+    """Parse a quantity in the form that Kubernetes uses, such as ``7910m`` or ``28Gi``.
 
     Raises:
         ValueError: the text is not a quantity.

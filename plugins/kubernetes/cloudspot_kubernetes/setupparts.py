@@ -120,7 +120,7 @@ class Made(CloudPart):
         return (), ()
 
     def create(self) -> None:
-        """Make the object, or replace one that differs."""
+        """Make the object, or replace an existing one that differs."""
         self._await_end()
         found = self.found()
         if found is not None:

@@ -105,7 +105,7 @@ def unanswered(why: str, *evidence: str) -> Answer:
 
 
 def answer_all(seen: Seen) -> dict[str, tuple[Question, Answer]]:
-    """Return each question about the run's cloud by its id, with its answer."""
+    """Return the questions about the run's cloud with their answers, by the question's id."""
     provider = seen.told.provider
     known: Mapping[str, AnswerOf] = import_module(f"cloudspot_prove.answers.{provider}").ANSWERS
     return {one.id: (one, _answer(one, known.get(one.id), seen)) for one in questions_of(provider)}

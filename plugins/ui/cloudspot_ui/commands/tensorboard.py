@@ -80,7 +80,7 @@ class EventCopies:
         self._store = with_retries(store)
         self._directory = directory
         self._sizes: dict[str, int] = {}
-        """The number of bytes copied of each object, by its key."""
+        """How many bytes of each object have been copied, by its key."""
         self._over: set[str] = set()
         """The jobs that had ended when they were last copied."""
 

@@ -69,7 +69,7 @@ class CommandRun:
                 os.write(self._master, f"{line}\n".encode())
 
     def end(self) -> None:
-        """Interrupt the command, as Ctrl-C does; the job itself goes on."""
+        """Interrupt the command, as Ctrl-C does; the job itself continues."""
         if self.exit_status is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGINT)

@@ -36,7 +36,7 @@ class LogView:
     _tail: LogTail | None = field(default=None)
 
     def first(self) -> Sequence[Line]:
-        """Return the last lines that match, reading back no further than necessary."""
+        """Return the last lines that match, reading no further back than necessary."""
         wanted: Callable[[int, int], bool] | None = None
         if self.node:
             seat = parse_seat(self.node)

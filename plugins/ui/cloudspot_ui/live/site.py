@@ -268,7 +268,7 @@ async def _parts(
 
 
 async def _lines(request: Request, view: LogView) -> AsyncIterator[str]:
-    """Send the lines of a log, first the last ones, until the page is closed."""
+    """Send the lines of a log, beginning with the last ones, until the page is closed."""
     look: Callable[[], Sequence[Line]] = view.first
     yield _event("begin", None)
     while not await request.is_disconnected():

@@ -29,9 +29,11 @@ in several looks."""
 LIST_SECONDS = 5.0
 """How long a list of jobs is shown before it is read again; each job needs one or more requests."""
 SUMMARY_SECONDS = 30.0
-"""The age at which a live job's summary is computed from its records instead: its driver may have died."""
+"""The age at which a live job's summary is replaced by one computed from its records, because its driver may
+have died.
+"""
 MAX_JOBS = 12
-"""The number of jobs that are kept in memory: those that were looked at last."""
+"""The number of jobs that are kept in memory, which are the most recently viewed ones."""
 
 
 class JobWatch:
@@ -69,7 +71,7 @@ class StoreWatch:
         self._jobs: OrderedDict[str, JobWatch] = OrderedDict()
 
     def story(self, passes: Callable[[Summary], bool] = lambda _job: True) -> StoreStory:
-        """Return the store's jobs that pass the test; they were read at most ``LIST_SECONDS`` ago."""
+        """Return the store's jobs that pass the test, as they were at most ``LIST_SECONDS`` ago."""
         with self._lock:
             if time.monotonic() - self._read_at >= LIST_SECONDS:
                 self._read()

@@ -27,7 +27,7 @@ from cloudspot_ui.page.machine_series import MachineSeries
 MAX_POINTS = 50_000
 """The maximum number of points of a metric that are kept between two resumes; a picture shows fewer."""
 LOG_LINES = 200
-"""The number of lines of the log's end on a page."""
+"""How many lines from the log's end a page shows."""
 LINE_CHARACTERS = 2_000
 """The length at which a line is cut; the number of missing characters is then appended."""
 
@@ -92,7 +92,7 @@ class JobReading:
     _history: History | None = None
     _tail: LogTail | None = None
     _records: Iterator[LogRecord] | None = None
-    """The unread rest of the last look at the log."""
+    """The lines that the last look at the log left unread."""
     _series: MetricSeries = field(default_factory=lambda: MetricSeries(max_points=MAX_POINTS))
     _machines: MachineSeries = field(default_factory=MachineSeries)
     _lines: deque[LogRecord] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
