@@ -219,7 +219,7 @@ class OssLogSink(LogSink):
                 top = max(top, record.seq)
                 yield record
         finally:
-            # A later ``read`` from the newest line need not read these objects' present lines again.
+            # If the newest line is read, a later ``read`` need not read these objects' present lines again.
             for file in files if top >= 0 else ():
                 self._read_to.setdefault(file.key, (file.size, top))
 
@@ -249,7 +249,7 @@ class OssLogSink(LogSink):
         for meta in self._store.list_objects(prefix):
             match = name.fullmatch(meta.key.removeprefix(prefix))
             if match is not None:
-                with suppress(ValueError):  # Its day is not a valid date, so the object is not cloudspot's.
+                with suppress(ValueError):  # The key's date is invalid, so the object is not cloudspot's.
                     files.append(_File(int(match[2]), meta.key, meta.size, date.fromisoformat(match[1])))
         return sorted(files)
 

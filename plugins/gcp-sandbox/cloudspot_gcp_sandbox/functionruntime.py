@@ -45,7 +45,7 @@ class Code:
     entry_point: str
     timeout_seconds: float
     email: str
-    """The service account as which the function runs."""
+    """The service account that the function uses."""
     project: str
     environment: Mapping[str, str]
     """The process's variables, except those that the runtime sets by itself."""

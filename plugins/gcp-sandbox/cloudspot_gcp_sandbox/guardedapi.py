@@ -16,7 +16,7 @@ Method = Callable[[Matched, dict[str, Any]], Mapping[str, Any]]
 
 
 class Grants(Protocol):
-    """The permissions of accounts from grants that were made through the API."""
+    """The permissions that accounts have because of grants made through the API."""
 
     def lacks(self, email: str, right: str, resource: str) -> bool:
         """Return whether the account has only granted permissions, and lacks this one."""

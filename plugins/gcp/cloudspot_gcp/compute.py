@@ -260,7 +260,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         ]
 
     def _remove(self, made: Sequence[Place], what: str) -> None:
-        """Delete the machines that a launch has made although it failed."""
+        """Delete any machines that a failed launch has made."""
         if not made:
             return
         try:

@@ -136,8 +136,8 @@ class GcsBucket(Bucket):
     ) -> tuple[Sequence[Listed], str | None]:
         asked = {
             "prefix": prefix,
-            # Storage includes the name from which a listing starts. No key lies between ``after`` and
-            # ``after`` followed by the smallest character of a key.
+            # Storage includes the name from which a listing starts. In the order of keys, none lies between
+            # ``after`` and ``after`` followed by the smallest character.
             "startOffset": None if after is None else f"{after} ",
             "pageToken": token,
             "maxResults": limit,

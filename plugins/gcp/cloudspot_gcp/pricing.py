@@ -176,7 +176,7 @@ def _add(parts: dict[Part, float], sku: Mapping[str, Any], wanted: set[str]) -> 
 
 
 def _part_name(description: str) -> str | None:
-    """Return the part that a description is about, or None if the part is not used here."""
+    """Return the part that a description is about, or None if no price uses that part."""
     plain = _SPOT.sub("", description)
     match = _PART.fullmatch(plain)
     if match is not None:

@@ -93,7 +93,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """
     image_pull_secrets: tuple[str, ...] = ()
     agent_python: str = "python3"
-    """The image's Python that has cloudspot."""
+    """The Python in the image that has cloudspot installed."""
     train_python: str = "python3"
     """The image's Python for setup and training if the job does not name one."""
     data_cache: str | None = None

@@ -73,7 +73,7 @@ class PodsRequest(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The prefix of the pods' names."""
     pod: dict[str, Any]
-    """The pod of every node, without its name and its rank."""
+    """The pod that is the same for every node, without its name and its rank."""
 
 
 def render(group: InstanceGroup, options: KubernetesOptions, *, namespace: str) -> LaunchRequest:

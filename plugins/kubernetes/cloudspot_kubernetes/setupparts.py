@@ -198,7 +198,7 @@ class Namespace(Made):
         return None
 
     def _collections(self) -> Sequence[tuple[str, str]]:
-        """Return the path of each API version with each of its resources that a namespace can contain."""
+        """Return the resources that a namespace can contain, each as (path of the API version, name)."""
         groups = self.cluster.request("GET", "/apis")["groups"]
         found = []
         for path in ("/api/v1", *(f"/apis/{one['preferredVersion']['groupVersion']}" for one in groups)):

@@ -14,7 +14,7 @@ from cloudspot_prove.recording import Exchange
 
 Kind = Literal["field", "order", "code", "delay"]
 STATE_FIELDS: Final = ("State", "Status", "status", "phase")
-"""The fields that state an object's state, on which its other fields depend."""
+"""The fields that hold an object's state, on which its other fields depend."""
 SLOW_SECONDS: Final = 20.0
 SLOW_FACTOR: Final = 10.0
 """An operation is slow if even its fastest answer takes longer than elsewhere by both of these amounts."""
@@ -43,7 +43,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     answer: Any
     seconds: float
     is_same_request: bool
-    """Whether no value on which the answer depends had to be invented in the request."""
+    """Whether the answer depends on no value of the request that had to be invented."""
     names: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The other recording's pseudonym for each of this one's, as far as it is known."""
 

@@ -158,7 +158,7 @@ class Gcp(Cloud):
 def _names(_service: str) -> frozenset[str]:
     """Return the fields of all messages of Compute Engine's client, and those of errors and operations.
 
-    There is no client of the other services here, so only these names are shown of them.
+    The other services have no client here, so only these names of theirs are shown.
     """
     return _compute()[0] | OTHER_NAMES
 
