@@ -128,7 +128,7 @@ class S3Bucket(Bucket):
 
     @property
     def has_checksums(self) -> bool:
-        """Return whether payloads carry a checksum; a setting of botocore can disable it for other servers."""
+        """Return whether payloads carry a checksum; botocore can be set not to, for other servers."""
         asked = self._clients.core.get_config_variable("request_checksum_calculation")
         return str(asked).lower() != "when_required"
 
