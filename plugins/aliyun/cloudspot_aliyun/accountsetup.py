@@ -38,7 +38,7 @@ _PRINCIPAL: Final = re.compile(r"(?:acs:ram::(?P<account>\d+):)?(?P<kind>user|gr
 
 class _Principal(NamedTuple):
     kind: str
-    """``User``, ``Group`` or ``Role``, as in the names of RAM's calls."""
+    """``User``, ``Group`` or ``Role``, as in the names of RAM's API calls."""
     name: str
 
 
@@ -52,7 +52,7 @@ class AliyunAccountSetup(AccountSetup):
         self._account: str | None = None
 
     def account(self) -> str:
-        """Return the account's number and the region."""
+        """Return the account's ID and the region."""
         region = check_region(self._clients)
         if self._account is None:
             self._account = caller(self._clients).account
@@ -114,7 +114,7 @@ class AliyunAccountSetup(AccountSetup):
         return rest.partition("/")[0]
 
     def _principal(self, whom: str) -> _Principal:
-        """Return the principal that ``whom`` names; raise SpecError unless it can be given a policy."""
+        """Return the principal that ``whom`` names; raise SpecError if no policy can be attached to it."""
         if whom == "root" or whom.endswith(":root"):
             raise SpecError(
                 f"--grant-to {whom}: a root account is never given rights; name a user, group or role"

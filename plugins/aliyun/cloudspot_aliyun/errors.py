@@ -25,7 +25,7 @@ _NETWORK = frozenset({"SDK.HttpError", "SDK.ServerUnreachable"})
 
 
 class _AliyunErrors(SdkErrors):
-    """The SDKs' errors. Codes are the services', such as ``OperationDenied.NoStock``."""
+    """The SDKs' errors. Codes are those of the services, such as ``OperationDenied.NoStock``."""
 
     cloud = "Alibaba Cloud"
     raised = (
@@ -117,7 +117,7 @@ class _AliyunErrors(SdkErrors):
         return max(0, int(error.status)) if isinstance(error, oss.OssError) else 0
 
     def is_denied(self, code: str, status: int) -> bool:
-        # ECS answers 403 for many other reasons, so the code decides if there is one.
+        # ECS answers with status 403 for many other reasons, so the error code, if any, decides.
         if not code:
             return status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
         return code in self.denied or code.startswith(("Forbidden.", "NoPermission."))
@@ -143,7 +143,7 @@ class _AliyunErrors(SdkErrors):
         return CloudspotError(f"{what}: {self.one_line(without_urls(said))}")
 
     def _unreached(self, said: str) -> str:
-        """Return the host and the reason in the SDK's message about a broken connection."""
+        """Return the host and the reason from the SDK's message about a broken connection."""
         host = re.search(r"host='([^']+)'", said)
         reason = said.rpartition("Caused by")[2].rpartition(": ")[2] if "Caused by" in said else said
         reason = reason.rpartition("): ")[2].strip("'\")")
@@ -154,7 +154,7 @@ ERRORS = _AliyunErrors()
 
 
 def unless(what: str, call: Callable[[], Result], refused: str) -> Result | None:
-    """Make the call and return its result, or None if the code is ``refused``, or that and a dot and more.
+    """Return the call's result, or None if its error code is ``refused`` or begins with that and a dot.
 
     Raises:
         CloudspotError: the class says what to do; the message begins with ``what``.

@@ -85,7 +85,7 @@ def sign(resource: str, region: str, keys: dict[str, str]) -> dict[str, str]:
 
 
 def read(url: str, headers: dict[str, str], method: str = "GET") -> str:
-    """Return an answer of the metadata service."""
+    """Return a response of the metadata service."""
     with ask(url, headers, method) as answer:
         return answer.read(1 << 20).decode()
 
@@ -98,7 +98,7 @@ class NoRedirects(HTTPRedirectHandler):
 
 
 def ask(url: str, headers: dict[str, str], method: str = "GET") -> HTTPResponse:
-    """Return the open answer. The environment's proxies are not used."""
+    """Return the open response. The environment's proxies are not used."""
     request = Request(url, headers=headers, method=method)  # noqa: S310
     answer: HTTPResponse = build_opener(ProxyHandler({}), NoRedirects).open(request, timeout=60)
     return answer

@@ -39,7 +39,7 @@ class AwsImageHost(setupimages.TaggedImageHost):
                 InstanceId=instance.id,
                 Name=name,
                 Description=description,
-                NoReboot=True,  # the disk has been synced, and the agent must keep running
+                NoReboot=True,  # the disk is synced, and the agent must keep running
                 TagSpecifications=specifications,
             )
 
@@ -88,7 +88,7 @@ class AwsImageHost(setupimages.TaggedImageHost):
 
 
 def _check_snapshots(image_id: str, results: Sequence[Mapping[str, Any]]) -> None:
-    """Raise CloudspotError if a removed image's snapshot is left, because nothing refers to it any more."""
+    """Raise CloudspotError if a removed image's snapshot is left: it could not be found again later."""
     left = [one for one in results if one.get("ReturnCode") not in {"success", "skipped"}]
     if left:
         names = ", ".join(str(one.get("SnapshotId")) for one in left)

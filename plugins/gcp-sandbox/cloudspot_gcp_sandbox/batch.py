@@ -1,6 +1,6 @@
 """Batches of requests to Compute Engine, as gcloud sends them.
 
-Each part of a ``multipart/mixed`` body is a request (``application/http``), and each part of the answer
+Each part of a ``multipart/mixed`` body is a request (``application/http``), and each part of the response
 answers one of them. Source: "Batching requests" of Google's API clients (from memory).
 """
 
@@ -24,7 +24,7 @@ _PASSED_ON: Final = ("HTTP_AUTHORIZATION", "HTTP_USER_AGENT", "HTTP_HOST")
 
 
 def answer_batch(request: Request, reply: Callable[[Request], Reply]) -> Reply:
-    """Return the answers to all requests of the batch, each made by ``reply``.
+    """Return the responses to all requests of the batch, each made by ``reply``.
 
     Raises:
         ApiError: 400, the request is not a batch.

@@ -36,7 +36,7 @@ def matching(items: Sequence[Mapping[str, Any]], expression: str | None) -> list
 
 
 def page(items: Sequence[Any], query: Mapping[str, Any]) -> tuple[list[Any], str | None]:
-    """Return the items of the requested page, and the token of the next one.
+    """Return the items of the requested page, and the token of the next page.
 
     Raises:
         ApiError: the size or the token is malformed (400).
@@ -125,7 +125,7 @@ class _Parser:
             if wanted == "*" and kind == "word":
                 return lambda item: _value(item, field) is not None
             if field in _URL_FIELDS:
-                # On the real API, others have found that it silently matches nothing on a URL.
+                # Others have found that, on the real API, ``:`` silently matches nothing in a URL.
                 return lambda _: False
             return lambda item: wanted in _text(item, field)
         return lambda item: (_text(item, field) == wanted) == (operator == "=")

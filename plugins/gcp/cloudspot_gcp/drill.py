@@ -1,7 +1,7 @@
 """Drills on Compute Engine: a simulated maintenance event preempts a spot machine as a reclaim would.
 
-Source: Compute Engine documentation, "Create and use Spot VMs", "Simulate preemption" (from memory). This has
-not run on the real service yet.
+Source: Compute Engine documentation, "Create and use Spot VMs", "Simulate preemption" (from memory). This
+    drill has not yet run on the real service.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cloudspot_gcp.refusals import causes_of
 
 
 def preempt(clients: GcpClients, instance_id: str, *, notice_seconds: float | None) -> None:
-    """Reclaim a running spot machine with its launch's notice; raise CloudspotError for any other."""
+    """Reclaim a running spot machine with its launch's notice; raise CloudspotError for other machines."""
     place = place_of_id(instance_id)
     if place is None:
         raise CloudspotError(f"{instance_id} is not a machine of cloudspot's; expected ZONE/NAME/NUMBER")

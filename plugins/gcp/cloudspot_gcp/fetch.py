@@ -47,7 +47,7 @@ class NoRedirects(HTTPRedirectHandler):
 
 
 def ask(url: str, headers: dict[str, str]) -> HTTPResponse:
-    """Return the open answer. The environment's proxies are not used."""
+    """Return the open response. The environment's proxies are not used."""
     request = Request(url, headers=headers)  # noqa: S310
     answer: HTTPResponse = build_opener(ProxyHandler({}), NoRedirects).open(request, timeout=60)
     return answer

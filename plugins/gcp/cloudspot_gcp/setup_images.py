@@ -1,7 +1,7 @@
 """Images that hold a job's setup: made from a running machine's boot disk, and found by their labels.
 
-A project's images are for all its regions. An image inherits the architecture, the licenses and the guest
-features of its disk.
+A project's images are available in all its regions. An image inherits the architecture, the licenses and the
+guest features of its disk.
 
 Source: Compute Engine API reference, images, and "Create custom images" (checked 2026-11; what an image
 inherits from memory).
@@ -29,11 +29,11 @@ _READY: Final = "READY"
 _UNDER_WAY: Final = frozenset({_READY, "PENDING"})
 _GOING: Final = "DELETING"
 _BUSY: Final = {"resourceNotReady": TransientError, "resourceInUseByAnotherResource": TransientError}
-"""The codes for an image or a disk that another operation is making or ending."""
+"""The error codes for an image or a disk that another operation is making or ending."""
 
 
 def path_of(project: str, name: str) -> str:
-    """Return an image's path in requests for machines."""
+    """Return the path that identifies an image in requests for machines."""
     return f"projects/{project}/global/images/{name}"
 
 
@@ -48,7 +48,7 @@ class GcpImageHost(setupimages.TaggedImageHost):
         self._clients = clients
 
     def remove(self, image_id: str) -> None:
-        """Delete the image, and wait until its name is free again."""
+        """Delete the image, and wait until its name can be used again."""
         what = f"removing image {image_id} (compute.images.delete)"
         request = {"project": self._clients.project, "image": image_id}
 
@@ -118,7 +118,7 @@ def _to_image(described: Any) -> MachineImage:
 
 
 def _check(operation: Any, what: str, *, unless: str) -> None:
-    """Raise the error of an operation, except one with the code ``unless``, which means success."""
+    """Raise the error of an operation, unless it has the code ``unless``, which counts as success."""
     for cause in causes_of(operation):
         if cause.code != unless:
             kind = QuotaError if LAUNCH_CODES.get(cause.code) is QuotaError else CloudspotError

@@ -15,7 +15,7 @@ from cloudspot_kubernetes.options import KubernetesOptions
 from cloudspot_kubernetes.setupparts import Binding, Made, Namespace, Policy, Role, subject_of
 
 NAMESPACE: Final = "cloudspot"
-"""The namespace if neither the options nor the kubeconfig name one."""
+"""The namespace to use if neither the options nor the kubeconfig name one."""
 NETWORK_POLICY: Final = "cloudspot-nodes"
 _EVERYBODY: Final = ("system:authenticated", "system:unauthenticated", "system:serviceaccounts")
 _ROOT: Final = "system:masters"

@@ -1,4 +1,4 @@
-"""Decides, without I/O, which nodes a pod may be on, and which of them are large enough."""
+"""Decides, without I/O, on which nodes a pod may run, and which of these nodes are large enough."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Node = Mapping[str, Any]
 
 
 def allows(node: Node, spec: Mapping[str, Any]) -> bool:
-    """Return whether a pod with this spec may be on the node, by its labels and taints.
+    """Return whether a pod with this spec may run on the node, judged by its labels and taints.
 
     Source: Kubernetes, "Assigning Pods to Nodes" and "Taints and Tolerations" (from memory, 2026-11).
     """
@@ -26,10 +26,10 @@ def allows(node: Node, spec: Mapping[str, Any]) -> bool:
 
 
 def room(nodes: Sequence[Node], requests: Mapping[str, str]) -> str:
-    """Return how many of the nodes that a pod may be on can allocate its requests.
+    """Return how many of the nodes on which a pod may run can allocate its requests.
 
     Raises:
-        CloudspotError: no node can, even if nothing else is on it.
+        CloudspotError: no node can, even if it runs nothing else.
     """
     wanted = amounts(requests)
     lacking = [_lacking(node, wanted) for node in nodes]
@@ -43,7 +43,7 @@ def room(nodes: Sequence[Node], requests: Mapping[str, str]) -> str:
 
 
 def _lacking(node: Node, wanted: Mapping[str, Any]) -> str:
-    """Return which resource the node has too little of, and how much it has, or "" if it has enough."""
+    """Return which resource of the node is too small, and how large it is, or "" if none is."""
     status = node["status"]
     capacity, allocatable = status.get("capacity") or {}, status.get("allocatable") or {}
     for name, asked in wanted.items():

@@ -84,10 +84,10 @@ def prove(
 ) -> None:
     """Run a few small jobs on an account of PROVIDER, and report which open questions they answer.
 
-    Shows the price first, and asks. Then it takes the steps of docs/first-real-run.md, each with the
-    questions that it answers. It may be killed at any moment: repeat it, and it goes on. No machine runs for
-    longer than an hour, whatever happens. In the end nothing is left in the account, and the report, which
-    names nothing that belongs to it, is shown before it is saved.
+    The command first shows the price, and asks whether to start. Then it takes the steps in
+    docs/first-real-run.md, which names the questions that each step answers. If it is killed, run it again to
+    continue. No machine runs for longer than an hour, whatever happens. At the end, nothing is left in the
+    account; the report, which contains no names that belong to the account, is shown before it is saved.
     """
     from cloudspot_prove.reporting import report_of, save, shown_lines
     from cloudspot_prove.run_record import Saved, new_run, unfinished_run
@@ -134,7 +134,7 @@ def prove(
 
 
 def _agree(record: RunRecord, *, yes: bool) -> None:
-    """Show what the run may cost, and ask, unless it was asked before."""
+    """Show the possible cost of the run, and ask for consent unless the user has already given it."""
     from cloudspot_prove.bench import Bench
     from cloudspot_prove.running import may_buy, num_machines_of
 
