@@ -117,8 +117,8 @@ def open_provider(name: str, spec: JobSpec | None, configured: Mapping[str, Any]
         spec = msgspec.structs.replace(spec, providers={**spec.providers, name: table})
     if spec is not None and spec.run.image is not None and Capability.CONTAINERS not in class_.capabilities:
         raise SpecError(
-            f'run.image: machines of the provider "{name}" cannot run containers; the table '
-            f"providers.{name} sets their image"
+            f'run.image: machines of the provider "{name}" cannot run containers; set their '
+            f"own image in the table providers.{name}"
         )
 
     def make() -> Provider:
@@ -379,7 +379,7 @@ def _judged(plugin: Declared, kind: Kind, others: list[Declared]) -> Declared:
     elif rivals and error is None:
         # Neither wins: the order of directories would decide which one is found first.
         both = " and ".join(sorted({plugin.distribution, *rivals}))
-        error = f'{both} both bring "{plugin.name}"; uninstall one of them'
+        error = f'{both} both provide "{plugin.name}"; uninstall one of them'
     return replace(plugin, error=error)
 
 

@@ -129,7 +129,7 @@ class Life:
             lambda: launches.claim_slot(context.store, node.job_id, node.launch, identity.rank, identity)
         )
         if slot.instance_id != identity.instance_id:
-            _log.warning("the seat of node %s is void or has another machine: ending", context.seat)
+            _log.warning("the seat of node %s is void or belongs to another machine: ending", context.seat)
             return
         self._remember()
         self.logs.start()

@@ -108,7 +108,7 @@ def _live(node: Node, pipe: NoticePipe) -> None:
     _at_start(lambda: clock_of(store).compare(store))
     seated = _at_start(lambda: _seated(node, store, identity))
     if seated is None:
-        _log.warning("all seats of launch %d are void or have other machines: ending", node.launch)
+        _log.warning("all seats of launch %d are void or belong to other machines: ending", node.launch)
         return
     try:
         Life(node, store, provider, Job(submission, spec, seated), pipe).run()

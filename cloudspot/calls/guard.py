@@ -176,7 +176,10 @@ class Guard:
         if math.isinf(rule.seconds) or not self._changes_threads:
             return self._translated(what, rule, request, passes)
         if num_hanging(self) >= MAX_HANGING:
-            raise OverdueError(f"{self._told} hangs: {what} was not tried, because {MAX_HANGING} calls hang")
+            raise OverdueError(
+                f"{self._told} hangs: {what} was not attempted because {MAX_HANGING} calls are already "
+                "hanging"
+            )
         try:
             return call_within(
                 rule.seconds, lambda: self._translated(what, rule, request, passes), owner=self
@@ -233,7 +236,9 @@ class Guard:
             if isinstance(request, Call):
                 left = request.seconds_left()
                 if left <= 0:
-                    raise OverdueError(f"{self._told}: {called.told} was not tried: its deadline has passed")
+                    raise OverdueError(
+                        f"{self._told}: {called.told} was not attempted because its deadline has passed"
+                    )
                 rule = rule if rule.seconds <= left else replace(rule, seconds=left, is_callers=True)
                 deadline = min(request.deadline, time.monotonic() + rule.seconds)
                 args = (msgspec.structs.replace(request, deadline=deadline), *args[1:])

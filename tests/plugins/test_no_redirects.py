@@ -82,5 +82,5 @@ def test_an_agent_archive_that_is_cut_short_or_is_said_to_be_huge_is_an_error(se
     monkeypatch.setattr(aws, "read_role", dict)
     monkeypatch.setattr(aws, "sign", lambda *_: {})
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{servers[1].server_port}")
-    with pytest.raises(OSError, match=r"^the object was cut short, or is too long$"):
+    with pytest.raises(OSError, match=r"^the object is truncated or too long$"):
         aws.fetch("s3://cut", "", tmp_path / "archive")

@@ -78,7 +78,7 @@ def move(
     differences, and asks. Without a terminal, --trust answers.
     """
     if zone is None and instance_type is None and market is None:
-        raise SpecError("give --zone, --type or --market to move to")
+        raise SpecError("give at least one of --zone, --type and --market")
     target = Target(zone=zone, instance_type=instance_type, market=None if market is None else Market(market))
     job = open_job(store_url, job_id)
     job.check_not_moved()

@@ -32,7 +32,7 @@ from cloudspot.story.comparison import field_differences
 trust_option = click.option(
     "--trust",
     metavar="SHA256[:NAME,...]",
-    help="Accept the job's record by its hash, and sending these variables, without asking.",
+    help="Do not ask if the job's record has this hash and only these variables would be sent.",
 )
 
 

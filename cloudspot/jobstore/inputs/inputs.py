@@ -171,7 +171,7 @@ class _StoreInput(Input):
             skipped.update(page.skipped)
             if len(files) + len(skipped) > MAX_LISTED:
                 raise CloudspotError(
-                    f"more than {MAX_LISTED} objects lie below it: pack them into larger ones"
+                    f"there are more than {MAX_LISTED} objects below it: pack them into fewer, larger ones"
                 )
         if skipped:
             raise CloudspotError(
@@ -215,7 +215,7 @@ class _HttpInput(Input):
         except ObjectMissing as error:
             raise InputMissing(str(error)) from error
         if head.size is None:
-            raise CloudspotError("the server does not state the file's length; copy it to a store")
+            raise CloudspotError("the server does not state the file's length; copy the file to a store")
         if not head.version and self.spec.sha256 is None:
             raise CloudspotError(
                 "the server sends neither an ETag nor a Last-Modified header, so that a change would not "

@@ -63,7 +63,7 @@ def read_summary(store: ObjectStore, job_id: str) -> Summary | None:
     """
     summary = find_record(with_retries(store), keys.summary(job_id), Summary)
     if summary is not None and summary.job_id != job_id:
-        raise CorruptData(f"{keys.summary(job_id)} holds the summary of job {summary.job_id!r}")
+        raise CorruptData(f"{keys.summary(job_id)} holds the summary of another job: {summary.job_id!r}")
     return summary
 
 

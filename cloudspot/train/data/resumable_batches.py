@@ -292,8 +292,8 @@ class ResumableBatches:
             self._batch = self._round(position, world_size)
             if self._rank == 0:
                 _log.warning(
-                    "a checkpoint of %d ranks is resumed by %d in the middle of epoch %d, but %s: some of"
-                    " the epoch's samples may come twice",
+                    "a checkpoint of %d ranks is resumed by %d in the middle of epoch %d, but %s: some of "
+                    "the epoch's samples may be used twice",
                     *(world_size, self._world_size, self.epoch, reason),
                 )
             return
@@ -324,8 +324,8 @@ class ResumableBatches:
     def _restart_stateful(self, rank_position: dict[str, Any]) -> None:
         if not self._stateful:
             raise SessionError(
-                "the checkpoint was saved with a loader that has a state_dict;"
-                f" {type(self._loader).__name__} has none: use the same loader"
+                "the checkpoint was saved with a loader that has a state_dict, but "
+                f"{type(self._loader).__name__} has none: use the same loader"
             )
         if getattr(self._loader, "num_workers", 0):
             sample_order.warn_of_workers(sample_order.STATEFUL_WORKERS, rank=self._rank)

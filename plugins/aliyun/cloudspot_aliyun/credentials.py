@@ -201,7 +201,7 @@ class RoleCredentials(CredentialsSource):
                 )
             expires_at = moment(key["Expiration"])
             if expires_at is None:
-                raise ValueError("the key's end is missing")
+                raise ValueError("the key's expiry time is missing")
             return Credentials(
                 str(key["AccessKeyId"]), str(key["AccessKeySecret"]), str(key["SecurityToken"]), expires_at
             )

@@ -145,7 +145,7 @@ class Sessions:
             connection: socket.socket = request.environ["werkzeug.socket"]
             connection.shutdown(socket.SHUT_RDWR)
             stream.read()  # Otherwise the rest of the buffer would be taken for the next request.
-            raise ConnectionAbortedError("the upload broke off")
+            raise ConnectionAbortedError("the upload was interrupted")
 
     def _end(self, request: Request, session: Session, finish: Finish) -> Reply:
         if session.declared_bytes not in {None, len(session.data)}:

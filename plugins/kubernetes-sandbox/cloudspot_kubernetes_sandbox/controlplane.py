@@ -239,7 +239,7 @@ class ControlPlane:
             dead = [name for name, process in self._processes.items() if process.poll() is not None]
             if dead or time.monotonic() > end:
                 reason = f"{dead[0]} has ended" if dead else f"{what} is not there in time"
-                raise CloudspotError(f"the control plane does not start: {reason}; see {self.directory}")
+                raise CloudspotError(f"the control plane did not start: {reason}; see {self.directory}")
             time.sleep(0.1)
 
     def _at(self, name: str) -> Path:

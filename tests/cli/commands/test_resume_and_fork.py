@@ -177,4 +177,4 @@ def test_a_fork_whose_checkpoint_is_damaged_leaves_no_job(jobs):
 
 
 def test_a_job_without_a_checkpoint_has_nothing_to_fork(jobs):
-    assert "has no checkpoint to begin from" in jobs.run("fork", jobs.failed(), status=2).stderr
+    assert "has no checkpoint to start from" in jobs.run("fork", jobs.failed(), status=2).stderr

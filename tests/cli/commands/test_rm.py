@@ -109,7 +109,7 @@ def test_a_submission_that_may_be_under_way_is_left_alone(jobs, monkeypatch):
     jobs.store.put(keys.index("new-1"), b"0123456789abcdef")
     result = jobs.run("rm", "new-1", "--yes", status=1)
     assert result.stderr.startswith(
-        "error: job new-1 is being submitted, or its submission was interrupted: it began "
+        "error: job new-1 is being submitted, or its submission was interrupted: the submission began "
     )
     monkeypatch.setattr("cloudspot.cli.commands.rm.LONGEST_SUBMISSION", timedelta(0))
     jobs.run("rm", "new-1", "--yes")

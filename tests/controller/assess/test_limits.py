@@ -175,7 +175,7 @@ def test_a_job_that_cannot_start_and_stop_below_its_limit_is_refused_before_ther
         check_affordable(new_budget(spec_of(records, 1.0), "USD"), [dear, cheap], 2)
     assert str(error.value) == (
         "limits.max_cost of 1.0000 USD has no room for 2 x big (spot), whose start and stop alone "
-        "cost 1.0000 USD; raise it with --set limits.max_cost=..."
+        "cost 1.0000 USD; raise the limit with --set limits.max_cost=..."
     )
 
 

@@ -264,7 +264,7 @@ def test_chunks_are_fetched_side_by_side(store, checkpoints, tmp_path):
 def test_a_disk_that_refuses_is_not_the_checkpoints_fault(store, checkpoints, tmp_path):
     commit = checkpoints.session(store, C, DATAS)
     (tmp_path / "file").write_text("")
-    with pytest.raises(CloudspotError, match="cannot put a checkpoint into") as caught:
+    with pytest.raises(CloudspotError, match="cannot write a checkpoint to") as caught:
         fetching.fetch(store, "x", commit, tmp_path / "file")
     assert not isinstance(caught.value, (CorruptData, TransientError))
 

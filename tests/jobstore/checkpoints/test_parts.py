@@ -86,7 +86,7 @@ def test_the_same_files_in_a_save_of_another_number_of_parts_are_another_part(st
     files = (File(path="a", size=len(DATA), mode=0o644),)
     first = upload_files(store, "x", C, tmp_path, files, "out", num_parts=2)
     assert upload_files(store, "x", C, tmp_path, files, "out", num_parts=2) == first
-    with pytest.raises(CorruptData, match="parts/0000 exists already and names other bytes"):
+    with pytest.raises(CorruptData, match="parts/0000 already exists, but names other bytes"):
         upload_files(store, "x", C, tmp_path, files, "out", num_parts=1)
     assert manifests.missing_ranks(store, "x", C.checkpoint) == {1}
 

@@ -382,7 +382,7 @@ def test_a_tree_without_an_end_is_given_up(opened, cache, monkeypatch):
     store = InMemoryStore()
     for number in range(4):
         store.put(f"{number}", b"x")
-    with pytest.raises(CloudspotError, match="more than 3 objects lie below it"):
+    with pytest.raises(CloudspotError, match="more than 3 objects below it"):
         cache.stage(opened(store, url="file:///a/"), staging())
 
 

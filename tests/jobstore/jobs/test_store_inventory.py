@@ -169,7 +169,7 @@ def test_a_job_that_is_submitted_at_any_moment_of_the_deletion_has_its_agent(pro
         try:
             inventory.end(asset)
         except CloudspotError as error:
-            refused = "needs it by now" in str(error)
+            refused = "needs it now" in str(error)
         if inner.list_page(keys.index("new-1")).objects:
             submission, _ = read_first_submission(inner, "new-1")
             own = keys.own_agent("new-1", AGENT.sha256)

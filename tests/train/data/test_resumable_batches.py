@@ -503,7 +503,7 @@ def test_samples_that_are_chosen_by_what_the_training_draws_from_are_warned_of(
 
 
 UNTOLD = "the first epoch of this process is epoch 1, but {} has no set_epoch"
-ANOTHER = "the first batch of the epoch, loaded again, is another one. The samples of {} must"
+ANOTHER = "the first batch of the epoch is not the same when it is loaded again. The samples of {} must"
 
 
 @pytest.mark.parametrize(

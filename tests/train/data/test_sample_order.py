@@ -378,7 +378,7 @@ def test_where_the_order_is_not_known_it_goes_on_at_a_whole_batch_and_says_so(re
         resumed.resume(position, None, world_size=3)
         assert resumed.take()[0]["batch"] == 3
     message = f"a checkpoint of 3 ranks is resumed by 2 in the middle of epoch 0, but {reason}: "
-    message += "some of the epoch's samples may come twice"
+    message += "some of the epoch's samples may be used twice"
     assert caplog.record_tuples == [("cloudspot", logging.WARNING, message)]
 
 
