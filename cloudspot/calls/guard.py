@@ -447,7 +447,7 @@ def _check_type(value: Any, hint: Any) -> None:
             found = getattr(value, name)
             if not _fits(found, wanted):
                 fault = f"{name} is {_kind_of(found)}, not {_name_of(wanted)}"
-                raise _WrongAnswer(f"returned {_name_of(kind)} whose {fault}")
+                raise _WrongAnswer(f"returned {_name_of(kind)} with a wrong field: {fault}")
 
 
 @functools.cache

@@ -160,13 +160,13 @@ def upload(**methods):
         ),
         (
             lambda: provisioner(create=answer(CreateResult(instances=(None,)))).create(CREATE),
-            "Provisioner.create() returned CreateResult whose instances is tuple[NoneType], not tuple[Instance, ...]",
+            "Provisioner.create() returned CreateResult with a wrong field: instances is tuple[NoneType], not tuple[Instance, ...]",
         ),
         (
             lambda: provisioner(instances=answer(InstancesResult(instances="i"))).instances(
                 InstancesRequest()
             ),
-            "Provisioner.instances() returned InstancesResult whose instances is str, not tuple[Instance, ...]",
+            "Provisioner.instances() returned InstancesResult with a wrong field: instances is str, not tuple[Instance, ...]",
         ),
         (lambda: store(get=answer("text")).get("a"), "ObjectStore.get() returned str, not bytes"),
         (lambda: store(head=answer({})).head("a"), "ObjectStore.head() returned dict, not ObjectMeta"),

@@ -176,9 +176,7 @@ def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target
                 try:
                     launch = _plan(job, history, offers, target)
                 except CapacityError as error:
-                    raise CloudspotError(
-                        f"job {job.id} has not moved, but keeps training: {error}"
-                    ) from error
+                    raise CloudspotError(f"job {job.id} was not moved and keeps training: {error}") from error
                 _echo_plan(launch)
                 launch = _open(job, controller, launch, history, offers, target)
                 continue

@@ -335,7 +335,7 @@ def extents(files: Sequence[File], start: int, length: int) -> Iterator[tuple[st
 def _same(standing: Part, ours: Part, key: str) -> Part:
     """Return the stored record if it names the same bytes as ours."""
     if _content(standing) != _content(ours):
-        raise CorruptData(f"{key} already exists, but names other bytes")
+        raise CorruptData(f"{key} already exists, but describes other bytes")
     return standing
 
 

@@ -301,7 +301,7 @@ class ResumableBatches:
             base, self._batch = samples, 0
         if base > order.length:
             raise CheckpointError(
-                f"the checkpoint's position is after {base} samples, but its epoch has {order.length}"
+                f"the checkpoint's position is after {base} samples, but its epoch has only {order.length}"
             )
         sampler = self._loader.sampler
         indices = sample_order.share(

@@ -83,7 +83,7 @@ class EnvironmentCredentials(CredentialsSource):
         """Return the environment's current key."""
         key_id, secret = self._environ.get(KEY_ID, ""), self._environ.get(KEY_SECRET, "")
         if not key_id or not secret:
-            raise AuthError(f"{KEY_ID} and {KEY_SECRET} must both be set: only one of them is")
+            raise AuthError(f"{KEY_ID} and {KEY_SECRET} must both be set, but only one of them is")
         return Credentials(key_id.strip(), secret.strip(), self._environ.get(SECURITY_TOKEN, "").strip())
 
 

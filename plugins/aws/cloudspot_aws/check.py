@@ -230,7 +230,7 @@ def _quota(clients: AwsClients, options: AwsOptions, offer: Offer) -> str:
     num_vcpus = int(number(answer["Quota"]["Value"], most=MAX_TALLY) or 0)
     if num_vcpus < type_.cpus:
         raise CloudspotError(
-            f"{num_vcpus} vCPUs, but one {name} has {type_.cpus}; "
+            f"{num_vcpus} vCPUs, but one {name} needs {type_.cpus}; "
             f"{_ask_for(code, clients.region, 2 * type_.cpus)}"
         )
     return f"{num_vcpus} vCPUs, enough for {num_vcpus // type_.cpus} {name}"

@@ -252,7 +252,7 @@ class ControlPlane:
 def _openssl(*arguments: str) -> None:
     done = subprocess.run(["openssl", *arguments], check=False, capture_output=True, text=True)
     if done.returncode:
-        raise CloudspotError(f"openssl {arguments[0]}: {done.stderr.strip().splitlines()[-1:]}")
+        raise CloudspotError(f"openssl {arguments[0]} failed: {done.stderr.strip()}")
 
 
 def _free_ports(address: str, number: int) -> Sequence[int]:

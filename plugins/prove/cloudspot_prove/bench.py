@@ -187,7 +187,7 @@ class Bench:
             if history is not None and history.finished is not None:
                 raise StepFailed(f"the job ended before {what}: {history.finished.outcome}")
             if time.monotonic() > until:
-                raise StepFailed(f"not within {seconds:.0f} s: {what}")
+                raise StepFailed(f"this did not happen within {seconds:.0f} s: {what}")
             time.sleep(LOOK_SECONDS)
 
     def wait_for_commit(self, job_id: str) -> History:

@@ -64,7 +64,7 @@ def test_where_no_machine_can_be_had_each_offer_is_tried_and_the_job_trains_on(j
     ]
     assert "warning: launch 2 (on-demand/local-a/local): capacity: no capacity today" in result.stderr
     assert (
-        f"error: job {job_id} has not moved, but keeps training: local (on-demand) was refused"
+        f"error: job {job_id} was not moved and keeps training: local (on-demand) was refused"
         in result.stderr
     )
 

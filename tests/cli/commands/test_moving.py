@@ -87,7 +87,10 @@ def test_what_it_takes_is_said_before_a_question(jobs, other, monkeypatch):
     before = {meta.key for meta in jobs.store.list_objects("")}
     words = ["resume", JOB, "--store", other.url]
     result = jobs.run(*words, status=2)
-    assert "error: there is no terminal to ask on; give --yes to copy the job without asking" in result.stderr
+    assert (
+        "error: there is no terminal on which to ask; give --yes to copy the job without asking"
+        in result.stderr
+    )
     monkeypatch.setattr("cloudspot.cli.screen.output.can_ask", lambda: True)
     refused = jobs.run(*words, typed="n\n", status=1).stderr
     assert refused.index(f"copying job {JOB} to {other.url}: ") < refused.index("Copy it? [y/N]")

@@ -57,7 +57,9 @@ def test_it_asks_and_a_no_changes_nothing(jobs, monkeypatch):
     job_id = jobs.reclaimed_and_finished()
     before = all_keys(jobs.store)
     result = jobs.run("rm", job_id, status=2)
-    assert result.stderr == "error: there is no terminal to ask on; give --yes to delete without asking\n"
+    assert (
+        result.stderr == "error: there is no terminal on which to ask; give --yes to delete without asking\n"
+    )
     monkeypatch.setattr("cloudspot.cli.screen.output.can_ask", lambda: True)
     for answer, status, last in (("n\n", 1, "nothing was deleted"), ("", 130, ""), ("y\n", 0, "")):
         assert all_keys(jobs.store) == before

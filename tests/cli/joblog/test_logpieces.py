@@ -134,7 +134,9 @@ def test_pruning_asks_and_a_no_deletes_nothing(jobs, monkeypatch):
     jobs.running("going-1")
     write(jobs, "going-1", "1-0", [9])
     result = jobs.run("logs", "going-1", "--prune", "7d", status=2)
-    assert result.stderr == "error: there is no terminal to ask on; give --yes to delete without asking\n"
+    assert (
+        result.stderr == "error: there is no terminal on which to ask; give --yes to delete without asking\n"
+    )
     monkeypatch.setattr("cloudspot.cli.screen.output.can_ask", lambda: True)
     arguments = ["logs", "going-1", "--prune", "7d", "--store", jobs.store.url]
     for answer, status, left in (("n\n", 1, 1), ("y\n", 0, 0)):
