@@ -447,7 +447,7 @@ def test_a_malformed_order_is_named(value):
 
 def test_a_position_beyond_the_epoch_is_refused():
     position = {"epoch": 0, "batch": 1, "base": 0, "samples": 41, "order": SampleOrder(40).to_json()}
-    with pytest.raises(CheckpointError, match="after 41 samples, but its epoch has only only 40"):
+    with pytest.raises(CheckpointError, match="after 41 samples, but its epoch has only 40"):
         World(40, 2, position, 1)
 
 
