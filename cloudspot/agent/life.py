@@ -152,7 +152,7 @@ class Life:
             raise
         except (CloudspotError, OSError) as error:
             # The next agent would fail too, and the machine would be paid for meanwhile.
-            _log.exception("this node cannot go on")
+            _log.exception("this node cannot continue")
             leaving = Leaving("failed", str(error), exit_code=1)
         end_training(node)
         if self.keeping.may_follow(leaving):

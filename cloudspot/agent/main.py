@@ -67,7 +67,7 @@ def main() -> int:
             _live(node, pipe)
         except (PluginFault, TransientError) as error:
             # The boot script starts another agent, unless its limit is reached.
-            _log.exception("the agent cannot go on")
+            _log.exception("the agent cannot continue")
             sys.stderr.write(f"cloudspot: {error}\n")
             return 1
         except (AuthError, PluginError) as error:
@@ -77,7 +77,7 @@ def main() -> int:
             sys.stderr.write(f"cloudspot: this machine cannot serve its job: {error}\n")
             return CANNOT_SERVE
         except Exception:  # noqa: BLE001 # a bug of the agent must be in the delivered log
-            _log.exception("the agent cannot go on")
+            _log.exception("the agent cannot continue")
             return 1
     return 0
 

@@ -146,7 +146,7 @@ class _StoreInput(Input):
             self.wanted()
         # Foreign names may be readable in place, so they count; markers of directories do not.
         elif not any(page.objects or page.skipped for page in self.store.list_pages("")):
-            raise InputMissing("there are no objects below it")
+            raise InputMissing("it contains no objects")
 
     def read(self, file: Wanted, start: int, length: int, sink: Sink) -> None:
         if start == 0 and length == file.size <= BLOCK_BYTES:
@@ -171,18 +171,19 @@ class _StoreInput(Input):
             skipped.update(page.skipped)
             if len(files) + len(skipped) > MAX_LISTED:
                 raise CloudspotError(
-                    f"there are more than {MAX_LISTED} objects below it: pack them into fewer, larger ones"
+                    f"it contains more than {MAX_LISTED} objects: pack them into fewer, larger ones"
                 )
         if skipped:
             raise CloudspotError(
-                f"{len(skipped)} name(s) below it cannot be staged, such as {min(skipped)!r}: names must be "
-                "printable ASCII, and symlinks are not followed; rename them, or put them elsewhere"
+                f"it contains {len(skipped)} name(s) that cannot be staged, such as {min(skipped)!r}: names "
+                "must be printable ASCII, and symlinks are not followed; rename them, or put them elsewhere"
             )
         if not files:
-            raise InputMissing("there are no objects below it")
+            raise InputMissing("it contains no objects")
         if both := {one.name for one in files} & _directories(files):
             raise CloudspotError(
-                f"{min(both)!r} is an object, but others lie below {min(both)}/: a disk cannot hold both"
+                f"{min(both)!r} is an object, but there are also objects below {min(both)}/: a disk cannot "
+                "hold both"
             )
         return files
 

@@ -101,7 +101,7 @@ class Sessions:
             if asked is None:
                 return self._take_piece(request, session, int(length), finish)
             if int(length) != 0:
-                raise _bad_range("a question about an upload carries no bytes")
+                raise _bad_range("a request for the status of an upload must not have a body")
             if asked[1] != "*" and int(asked[1]) == len(session.data):
                 return self._end(request, session, finish)  # For example, an empty object.
             return _incomplete(session)
@@ -118,12 +118,12 @@ class Sessions:
             first, last = int(piece[1]), int(piece[2])
             total = None if piece[3] == "*" else int(piece[3])
             if last - first + 1 != length or (total is not None and last >= total):
-                raise _bad_range(f"{text} does not go with a body of {length} bytes")
+                raise _bad_range(f"{text} does not match a body of {length} bytes")
         is_last = total is not None and last + 1 == total
         if not is_last and length % UNIT_BYTES:
             raise _bad_range(f"a piece that is not the last must be a multiple of {UNIT_BYTES} bytes")
         if first > len(session.data):
-            raise _bad_range(f"the upload is at {len(session.data)}, the piece begins at {first}")
+            raise _bad_range(f"the upload is at {len(session.data)}, but the piece begins at {first}")
         self._receive(request, session, first, length)
         if session.declared_bytes is not None and len(session.data) > session.declared_bytes:
             raise ApiError(400, "invalid", "More bytes came than X-Upload-Content-Length said.")

@@ -38,7 +38,7 @@ DEFAULT_STEPS: Final = tuple(name for name in STEPS if name != "setup")
     "steps",
     multiple=True,
     type=click.Choice(DEFAULT_STEPS),
-    help="Take only this step, besides check and price. Repeatable.",
+    help="Run only this step, in addition to check and price. Repeatable.",
 )
 @click.option(
     "--train-seconds",

@@ -121,7 +121,7 @@ def test_what_cannot_be_read_in_place_fails_before_the_training_starts(bench, mo
     bench.life("", run={"setup": "sleep 60"}, data={"images": spec}).run()
     record = bench.exit_record()
     assert (record.outcome, record.generation) == ("failed", 0)
-    said = "grant the machines' role the right to read it" if is_denied else "there are no objects below it"
+    said = "grant the machines' role the right to read it" if is_denied else "it contains no objects"
     assert record.detail.startswith("data.images: memory://data/images/: ")
     assert record.detail.endswith(said)
 
@@ -234,7 +234,7 @@ def test_a_node_that_stages_something_else_than_another_says_so(bench, data):
 @pytest.mark.parametrize(
     ("fault", "detail"),
     [
-        ("missing", r"data\.images: memory://data/images/: there are no objects below it"),
+        ("missing", r"data\.images: memory://data/images/: it contains no objects"),
         (
             "denied",
             r"data\.images: memory://data/images/: access denied.*; grant the machines' role the right to read it",
