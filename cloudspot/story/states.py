@@ -118,7 +118,7 @@ def ended_at(history: History) -> datetime | None:
 
 
 def _last_words(history: History) -> Iterator[datetime]:
-    """Yield when a stop was requested, when a machine was kept, and when the nodes that ended the job ended."""
+    """Yield when a stop was requested, a machine was kept, and the nodes that ended the job ended."""
     if history.stop is not None:
         yield history.stop.at
     if history.kept is not None:

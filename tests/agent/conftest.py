@@ -323,6 +323,7 @@ def bench(tmp_path, monkeypatch):
     for membership in made.memberships:
         membership.stop()
     for life in made.lives:
+        object.__setattr__(life.context, "retry_until", made.hang)  # ends what still waits for the store
         life.logs._stopped.set()
         life.notices.stop()
         life.heartbeat.stop()
@@ -334,7 +335,7 @@ def bench(tmp_path, monkeypatch):
             kill_marked(files.HANDOFF, str(path))
     end = time.monotonic() + 10
     while time.monotonic() < end and any(
-        t.name in {"logs", "notice", "notice pipe", "heartbeat", "courier", "retention", "peers"}
+        t.name in {"logs", "notice", "notice pipe", "heartbeat", "courier", "retention", "peers", "seek"}
         for t in threading.enumerate()
     ):
         for life in made.lives:  # two agents of one machine share a pipe, and each wakes but one of them

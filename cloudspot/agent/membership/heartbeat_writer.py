@@ -14,7 +14,7 @@ from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore.access.store_clock import clock_of
 from cloudspot.jobstore.access.stored_records import find_bytes
 from cloudspot.jobstore.layout import codec, keys
-from cloudspot.jobstore.layout.records import Heartbeat
+from cloudspot.jobstore.layout.records import HEARTBEAT_DIAGNOSTICS, Heartbeat
 from cloudspot.jobstore.nodes.heartbeat_size import change_count, fill_up
 
 _log = logging.getLogger(__name__)
@@ -55,6 +55,8 @@ class HeartbeatWriter(Worker):
         self._told: object = None
         """The content of the last beat that the peers need."""
         self._tells_end = False
+        self._invalid: tuple[str, ...] = ()
+        """The fields that the last beat left out, because no reader would accept their values."""
 
     def stop(self) -> None:
         """End the thread after its current beat."""
@@ -121,6 +123,11 @@ class HeartbeatWriter(Worker):
             agent=context.agent if context.job.spec.run.exec else "",
             at=context.now(),
         )
+        beat, invalid = codec.without_invalid(beat, HEARTBEAT_DIAGNOSTICS)
+        if invalid != self._invalid:
+            self._invalid = invalid
+            if invalid:
+                _log.warning("the heartbeat lacks values that are out of bounds: %s", ", ".join(invalid))
         told = beat.state, beat.generation, beat.failed, beat.survivors, beat.likeness, beat.idle is None
         if told != self._told:
             self._told, num_changes = told, num_changes + 1
