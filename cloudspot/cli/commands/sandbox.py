@@ -85,7 +85,7 @@ def sandbox(
     unknown = sorted({*contraries} - {*cloud.contraries})
     if unknown:
         known = ", ".join(sorted(cloud.contraries)) or "none"
-        raise SpecError(f"--contrary {unknown[0]}: unknown to the sandbox {name}, which knows {known}")
+        raise SpecError(f"--contrary: the sandbox {name} has no {unknown[0]}; it has {known}")
     check_command(command)
     reason = "as requested" if loopback else why_not_isolated()
     if reason is None:

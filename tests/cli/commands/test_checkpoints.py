@@ -263,7 +263,7 @@ def test_a_checkpoint_that_the_job_deletes_while_it_is_exported_is_not_called_co
     result = export(jobs, tmp_path / f"model{suffix}", status=7)
     assert result.stderr == (
         "error: checkpoint 1-20 was deleted while it was being read: job new-1 has not ended and keeps only its newest "
-        "ones; try again\n"
+        "checkpoints; try again\n"
     )
     assert list(tmp_path.glob("*model*")) == []
 

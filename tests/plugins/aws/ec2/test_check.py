@@ -33,9 +33,9 @@ def test_an_account_that_is_ready_passes_every_line(cloud):
         "quota, spot": "256 vCPUs, enough for 64 g5.xlarge",
         "launch, on-demand": "g5.xlarge in us-east-1a may be launched",
         "quota, on-demand": "256 vCPUs, enough for 64 g5.xlarge",
-        "tagging": "not checked: cloudspot has no machine now on which to try ec2:CreateTags on",
-        "ending": "not checked: cloudspot has no machine now on which to try ec2:TerminateInstances on",
-        "console": "not checked: cloudspot has no machine now on which to try ec2:GetConsoleOutput on",
+        "tagging": "not checked: cloudspot has no machine now on which to try ec2:CreateTags",
+        "ending": "not checked: cloudspot has no machine now on which to try ec2:TerminateInstances",
+        "console": "not checked: cloudspot has no machine now on which to try ec2:GetConsoleOutput",
         "placement group": "may be made",
     }
     assert found["clock"].detail.startswith("within ")

@@ -137,7 +137,7 @@ class TestEc2Images(EmulatedImageTests):
         return Ec2Account(cloud)
 
     def test_only_an_image_of_cloudspots_making_is_removed(self, account):
-        with pytest.raises(CloudspotError, match="image"):
+        with pytest.raises(CloudspotError, match="was not made by cloudspot"):
             account.provider().image_host().remove(IMAGE_ID)
 
     @pytest.mark.full

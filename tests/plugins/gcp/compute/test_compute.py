@@ -191,7 +191,7 @@ class TestComputeImages(EmulatedImageTests):
         if name == "gone":
             host.remove(name)
         else:
-            with pytest.raises(CloudspotError, match="image train-v1"):
+            with pytest.raises(CloudspotError, match="image train-v1 was not made by cloudspot"):
                 host.remove(name)
         assert account.cloud.faults.count(self.remove) == 0
 
