@@ -87,9 +87,9 @@ def test_a_function_that_fits_is_told_with_its_size(linux):
         (sized(unpacked=6_000_000), "has 6 MB unpacked; The Host accepts at most 5 MB"),
         (
             sized(needs_glibc=(2, 31)),
-            "glibc 2.31 or newer, and its runtime has glibc 2.30: install an older package, or deploy from Python 3.14",
+            "glibc 2.31 or newer, but its runtime has glibc 2.30: install an older package, or deploy from Python 3.14",
         ),
-        (sized(needs_glibc=(2, 40)), "newer, and its runtime has glibc 2.30: install an older package$"),
+        (sized(needs_glibc=(2, 40)), "newer, but its runtime has glibc 2.30: install an older package$"),
     ],
 )
 @pytest.mark.skipif(sys.version_info[:2] == (3, 14), reason="the newest Python is the one that is advised")

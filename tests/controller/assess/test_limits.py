@@ -182,5 +182,5 @@ def test_a_job_that_cannot_start_and_stop_below_its_limit_is_refused_before_ther
 def test_a_job_that_is_resumed_is_told_what_it_has_spent(records):
     history = records.history(records.launch(outcome="stopped", ended=3605.0))
     budget = assess(records, history, 9999, max_cost=1.1).budget
-    with pytest.raises(SpecError, match=r"cost 0\.1667 USD, and 1\.0000 USD is spent; raise it with"):
+    with pytest.raises(SpecError, match=r"cost 0\.1667 USD, and 1\.0000 USD is spent; raise the limit with"):
         check_affordable(budget, [records.offer()], 1)

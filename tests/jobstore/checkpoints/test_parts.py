@@ -72,7 +72,7 @@ def test_to_upload_again_puts_nothing_and_returns_the_same_record(store, checkpo
 def test_other_bytes_for_the_same_part_are_refused_and_change_nothing(store, checkpoints):
     upload(store, checkpoints)
     before = {key: store.get(key) for key in keys_of(store)}
-    with pytest.raises(CorruptData, match="parts/0000 exists already"):
+    with pytest.raises(CorruptData, match="parts/0000 already exists"):
         upload(store, checkpoints, DATA[::-1])
     with pytest.raises(CorruptData, match="exists already"):
         seal = checkpoints.seals(C, [DATA], rank_states={"0": {"rng": "other"}})[0]
