@@ -468,6 +468,6 @@ def test_a_checkpoint_never_replaces_what_is_no_checkpoint_directory(bench, patt
     code = life.context.node.work / "src" / "model"
     code.mkdir(parents=True)
     (code / "model.py").write_text("of the job")
-    with pytest.raises(LeavingError, match=r"is of 'src/model', which checkpoint\.directory does not match"):
+    with pytest.raises(LeavingError, match=r"holds 'src/model', which checkpoint\.directory does not match"):
         restore_newest(life.context)
     assert [path.name for path in code.iterdir()] == ["model.py"]

@@ -186,7 +186,9 @@ def test_a_name_that_stands_is_refused(tmp_path, name):
 def test_a_package_that_is_there_is_not_hidden_by_a_second(tmp_path, monkeypatch):
     (tmp_path / "cloudspot_acme.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    assert "a package named cloudspot_acme is already installed" in new("acme", tmp_path / "x", status=2).stderr
+    assert (
+        "a package named cloudspot_acme is already installed" in new("acme", tmp_path / "x", status=2).stderr
+    )
 
 
 # --- check --------------------------------------------------------------------------------------
