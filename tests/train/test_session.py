@@ -592,7 +592,7 @@ def test_a_second_loop_is_refused(open_session):
 def test_a_second_session_with_an_agent_is_refused(open_session, courier):
     environment = courier.begin()
     open_session(environment, **make_objects())
-    with pytest.raises(spot.SessionError, match="has a session already"):
+    with pytest.raises(spot.SessionError, match="already has a session"):
         open_session(environment, **make_objects())
 
 

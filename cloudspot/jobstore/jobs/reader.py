@@ -249,7 +249,7 @@ class HistoryReader:
             submission = read_submission_of(self._store, self._job_id, newest.submission_sha256)
             if submission.resumption != newest.resumption:
                 key = keys.submission(self._job_id, newest.submission_sha256)
-                raise CorruptData(f"{key} is not for resumption {newest.resumption}")
+                raise CorruptData(f"{key} belongs to another resumption than {newest.resumption}")
             missing = len(resumptions) + 1 - len(self._submissions)
             self._submissions += [(submission, newest.submission_sha256)] * missing
             self._stop = None

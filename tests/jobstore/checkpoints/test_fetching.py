@@ -346,7 +346,7 @@ def test_a_directory_that_is_there_is_not_replaced(store, checkpoints, tree, tmp
     commit = checkpoints.directory(store, C, tree, "d")
     (tmp_path / "work").mkdir()
     (tmp_path / "work/d").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(CloudspotError, match="exists already"):
+    with pytest.raises(CloudspotError, match="already exists"):
         fetching.fetch(store, "x", commit, tmp_path / "work")
     assert not (tmp_path / "nowhere").exists()
 

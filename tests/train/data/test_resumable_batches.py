@@ -340,7 +340,7 @@ def test_a_plain_loader_cannot_be_tracked_by_a_loop_over_steps(open_session):
 
 def test_another_loader_than_the_tracked_one_is_refused(open_session):
     run = open_session({}, dataloader=DataLoader(Plain()))
-    with pytest.raises(spot.SessionError, match="another loader"):
+    with pytest.raises(spot.SessionError, match="got different loaders"):
         next(run.batches(DataLoader(Plain())))
 
 
