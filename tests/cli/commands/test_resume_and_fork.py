@@ -66,8 +66,16 @@ def test_a_suspended_job_is_resumed_before_a_driver_finds_capacity(jobs):
     ("arguments", "status", "said"),
     [
         (["--json"], 2, "--json needs --detach"),
-        (["--set", "limits.max_cost=0.1"], 2, "limits.max_cost: the job has cost 0.3000 USD; raise the limit"),
-        (["--set", "limits.max_runtime=10m"], 2, "limits.max_runtime: the job has run for 1h 00m; raise the limit"),
+        (
+            ["--set", "limits.max_cost=0.1"],
+            2,
+            "limits.max_cost: the job has cost 0.3000 USD; raise the limit",
+        ),
+        (
+            ["--set", "limits.max_runtime=10m"],
+            2,
+            "limits.max_runtime: the job has run for 1h 00m; raise the limit",
+        ),
         (["--set", "nodez=2"], 2, "--set: nodez"),
         (["--set", "limits.max_restarts=-1"], 2, "--set: limits.max_restarts"),
         (["--provider", "moon"], 3, "moon"),
