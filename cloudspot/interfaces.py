@@ -111,7 +111,10 @@ def is_key(text: str) -> bool:
 def check_key(key: str) -> None:
     """Raise ValueError unless the key is valid."""
     if not is_key(key):
-        raise ValueError(f"key {key!r} must be ASCII words of 1 to 255 bytes, separated by /, none . or ..")
+        raise ValueError(
+            f"key {key!r} must consist of ASCII words of 1 to 255 bytes, separated by slashes, and no word "
+            "may be . or .."
+        )
 
 
 def is_stream(text: str) -> bool:
@@ -122,7 +125,9 @@ def is_stream(text: str) -> bool:
 def check_stream(stream: str) -> None:
     """Raise ValueError unless the text can name a log stream."""
     if not is_stream(stream):
-        raise ValueError(f"a stream name must be letters, digits and .-_: got {stream!r}")
+        raise ValueError(
+            f"a stream name must consist of letters, digits, dots, hyphens and underscores: got {stream!r}"
+        )
 
 
 class Provisioner(Guarded, ABC):
@@ -980,7 +985,7 @@ class LogSink(Guarded, ABC):
             CloudspotError: the sink cannot remove pieces; the message states how they are removed instead.
         """
         raise CloudspotError(
-            "this log cannot be pruned here: set the retention period of the service that keeps it"
+            "this log cannot be pruned here: set the retention period in the service that keeps it"
         )
 
 

@@ -118,8 +118,8 @@ def open_provider(name: str, spec: JobSpec | None, configured: Mapping[str, Any]
         spec = msgspec.structs.replace(spec, providers={**spec.providers, name: table})
     if spec is not None and spec.run.image is not None and Capability.CONTAINERS not in class_.capabilities:
         raise SpecError(
-            f'run.image: machines of the provider "{name}" cannot run containers; the table '
-            f"providers.{name} sets their image"
+            f'run.image: machines of the provider "{name}" cannot run containers; set their '
+            f"own image in the table providers.{name}"
         )
 
     def make() -> Provider:
@@ -380,7 +380,7 @@ def _judged(plugin: Declared, kind: Kind, others: list[Declared]) -> Declared:
     elif rivals and error is None:
         # Neither is used: otherwise the order of directories would decide between them.
         both = " and ".join(sorted({plugin.distribution, *rivals}))
-        error = f'{both} both bring "{plugin.name}"; uninstall one of them'
+        error = f'{both} both provide "{plugin.name}"; uninstall one of them'
     return replace(plugin, error=error)
 
 

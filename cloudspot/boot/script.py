@@ -88,8 +88,10 @@ def render_boot_script(plan: BootPlan) -> str:
     """
     profile = plan.profile
     if not profile.has_cloudspot and (plan.install is None or not profile.fetch_code):
-        missing = "no agent is staged for it" if plan.install is None else "it cannot fetch one"
-        raise CloudspotError(f"provider {plan.provider!r} boots an image without cloudspot, and {missing}")
+        missing = "no agent is staged" if plan.install is None else "the provider cannot fetch an agent"
+        raise CloudspotError(
+            f"the image of provider {plan.provider!r} does not have cloudspot, and {missing}"
+        )
     last = min(LAST_SECONDS, LAST_SHARE * plan.max_seconds)
     exports = {
         "CLOUDSPOT_JOB": plan.job_id,

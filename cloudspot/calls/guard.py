@@ -177,7 +177,10 @@ class Guard:
         if math.isinf(rule.seconds) or not self._changes_threads:
             return self._translated(what, rule, request, passes)
         if num_hanging(self) >= MAX_HANGING:
-            raise OverdueError(f"{self._told} hangs: {what} was not tried, because {MAX_HANGING} calls hang")
+            raise OverdueError(
+                f"{self._told} hangs: {what} was not attempted because {MAX_HANGING} calls are already "
+                "hanging"
+            )
         try:
             return call_within(
                 rule.seconds, lambda: self._translated(what, rule, request, passes), owner=self
@@ -234,7 +237,9 @@ class Guard:
             if isinstance(request, Call):
                 left = request.seconds_left()
                 if left <= 0:
-                    raise OverdueError(f"{self._told}: {called.told} was not tried: its deadline has passed")
+                    raise OverdueError(
+                        f"{self._told}: {called.told} was not attempted because its deadline has passed"
+                    )
                 rule = rule if rule.seconds <= left else replace(rule, seconds=left, is_callers=True)
                 deadline = min(request.deadline, time.monotonic() + rule.seconds)
                 args = (msgspec.structs.replace(request, deadline=deadline), *args[1:])
@@ -443,7 +448,7 @@ def _check_type(value: Any, hint: Any) -> None:
             found = getattr(value, name)
             if not _fits(found, wanted):
                 fault = f"{name} is {_kind_of(found)}, not {_name_of(wanted)}"
-                raise _WrongAnswer(f"returned {_name_of(kind)} whose {fault}")
+                raise _WrongAnswer(f"returned {_name_of(kind)} with a wrong field: {fault}")
 
 
 @functools.cache

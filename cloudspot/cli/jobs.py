@@ -84,7 +84,8 @@ def check_job_id(text: str) -> str:
     """Return an id given by ``--name`` unchanged; raise SpecError if it is not a DNS label."""
     if keys.JOB_ID.fullmatch(text) is None:
         raise SpecError(
-            f"--name must be 1 to {_MAX_ID_LENGTH} lower-case letters, digits and inner hyphens: got {text!r}"
+            f"--name must be 1 to {_MAX_ID_LENGTH} lower-case letters, digits and hyphens (not at either "
+            f"end): got {text!r}"
         )
     return text
 
@@ -217,8 +218,9 @@ class Job:
         silent = (store_time(self.store) - max(reports)).total_seconds()
         if silent < SILENT_SECONDS:
             raise CloudspotError(
-                f"a node of job {self.id} reported {max(0.0, silent):.0f} s ago, so it may have machines; "
-                f"stop it where it is driven, and wait until no node has reported for {SILENT_SECONDS:.0f} s"
+                f"a node of job {self.id} reported {max(0.0, silent):.0f} s ago, so the job may have "
+                "machines; stop the job where it is driven, and wait until no node has reported for "
+                f"{SILENT_SECONDS:.0f} s"
             )
 
     def command(self, name: str) -> str:

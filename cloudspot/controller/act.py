@@ -176,7 +176,7 @@ class Actor:
         wanted = submission.store_id
         if wanted is not None and self._store.find_id() not in (None, wanted):
             raise CloudspotError(
-                f"job {self._job_id} was submitted to another store than {self._store.url} (its "
+                f"job {self._job_id} was submitted to a store other than {self._store.url} (its "
                 f"{keys.STORE_ID} is {wanted}), so no machine would serve it; stop it and resume it here"
             )
 

@@ -98,7 +98,7 @@ def allowed_offers(spec: JobSpec, provider: Provider) -> tuple[Offer, ...]:
     if not offers and name and not provisioner.offers(one).offers:
         raise SpecError(
             f"resources.accelerator: provider {provider.name!r} has no machine with {name!r} that cloudspot "
-            "buys; name another accelerator"
+            "can buy; name another accelerator"
         )
     if not offers:
         raise SpecError(

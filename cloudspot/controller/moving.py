@@ -55,23 +55,27 @@ def plan_move(
         raise CloudspotError(f"job {job_id} {_ENDS.get(state, 'is about to stop')}: there is nothing to move")
     if seats.named.intersection(seats.members):
         raise CloudspotError(
-            f"job {job_id} is being moved already; to follow it, run: cloudspot attach {job_id}"
+            f"job {job_id} is already being moved; to follow it, run: cloudspot attach {job_id}"
         )
     if not held:
-        raise CloudspotError(f"job {job_id} does not train now ({state}): there is nothing to move yet")
+        raise CloudspotError(f"job {job_id} is not training now ({state}): there is nothing to move yet")
     fitting = [offer for offer in offers if any(_fits(offer, target, old) for old in held.values())]
     if not fitting:
-        raise CloudspotError(f"there is no offer of {_text(target, held)}; to see all, run: cloudspot plan")
+        raise CloudspotError(
+            f"there is no offer of {_text(target, held)}; to see all offers, run: cloudspot plan"
+        )
     fitting = [offer for offer in fitting if all(may_replace(spec, old, offer) for old in held.values())]
     if not fitting:
         raise CloudspotError(
-            f"machines of {_text(target, held)} cannot reach the machines that train, which they would "
-            f"replace one by one; stop the job and resume it there: cloudspot stop {job_id}"
+            f"machines of {_text(target, held)} cannot reach the present machines, which they would replace "
+            f"one by one; stop the job with `cloudspot stop {job_id}` and resume it there"
         )
     keys = {offer.key for offer in fitting}
     moving = [seat for seat, offer in held.items() if offer.key not in keys]
     if not moving:
-        raise CloudspotError(f"all nodes of job {job_id} are there already: {_keys(held.values())}")
+        raise CloudspotError(
+            f"all nodes of job {job_id} already run on such machines: {_keys(held.values())}"
+        )
     if len({offer.instance_type for offer in fitting} | {offer.instance_type for offer in held.values()}) > 1:
         moving = list(held)  # the nodes of a generation must be of one type
     from_when = [cool_until(offer, history, "moved") or now for offer in fitting]
@@ -83,8 +87,8 @@ def plan_move(
         )
     if room(spec, seats, stands_in_for=len(moving)) < len(moving):
         raise CloudspotError(
-            f"job {job_id} has {len(seats.live)} machines; with {len(moving)} more it would have over twice "
-            f"nodes.max ({spec.nodes.max}): try again when those that leave have ended"
+            f"job {job_id} has {len(seats.live)} machines; with {len(moving)} more, it would have more than "
+            f"twice nodes.max ({spec.nodes.max}): try again when the machines that are leaving have ended"
         )
     traffic = traffic_of(history)
     offer = min(

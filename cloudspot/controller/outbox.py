@@ -34,7 +34,7 @@ class Outbox:
         """Send the message in the background with ``send``; return immediately."""
         with self._lock:
             if self._num_on_the_way >= MAX_ON_THE_WAY:
-                line = f"notify: too many messages wait, so one is lost: {message.title}"
+                line = f"notify: too many messages are waiting, so one is lost: {message.title}"
                 self._failures.append((message.job_id, line))
                 return
             self._num_on_the_way += 1

@@ -236,7 +236,7 @@ class EmulatedCloud(ABC):
             SpecError: this emulation does not support a part of the plan.
         """
         if plan.spells:
-            raise SpecError(f"the emulated {self.name} does not follow a plan of its spot market")
+            raise SpecError(f"the emulated {self.name} does not support a plan for its spot market")
 
     @abstractmethod
     def start(self, host: MachineHost, *, address: str, directory: Path) -> None:

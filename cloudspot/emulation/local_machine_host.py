@@ -104,16 +104,16 @@ class LocalMachineHost(MachineHost):
                 if address not in self._allocated:
                     self._allocated.add(address)
                     return address
-        raise CloudspotError(f"no address of {self.network} is left")
+        raise CloudspotError(f"all addresses of {self.network} are in use")
 
     def start(self, machine: EmulatedMachine) -> None:
         """See MachineHost; the cloud first furnishes the machine."""
         machine = self._cloud.furnish(machine)
         with self._lock:
             if not _ID.fullmatch(machine.id):
-                raise ValueError(f"{machine.id!r} is not a valid id of a machine")
+                raise ValueError(f"{machine.id!r} is not a valid machine id")
             if machine.id in self._machines:
-                raise ValueError(f"there was a machine {machine.id} before")
+                raise ValueError(f"the machine id {machine.id} was already used")
             address = machine.address or self.allocate_address()
             self._check_address(address)
             self._allocated.add(address)
@@ -199,7 +199,7 @@ class LocalMachineHost(MachineHost):
             if not living:
                 break
             if time.monotonic() > end:
-                raise CloudspotError(f"machine {living[0]} does not end; see its log in {self._directory}")
+                raise CloudspotError(f"machine {living[0]} has not ended; see its log in {self._directory}")
             time.sleep(0.02)
         self._owner.close()
 
@@ -209,7 +209,7 @@ class LocalMachineHost(MachineHost):
         for machine in self._machines.values():
             is_its = machine.record().address == address
             if is_its and machine.state().state is not InstanceState.ENDED:
-                raise ValueError(f"machine {machine.id} has the address {address}")
+                raise ValueError(f"the address {address} already belongs to machine {machine.id}")
 
     def _record(self, machine: EmulatedMachine, address: str, host_name: str) -> MachineRecord:
         job, cloud = machine.job, self._cloud

@@ -95,7 +95,7 @@ def _options(texts: Sequence[str], notice_seconds: float) -> LocalOptions:
     for text in texts or (_DEFAULT_RECLAIM,):
         if text == "none":
             if len(texts) > 1:
-                raise SpecError(f"--reclaim: got none with {len(texts) - 1} other values; leave out either")
+                raise SpecError("--reclaim: none cannot be combined with other values")
             continue
         example = '"none" or, for example, launch=1,rank=0,after_steps=300,notice=2m'
         table = {"notice": notice_seconds, **_parse_pairs("--reclaim", text, example)}
@@ -215,7 +215,7 @@ def _conduct(sandbox: Sandbox, command: Sequence[str]) -> int:
             answer = json.loads(ready.read() or b'{"error": "its process ended before it was ready"}')
         if "error" in answer:
             log = f"; see {sandbox.directory / 'cloud.log'}"
-            raise CloudspotError(f"the emulated {sandbox.cloud.name} does not start: {answer['error']}{log}")
+            raise CloudspotError(f"the emulated {sandbox.cloud.name} did not start: {answer['error']}{log}")
         early = signal.sigpending() & set(enclosure.FORWARDED)
         if early:  # a signal arrived while the cloud was starting
             return 128 + int(min(early))

@@ -41,7 +41,7 @@ class Permit:
             self._may_be_private = False
         elif not self._may_be_private:
             self.has_refused = True
-            raise AddressRefused("this is not an address on the internet")
+            raise AddressRefused("the address is not on the internet")
 
 
 permit: ContextVar[Permit] = ContextVar("permit")

@@ -42,7 +42,7 @@ class Pace:
         if self._seconds < self._window_seconds:
             return
         if self._num_bytes < LEAST_BYTES:
-            raise TimeoutError(f"only {self._num_bytes} bytes came in {self._seconds:.0f} s")
+            raise TimeoutError(f"only {self._num_bytes} bytes arrived in {self._seconds:.0f} s")
         self._num_bytes, self._seconds = 0, 0.0
 
 
@@ -123,5 +123,5 @@ def read_at_most(answer: http.client.HTTPResponse, most: int) -> bytes:
     if len(data) > most:
         raise ValueError(f"its answer is longer than {most} bytes")
     if answer.length:
-        raise ValueError(f"its answer was cut short: {answer.length} bytes are missing")
+        raise ValueError(f"the last {answer.length} bytes of its answer are missing")
     return data

@@ -89,7 +89,7 @@ def parse_moment(text: str, *, now: datetime) -> datetime:
         try:
             return now - timedelta(seconds=parse_duration(stripped))
         except OverflowError:
-            raise ValueError(f"there was no moment {stripped[:40]} ago") from None
+            raise ValueError(f"{stripped[:40]} ago is too far in the past") from None
     try:
         if _TIME_OF_DAY.fullmatch(stripped):
             moment = datetime.combine(now.date(), time.fromisoformat(stripped), now.tzinfo)

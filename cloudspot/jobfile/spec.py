@@ -65,7 +65,10 @@ and the machine's own variables, Linux allows a quarter of the stack limit, usua
 def _name_problem(name: str) -> str:
     near = re.sub(r"[^a-z0-9]+", "-", name.lower())[:MAX_NAME_LENGTH].strip("-")
     hint = f'; did you mean "{near}"?' if near else ""
-    return f'"{name}" must be at most {MAX_NAME_LENGTH} lower-case letters, digits and inner hyphens{hint}'
+    return (
+        f'"{name}" must be at most {MAX_NAME_LENGTH} lower-case letters, digits and hyphens '
+        f"(not at either end){hint}"
+    )
 
 
 def _notice_problem(text: str) -> str:
@@ -415,7 +418,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A valid job file."""
 
     name: _Name
-    """At most 48 lower-case letters, digits and inner hyphens. Job ids begin with the name."""
+    """At most 48 lower-case letters, digits and hyphens (not at either end). Job ids begin with the name."""
     labels: Annotated[dict[_LabelName, _LabelValue], msgspec.Meta(max_length=16)] = msgspec.field(
         default_factory=dict
     )

@@ -40,18 +40,21 @@ def read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file") from None
     except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
+        raise SpecError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise SpecError(f"{path}: line {line}: not UTF-8 text, so not a TOML file") from None
+        raise SpecError(f"{path}: line {line} is not UTF-8 text, so this is not a TOML file") from None
     if len(data) > MAX_BYTES:
-        raise SpecError(f"{path}: has more than {MAX_BYTES >> 20} MiB, too much for a file of settings")
+        raise SpecError(
+            f"{path} has more than {MAX_BYTES >> 20} MiB, which is too large for a file of settings"
+        )
     try:
         raw: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         if path.suffix == ".py":
             raise SpecError(
-                f"{path}: a Python script, not a job file; to write one: cloudspot init --entrypoint {path}"
+                f"{path} is a Python script, not a job file; to write a job file, run: cloudspot init "
+                f"--entrypoint {path}"
             ) from None
         hint = "" if path.suffix == ".toml" else "; a job file is TOML, and cloudspot init writes one"
         raise SpecError(f"{path}: {_syntax_error(str(error), text)}{hint}") from None

@@ -240,7 +240,7 @@ class FileStore(ObjectStore):
         with self._translated("write", key, is_final=False):
             self._check_place()
             if if_absent and path.is_file():  # This is only an optimization; ``commit`` decides.
-                raise ObjectExists(f"{self.url}: {key} exists")
+                raise ObjectExists(f"{self.url}: {key} already exists")
             return _FileUpload(self, key, *self._stage(key), if_absent=if_absent)
 
     def presign_get(self, key: str, *, seconds: float) -> str:
@@ -291,7 +291,7 @@ class FileStore(ObjectStore):
             except FileExistsError as error:
                 if target.is_dir():
                     self._refuse_nesting(key)
-                raise ObjectExists(f"{self.url}: {key} exists") from error
+                raise ObjectExists(f"{self.url}: {key} already exists") from error
             except (IsADirectoryError, NotADirectoryError):
                 self._refuse_nesting(key)
             with suppress(FileNotFoundError):  # The object and its directory were deleted again.
@@ -489,7 +489,7 @@ class _FileUpload(Upload):
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise ValueError(f"the upload of {self._key} was committed or aborted")
+            raise ValueError(f"the upload of {self._key} was already committed or aborted")
 
 
 def _parse_url(url: str) -> Path:

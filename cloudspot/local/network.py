@@ -23,7 +23,7 @@ def make_bridge(address: str, prefix_length: int) -> None:
     bridge = _bridge_of(address, prefix_length)
     if bridge in _interfaces():
         network = ipaddress.IPv4Interface(f"{address}/{prefix_length}").network
-        raise CloudspotError(f"another emulated cloud uses the network {network} here")
+        raise CloudspotError(f"another emulated cloud on this host already uses the network {network}")
     # The bridge's hardware address is fixed. Otherwise it follows the lowest address of its ports, and open
     # connections stall for a minute whenever a machine joins or leaves.
     ip("link", "add", bridge, "address", "02:77:00:00:00:01", "type", "bridge")

@@ -140,12 +140,14 @@ class LocalProvisioner(Provisioner):
         try:
             body: LocalRequest = convert(request.request.body, LocalRequest)
         except msgspec.ValidationError as error:
-            raise ProvisionError(f"the request is not one of provider 'local': {error}") from error
+            raise ProvisionError(f"the request was not made by provider 'local': {error}") from error
         encoded = msgspec.json.encode(body)
         signature = request.request.signature
         if not signature or signature != own_jobs.signature(encoded):
             # Anyone who can write to the store could write a launch, which would then run as this user.
-            raise ProvisionError(f"the launch was not requested from here (state home {state_home()})")
+            raise ProvisionError(
+                f"the launch was not requested from this computer (state home {state_home()})"
+            )
         digest = hashlib.sha256(encoded).hexdigest()
         environment = _passed_on(body.pass_environment)
         self._check_home()
@@ -158,7 +160,7 @@ class LocalProvisioner(Provisioner):
             if first.exists():
                 record = MachineDirectory(first).record()
                 if record.request_sha256 != digest:
-                    raise ProvisionError("the token was used before with another request")
+                    raise ProvisionError("the token was already used for another request")
                 num_nodes = record.num_nodes
             else:
                 num_nodes = self._granted(body)
@@ -255,12 +257,12 @@ class LocalProvisioner(Provisioner):
             raise CloudspotError(f"provider 'local' has no machine {instance_id!r}")
         machine.settle()
         if machine.state().state is InstanceState.ENDED:
-            raise CloudspotError(f"machine {instance_id} has ended already")
+            raise CloudspotError(f"machine {instance_id} has already ended")
         seconds = machine.record().notice_seconds if notice_seconds is None else notice_seconds
         standing = machine.state().notice_deadline
         if standing is not None and standing <= now_utc() + timedelta(seconds=seconds):
             ends = f"{standing:%H:%M:%S} UTC"
-            raise CloudspotError(f"machine {instance_id} has a notice already, and ends at {ends}")
+            raise CloudspotError(f"machine {instance_id} already has a notice, and ends at {ends}")
         machine.request_reclaim(ReclaimRequest(notice_seconds=seconds))
 
     def _machines_home(self) -> Path:
@@ -278,8 +280,8 @@ class LocalProvisioner(Provisioner):
         machines = self._machines_home()
         if self._lock_path().exists() and not machines.is_dir():
             raise TransientError(
-                f"provider 'local': the directory of its machines, {machines}, is missing, and they may run; "
-                "put it back, or make an empty one if none of them runs"
+                f"provider 'local': the directory of its machines, {machines}, is missing, and some of them "
+                "may be running; put it back or, if none is running, make an empty one"
             )
 
     def _granted(self, body: LocalRequest) -> int:

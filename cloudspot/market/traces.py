@@ -73,7 +73,7 @@ def _read(path: Path) -> _File:
         raise SpecError(f"cannot read {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SpecError(
-            f'{path} is not a trace, {{"metadata": {{"gap_seconds": N}}, "data": [...]}}: {error}'
+            f'{path} is not a trace of the form {{"metadata": {{"gap_seconds": N}}, "data": [...]}}: {error}'
         ) from error
     return trace
 

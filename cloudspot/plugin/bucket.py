@@ -250,7 +250,7 @@ class Bucket(ABC):
 
         The default suits clouds without such URLs.
         """
-        raise CloudspotError(f"{self.url} has no links that a browser shows")
+        raise CloudspotError(f"{self.url} cannot make links that a browser can show")
 
     def list_uploads(self, client: Any) -> Sequence[Begun]:
         """Return the uploads below the prefix that are neither completed nor aborted.
@@ -332,7 +332,9 @@ class Bucket(ABC):
         if kind is AuthError:
             return AuthError(f"{translation}; this needs {self.rights[verb]}")
         if kind is StoreRefused:
-            return StoreRefused(f"{translation}; the server lacks what cloudspot needs: use another store")
+            return StoreRefused(
+                f"{translation}; the server lacks a feature that cloudspot needs: use another store"
+            )
         return translation if kind is None else kind(str(translation))
 
     def cut_off(self, key: str, num_read: int, num_bytes: int) -> TransientError:
@@ -350,7 +352,7 @@ def _reading(request: Callable[..., T]) -> Callable[..., T]:
         except self.errors.raised:
             raise
         except UNREADABLE as error:
-            raise NotTold("a form that can be read") from error
+            raise NotTold("readable content") from error
 
     return read
 
@@ -373,7 +375,7 @@ def _parse_url(url: str, scheme: str, names: re.Pattern[str]) -> tuple[str, str]
     name, _, path = rest.partition("/")
     if found.lower() != scheme or not separator or "@" in name:
         # The text before an @ may be a password.
-        raise SpecError(f"{expected}: got another form")
+        raise SpecError(f"{expected}: got a URL of another form")
     if names.fullmatch(name) is None:
         raise SpecError(f"{expected}: {name!r} is not a bucket name")
     path = path.rstrip("/")
@@ -382,5 +384,5 @@ def _parse_url(url: str, scheme: str, names: re.Pattern[str]) -> tuple[str, str]
     try:
         check_key(path)
     except ValueError as error:
-        raise SpecError(f"store {url}: its prefix is not a key: {error}") from None
+        raise SpecError(f"store {url}: its prefix is not a valid key: {error}") from None
     return name, path + "/"

@@ -159,8 +159,8 @@ class BucketStore(ObjectStore):
         # Without this check, the end of a foreign name could look like one of our keys.
         if (foreign := next((one.name for one in listed if not one.name.startswith(ours)), None)) is not None:
             raise StoreRefused(
-                f"{self.url}: the listing also has {foreign[:200]!r}, so it ignores the prefix; remove the "
-                "proxy in between, or use another store"
+                f"{self.url}: the listing also has {foreign[:200]!r}, so the server ignores the prefix; "
+                "remove any proxy in between, or use another store"
             )
         keys = [one.name[len(ours) :] for one in listed]
         return ObjectPage(
@@ -341,8 +341,8 @@ class BucketStore(ObjectStore):
                 raise StoreRefused(f"{self.url}: the server ignores ranges; use another store")
             if span is not None and download.num_bytes > span[1] - span[0] + 1:
                 raise StoreRefused(
-                    f"{self.url}: the answer for {key} is said to have {download.num_bytes} bytes, more than "
-                    "were asked for; remove the proxy in between, or use another store"
+                    f"{self.url}: the answer for {key} announces {download.num_bytes} bytes, more than were "
+                    "requested; remove any proxy in between, or use another store"
                 )
             yield download, download.num_bytes
         finally:
@@ -351,4 +351,4 @@ class BucketStore(ObjectStore):
     def _check_end(self, found: Download, key: str) -> None:
         """Check that the body has ended; this last read also releases the connection."""
         if found.body.read(1):
-            raise TransientError(f"{self.url}: the answer for {key} has more bytes than it says")
+            raise TransientError(f"{self.url}: the answer for {key} has more bytes than it announces")

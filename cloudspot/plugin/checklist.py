@@ -116,7 +116,7 @@ def compare_clock(said: str | None, *, whose: str) -> str:
         CloudspotError: the difference is so large that requests are refused.
     """
     if said is None:
-        raise NotKnown(f"{whose} did not say")
+        raise NotKnown(f"the answer of {whose} has no date")
     skew = (datetime.now(timezone.utc) - parsedate_to_datetime(said)).total_seconds()
     if abs(skew) > MAX_SKEW_SECONDS:
         raise CloudspotError(f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} {whose}'s")

@@ -50,7 +50,7 @@ class FunctionLimits:
         """Return the size of the function's code and its limits, for ``FunctionHost.plan``."""
         packed, unpacked = len(function.archive) / 1e6, function.unpacked_bytes / 1e6
         most = [one for one in (self.max_packed_bytes, self.max_unpacked_bytes) if one is not None]
-        limit = f"takes {' and '.join(f'{one / 1e6:.0f}' for one in most)}" if most else "sets no limit"
+        limit = f"accepts {' and '.join(f'{one / 1e6:.0f}' for one in most)} MB" if most else "sets no limit"
         return f"its code: {packed:.1f} MB packed, {unpacked:.0f} MB unpacked; {self.host} {limit}"
 
     def require_fit(self, function: DriverFunction) -> None:
@@ -63,15 +63,15 @@ class FunctionLimits:
         if sys.platform != "linux" or platform.machine() not in self.machines or here not in self.glibc:
             pythons = f"{_dotted(min(self.glibc))} to {_dotted(max(self.glibc))}"
             raise SpecError(
-                f"a driver on {self.host} is made of the packages installed here, so deploy it from Linux on "
-                f"{' or '.join(self.machines.values())} with Python {pythons}; here is Python "
+                f"a driver on {self.host} is made of the packages installed here, so deploy it from Linux "
+                f"on {' or '.join(self.machines.values())} with Python {pythons}; this is Python "
                 f"{_dotted(here)} on {sys.platform}, {platform.machine()}"
             )
         if function.needs_glibc > self.glibc[here]:
             able = [python for python, has in self.glibc.items() if has >= function.needs_glibc]
             raise SpecError(
                 f"a package that is installed here is compiled for glibc {_dotted(function.needs_glibc)} or "
-                f"newer, and {self.runtime} has {_dotted(self.glibc[here])}: install an older one"
+                f"newer, but {self.runtime} has glibc {_dotted(self.glibc[here])}: install an older package"
                 + (f", or deploy from Python {_dotted(min(able))}" if able else "")
             )
         sizes = {"packed": len(function.archive), "unpacked": function.unpacked_bytes}
@@ -79,8 +79,8 @@ class FunctionLimits:
         for what, limit in limits.items():
             if limit is not None and sizes[what] > limit:
                 raise SpecError(
-                    f"the driver's code has {sizes[what] / 1e6:.0f} MB {what}; {self.host} takes "
-                    f"{limit / 1e6:.0f}"
+                    f"the driver's code has {sizes[what] / 1e6:.0f} MB {what}; {self.host} accepts at most "
+                    f"{limit / 1e6:.0f} MB"
                 )
 
 
@@ -115,7 +115,7 @@ def whole_minutes(function: DriverFunction, *, scheduler: str) -> int:
     """
     minutes = function.every_seconds / 60
     if minutes < 1 or not math.isclose(minutes, round(minutes)):
-        raise SpecError(f"--every: {scheduler} runs a function at intervals of whole minutes, such as 5m")
+        raise SpecError(f"--every: {scheduler} runs functions only at intervals of whole minutes, such as 5m")
     return round(minutes)
 
 
@@ -134,7 +134,7 @@ def bucket_of(function: DriverFunction, *, scheme: str, needs: str) -> str:
     """
     parts = urlsplit(function.store_url)
     if parts.scheme != scheme or not parts.netloc:
-        raise SpecError(f"{needs}; this one is {function.store_url}")
+        raise SpecError(f"{needs}; the store is {function.store_url}")
     return parts.netloc
 
 

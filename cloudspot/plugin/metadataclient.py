@@ -137,7 +137,7 @@ def ask_metadata(
             if len(body) > MAX_ANSWER_BYTES:
                 raise TransientError(f"the metadata service answers with more than {MAX_ANSWER_BYTES} bytes")
             if answer.length:
-                raise TransientError("the metadata service's answer was cut short")
+                raise TransientError("the metadata service's answer is truncated")
             return body.decode("utf-8", errors="replace"), answer.headers
     except urllib.error.HTTPError:
         raise

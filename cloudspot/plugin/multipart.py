@@ -240,12 +240,12 @@ class PartedUpload(Upload):
         except UploadGone as error:
             # A store may drop an upload whose condition has failed.
             if self._if_absent and self._found_writer() is not None:
-                raise ObjectExists(f"{self._url}: {self._key} exists") from error
+                raise ObjectExists(f"{self._url}: {self._key} already exists") from error
             raise CloudspotError(str(error)) from error
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise ValueError(f"the upload of {self._key} was committed or aborted")
+            raise ValueError(f"the upload of {self._key} was already committed or aborted")
 
 
 def settle(

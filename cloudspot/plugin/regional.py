@@ -78,7 +78,7 @@ class RegionalProvider(CloudProvider[Options, Clients]):
         if self.regions:
             option = f"providers.{self.name}.region={self.regions[0]}"
             raise SpecError(
-                f"providers.{self.name}.regions: each region has its own images; choose one, as with "
+                f"providers.{self.name}.regions: each region has its own images; choose one region, as with "
                 f"--set providers.{self.name}.regions=[] --set {option}"
             )
         return self.image_host_of(self.options, self.clients)
@@ -127,7 +127,7 @@ class RegionalProvisioner(Provisioner):
         """Create the machines in the region that the request names."""
         region = str(request.request.body.get("region"))
         if region not in self._each:
-            raise ProvisionError(f"the launch is for {region}, and the job's regions are {self._names}")
+            raise ProvisionError(f"the launch is for {region}, but the job's regions are {self._names}")
         created = self._each[region].create(request)
         self._note(region, created.instances)
         return created

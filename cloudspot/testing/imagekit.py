@@ -127,11 +127,11 @@ class ImageHostTests(Kit):
         for _ in range(NUM_LOOKS):
             found = account.provider().image_host().find(KEY)
             if found is None or found.failure:
-                raise CloudspotError(f"the image is not made: {found}")
+                raise CloudspotError(f"the image was not made: {found}")
             if found.is_ready:
                 return found
             account.pass_time(COPY_SECONDS)
-        raise AssertionError(f"the image is not ready after {NUM_LOOKS} looks")
+        raise AssertionError(f"the image is not ready after {NUM_LOOKS} checks")
 
     def _machine(self, account: Account, *, launch: int = 1) -> Instance:
         made = self._launch(account, account.provider(), launch=launch)
@@ -140,7 +140,7 @@ class ImageHostTests(Kit):
                 if one.id == made.id and one.state is InstanceState.RUNNING:
                     return one
             account.pass_time(1.0)
-        raise AssertionError(f"{made.id} does not run")
+        raise AssertionError(f"machine {made.id} is not running")
 
     def _launch(self, account: Account, provider: Provider, *, launch: int) -> Instance:
         group = self._group(account, provider, launch=launch)

@@ -138,7 +138,7 @@ def _empty(part: SetupPart, store_url: str) -> None:
     others = [key for key in found if key not in passing]
     if others:
         raise CloudspotError(
-            f"{part.kind} {part.name} holds {len(others)} objects that are not cloudspot's, such as "
+            f"{part.kind} {part.name} holds {len(others)} objects that do not belong to cloudspot, such as "
             f"{others[0]}; move or delete them first"
         )
     bucket.delete_many(found)

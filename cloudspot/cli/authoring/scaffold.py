@@ -44,13 +44,14 @@ def check_name(name: str) -> None:
     """
     if _NAME.fullmatch(name) is None:
         raise SpecError(
-            f"NAME: {name!r} must be lower-case letters, digits and single hyphens between, such as acme-2"
+            f"NAME: {name!r} must consist of lower-case letters and digits, with single hyphens between "
+            "them, such as acme-2"
         )
     taken = {*registry.provider_names(), *registry.store_schemes(), *registry.sandbox_names()}
     if name in taken or registry.comes_with_cloudspot(name):
         raise SpecError(f'NAME: "{name}" is taken by another plugin; choose another name')
     if find_spec(package_of(name)) is not None:
-        raise SpecError(f"NAME: a package {package_of(name)} is installed already; choose another name")
+        raise SpecError(f"NAME: a package named {package_of(name)} is already installed; choose another name")
 
 
 def package_of(name: str) -> str:
@@ -87,7 +88,7 @@ def write_files(directory: Path, texts: Mapping[str, str]) -> None:
     """
     for place in texts:
         if (directory / place).exists():
-            raise SpecError(f"{directory / place} exists already; name another directory")
+            raise SpecError(f"{directory / place} already exists; name another directory")
     try:
         for place, text in texts.items():
             (directory / place).parent.mkdir(parents=True, exist_ok=True)

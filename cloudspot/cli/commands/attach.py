@@ -53,7 +53,7 @@ def attach(
     """
     job = _find(store_url, job_id)
     if trust is not None and not is_adopted:
-        raise SpecError("--trust needs --adopt: without it, nothing is trusted")
+        raise SpecError("--trust has no effect without --adopt; give both, or neither")
     if is_adopted:
         _adopt(job, trust)
     ctx.exit(follow(job, is_plain=is_plain))

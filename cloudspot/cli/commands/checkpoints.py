@@ -108,8 +108,8 @@ def export(
             written = export_checkpoint(job, manifest, target, only=only, whole=whole)
     except ObjectMissing as error:
         raise TransientError(
-            f"checkpoint {checkpoint} was deleted while it was read: job {job.id} has not ended and keeps "
-            "only its newest ones; try again"
+            f"checkpoint {checkpoint} was deleted while it was being read: job {job.id} has not ended and "
+            "keeps only its newest checkpoints; try again"
         ) from error
     if as_json:
         echo_json(written)

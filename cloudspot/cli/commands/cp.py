@@ -42,7 +42,8 @@ def cp(source: str, target: str, node: Seat | None, max_requests: int, store_url
     from_node, to_node = _split(source), _split(target)
     if (from_node is None) == (to_node is None):
         raise SpecError(
-            "cp: one of SOURCE and TARGET must be ID:PATH, a file on a node, and the other a file here"
+            "cp: either SOURCE or TARGET must be ID:PATH, a file on a node, and the other a file on this "
+            "computer"
         )
     job_id, remote = from_node or to_node or ("", "")
     job = open_job(store_url, job_id)

@@ -90,7 +90,9 @@ def fork(
     job = open_job(store_url, job_id)
     candidates = job.checkpoints_at(step)
     if not candidates:
-        raise SpecError(f"job {job.id} has no checkpoint to begin from; begin anew with: cloudspot run")
+        raise SpecError(
+            f"job {job.id} has no checkpoint to start from; to start at step 0, use: cloudspot run"
+        )
     checkpoint = candidates[0]
     history = job.first_history
     submission, before = history.submission, history.job_file

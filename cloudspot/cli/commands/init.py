@@ -75,7 +75,7 @@ def init(directory: Path, entrypoint: str | None, command_line: str | None, forc
         raise SpecError("give --entrypoint or --command, not both")
     job_file = directory / JOB_FILE
     if job_file.exists() and not force:
-        raise SpecError(f"{job_file} exists already; --force replaces it")
+        raise SpecError(f"{job_file} already exists; to replace it, add --force")
     command = None if command_line is None else split_command(command_line)
     script = find_script(directory, entrypoint) if command is None else None
     try:
@@ -204,7 +204,7 @@ def split_command(line: str) -> tuple[str, ...]:
     except ValueError as error:
         raise SpecError(f"--command: {line!r} is not a command: {error}") from None
     if not words:
-        raise SpecError("--command: it is empty; name a program")
+        raise SpecError("--command is empty; name a program")
     if _FOR_A_SHELL.search(line) or "=" in words[0]:
         return ("bash", "-c", line)
     return tuple(words)

@@ -116,7 +116,7 @@ def logs(
     if until is not None and follow:
         raise SpecError("give --until or --follow, not both")
     if yes and prune is None:
-        raise SpecError("--yes answers the question of --prune; give both or neither")
+        raise SpecError("--yes confirms --prune; give both, or neither")
     given = {
         "--list": listed,
         "--prune": prune is not None,

@@ -79,7 +79,7 @@ def move(
     and asks for confirmation. Without a terminal, --trust gives the answer.
     """
     if zone is None and instance_type is None and market is None:
-        raise SpecError("give --zone, --type or --market to move to")
+        raise SpecError("give at least one of --zone, --type and --market")
     target = Target(zone=zone, instance_type=instance_type, market=None if market is None else Market(market))
     job = open_job(store_url, job_id)
     job.check_not_moved()
@@ -177,9 +177,7 @@ def _follow(job: Job, controller: Controller, launch: OpenLaunch, target: Target
                 try:
                     launch = _plan(job, history, offers, target)
                 except CapacityError as error:
-                    raise CloudspotError(
-                        f"job {job.id} has not moved, but keeps training: {error}"
-                    ) from error
+                    raise CloudspotError(f"job {job.id} was not moved and keeps training: {error}") from error
                 _echo_plan(launch)
                 launch = _open(job, controller, launch, history, offers, target)
                 continue

@@ -41,7 +41,7 @@ def test(ctx: click.Context, job_file: Path | None, overrides: tuple[str, ...]) 
         spec = with_notify(load_job(path, overrides=overrides))
         settings, job = spec.notify, spec.name
     if not settings.is_wanted:
-        raise SpecError(f"neither {path} nor {config_path()} has a [notify] with urls and events")
+        raise SpecError(f"neither {path} nor {config_path()} has a [notify] table with urls and events")
     check_secrets(settings.secret_names, os.environ)
     check_messages(settings, os.environ)
     urls = settings.resolved(os.environ)

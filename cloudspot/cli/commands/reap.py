@@ -156,7 +156,9 @@ def _gone_label(url: str) -> str:
     except StoreMissing:
         return label
     if live:
-        raise SpecError(f"--gone-store: {url} exists, and jobs in it may be live: {', '.join(live)}")
+        raise SpecError(
+            f"--gone-store: {url} still exists, and these of its jobs may be live: {', '.join(live)}"
+        )
     return label
 
 

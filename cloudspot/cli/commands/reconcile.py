@@ -56,7 +56,7 @@ LONG_OVER = timedelta(days=1)
     "--all",
     "verify_all",
     is_flag=True,
-    help="First check all jobs, and mark those live that have not ended long ago.",
+    help="First check all jobs, and mark as live all except those that ended long ago.",
 )
 @click.option(
     "--as",
@@ -69,7 +69,7 @@ LONG_OVER = timedelta(days=1)
     "every_seconds",
     type=click.FloatRange(min=1.0),
     metavar="SECONDS",
-    help="The time between two passes, if it is known. By default, it is known after the second pass.",
+    help="The time between two passes. Default: measured from the second pass on.",
 )
 @store_option
 @click.pass_context

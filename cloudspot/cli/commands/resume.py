@@ -185,7 +185,7 @@ def _check_limits(
         if limits.currency is None:
             raise SpecError(
                 f"limits.max_cost has no currency, but the job has spent {besides}, and will now spend "
-                f"{currency}; set a limit for that: --set 'limits.max_cost=... {currency}'"
+                f"{currency}; set a limit in {currency}: --set 'limits.max_cost=... {currency}'"
             )
         output.warn(f"limits.max_cost counts {limits.currency} only, not the {besides} already spent")
     reached, spent = assessed.reached, spent_in(ledger, limits.currency)
@@ -201,8 +201,8 @@ def _check_limits(
         "max_runtime": f"run for {output.duration_text(ledger.run_seconds)}",
     }
     raise SpecError(
-        f"limits.{reached.reason}: the job has {told[reached.reason]}; "
-        f"raise it with --set limits.{reached.reason}=..."
+        f"limits.{reached.reason}: the job has {told[reached.reason]}; raise the limit with --set "
+        f"limits.{reached.reason}=..."
     )
 
 

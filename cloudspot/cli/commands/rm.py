@@ -149,8 +149,9 @@ def _check_end(job: Job, *, force: bool) -> None:
         age = store_time(job.store) - entry.since
         if age < LONGEST_SUBMISSION:
             raise CloudspotError(
-                f"job {job.id} is being submitted, or its submission was interrupted: it began "
-                f"{output.duration_text(age.total_seconds())} ago, and can be removed an hour after that"
+                f"job {job.id} is being submitted, or its submission was interrupted: the submission began "
+                f"{output.duration_text(age.total_seconds())} ago, and the job can be removed one hour "
+                "after that"
             ) from None
         return
     if history.finished is None:

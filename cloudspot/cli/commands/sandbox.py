@@ -81,11 +81,11 @@ def sandbox(
     plan = parse_reclaims(reclaims, notice_seconds=cloud.notice_seconds)
     spot_plan = parse_market(spells, cloud)
     if is_bare and not cloud.can_be_bare:
-        raise SpecError(f"--bare: the sandbox {name} cannot start without its store and rights")
+        raise SpecError(f"--bare: the sandbox {name} cannot start with an account in which nothing is set up")
     unknown = sorted({*contraries} - {*cloud.contraries})
     if unknown:
         known = ", ".join(sorted(cloud.contraries)) or "none"
-        raise SpecError(f"--contrary {unknown[0]}: the sandbox {name} knows {known}")
+        raise SpecError(f"--contrary: the sandbox {name} has no {unknown[0]}; it has {known}")
     check_command(command)
     reason = "as requested" if loopback else why_not_isolated()
     if reason is None:

@@ -45,8 +45,10 @@ if TYPE_CHECKING:
     metavar="AMOUNT",
     help="Also make an alarm for when the account's monthly bill reaches this amount; needs --warn.",
 )
-@click.option("--warn", metavar="ADDRESS", help="The mail address for the alarm.")
-@click.option("--remove", "removes", is_flag=True, help="Remove only what this command has made.")
+@click.option("--warn", metavar="ADDRESS", help="The email address for the alarm.")
+@click.option(
+    "--remove", "removes", is_flag=True, help="Remove the parts that this command has made, and nothing else."
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
 @overrides_option
 @store_option
@@ -78,7 +80,7 @@ def setup(
     from cloudspot.cli.account.record import SetupRecord
 
     if (budget is None) != (warn is None):
-        raise SpecError("--budget and --warn belong together: give an amount and a mail address")
+        raise SpecError("--budget and --warn belong together: give an amount and an email address")
     provider = open_overridden(name, overrides)
     provider.require(Capability.SETUP)
     account = provider.account_setup()
@@ -158,7 +160,9 @@ def _echo_settings(name: str, settings: SetupSettings) -> None:
 
     path = config_path()
     if path is None:
-        raise SpecError("no path for a config file is known; set CLOUDSPOT_CONFIG, and repeat this command")
+        raise SpecError(
+            "the path of the config file is not known; set CLOUDSPOT_CONFIG and repeat this command"
+        )
     for line in write_settings(path, name, settings):
         output.echo(f"{path}: {line}")
     for note in settings.notes:

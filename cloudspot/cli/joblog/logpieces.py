@@ -91,7 +91,7 @@ def prune_log(job: Job, before: datetime, *, wanted: Wanted, yes: bool, as_json:
         CloudspotError: the log's service does not allow removal.
     """
     if before > datetime.now(timezone.utc):
-        raise SpecError("--prune must name a time in the past: older logs are deleted")
+        raise SpecError("--prune must be a time in the past, because older logs are deleted")
     day = before.astimezone(timezone.utc).date()
     old = [piece for piece in _pieces(job) if piece.last_day < day and wanted(*parse_stream(piece.stream))]
     size = sum(piece.num_bytes or 0 for piece in old)

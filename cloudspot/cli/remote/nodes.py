@@ -77,9 +77,9 @@ def call(
         for word in words:
             word.encode()
     except UnicodeEncodeError as error:
-        raise SpecError(f"{word!a} is not UTF-8; the words of a command must be") from error
+        raise SpecError(f"{word!a} is not UTF-8, but all words of a command must be") from error
     idle, busy = (
-        f"{one.num_reads + one.num_writes:,} requests of the store an hour (usually {one.usd:.3f} USD)"
+        f"{one.num_reads + one.num_writes:,} requests to the store an hour (usually {one.usd:.3f} USD)"
         for one in (IDLE_PER_HOUR, BUSY_PER_HOUR)
     )
     output.echo(

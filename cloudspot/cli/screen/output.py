@@ -117,7 +117,7 @@ def confirm(question: str, *, action: str, otherwise: str, yes: bool) -> None:
     if yes:
         return
     if not can_ask():
-        raise SpecError(f"there is no terminal to ask on; give --yes to {action} without asking")
+        raise SpecError(f"there is no terminal on which to ask; give --yes to {action} without asking")
     if not click.confirm(in_one_line(question), err=True):
         echo(otherwise, error=True)
         click.get_current_context().exit(exit_codes.FAILED)

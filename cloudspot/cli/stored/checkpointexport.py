@@ -100,7 +100,7 @@ def _export_torch(job: Job, manifest: Manifest, selection: Selection, target: Pa
 
 def _export_directory(job: Job, manifest: Manifest, target: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise CloudspotError(f"--to: {target} exists already; remove it first or name another")
+        raise CloudspotError(f"--to: {target} already exists; remove it first or name another")
     names = {part.directory or "" for part in manifest.parts}
     with _beside(target) as scratch:
         _fetch(job, manifest, scratch)

@@ -62,7 +62,7 @@ def find_resumable(
     try:
         job = Job(target, find_job(target, text))
         if is_asked and job.id != text and find_meta(_usual_store(), keys.index(text)) is not None:
-            raise JobNotFound(f"{text!r} is the complete id of a job in another store")
+            raise JobNotFound(f"no job {text!r} in {target.url}, but the default store has one")
         elsewhere = job.history().moved_to
     except JobNotFound:
         source = _usual_store() if is_asked else target
@@ -75,9 +75,9 @@ def find_resumable(
         return job, None
     # Only the user decides which store is opened; a record must not.
     raise CloudspotError(
-        f"job {job.id} was moved to {elsewhere}; to bring it back: "
-        f"cloudspot resume {job.id} --from {elsewhere} --store {target.url}; or, if the copy broke off: "
-        f"cloudspot resume {job.id} --from {target.url} --store {elsewhere}"
+        f"job {job.id} was moved to {elsewhere}. To bring it back, run "
+        f"`cloudspot resume {job.id} --from {elsewhere} --store {target.url}`. If the copy was interrupted, "
+        f"run `cloudspot resume {job.id} --from {target.url} --store {elsewhere}`"
     )
 
 
@@ -112,7 +112,8 @@ def leave_provider(job: Job, *, is_moving: bool) -> None:
     live = [one.id for one in listed if one.state is not InstanceState.ENDED]
     if live:
         raise CloudspotError(
-            f"machines of job {job.id} still run on {name}: {', '.join(live)}; try again when they have ended"
+            f"machines of job {job.id} are still running on {name}: {', '.join(live)}; try again when they "
+            "have ended"
         )
     provisioner.release(job.id, store_url=store_label(job.store))
 
@@ -148,7 +149,9 @@ def _plan_with_checkpoint(job: Job, history: History, damaged: Collection[Checkp
     plan = plan_copy(job.store, job.id, damaged=damaged)
     if plan.checkpoint is None and history.head is not None:
         reasons = _reasons(plan)
-        raise CorruptData(f"no checkpoint of job {job.id} is whole, so it cannot be resumed: {reasons}")
+        raise CorruptData(
+            f"no checkpoint of job {job.id} is complete, so the job cannot be resumed: {reasons}"
+        )
     return plan
 
 

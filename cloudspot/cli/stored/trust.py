@@ -32,7 +32,7 @@ from cloudspot.story.comparison import field_differences
 trust_option = click.option(
     "--trust",
     metavar="SHA256[:NAME,...]",
-    help="Accept the job's record by its hash, and sending these variables, without asking.",
+    help="Do not ask if the job's record has this hash and only these variables would be sent.",
 )
 
 
@@ -72,7 +72,7 @@ def check_trusted(
         for line in _sent(sends, job.store):
             output.echo(f"  {line}", error=True)
     if trust is not None or not output.can_ask():
-        given = "--trust does not match" if trust is not None else "there is no terminal to ask on"
+        given = "--trust does not match" if trust is not None else "there is no terminal on which to ask"
         output.echo(f"--trust {wanted}", error=True)  # complete, unlike a long error message
         raise SpecError(f"job {job.id} {how}, and {given}; to {action} it as shown, give the option above")
     click.confirm(f"{action} it, as shown", abort=True, err=True)

@@ -144,7 +144,9 @@ def check_affordable(budget: Budget | None, offers: Sequence[Offer], num_nodes: 
         return
     cheapest = min(offers, key=lambda offer: budget.cost_of(offer, num_nodes))
     spent = f", and {money_text(budget.spent, budget.currency)} is spent" if budget.spent else ""
-    raise SpecError(f"{budget.why_not(cheapest, num_nodes)}{spent}; raise it with --set limits.max_cost=...")
+    raise SpecError(
+        f"{budget.why_not(cheapest, num_nodes)}{spent}; raise the limit with --set limits.max_cost=..."
+    )
 
 
 def new_budget(spec: JobSpec, currency: str) -> Budget | None:

@@ -109,8 +109,8 @@ class StoreClock:
             return ""
         side = "ahead of" if shift > 0 else "behind"
         return (
-            f"this computer's clock is {abs(shift):.0f} s {side} the store's: the store's is used; "
-            "set this one, for example by NTP"
+            f"this computer's clock is {abs(shift):.0f} s {side} the store's, so the store's clock is used; "
+            "set this computer's clock, for example by NTP"
         )
 
     def _own_offset(self) -> float:

@@ -28,14 +28,14 @@ def probe(store: ObjectStore) -> None:
     store = with_retries(store)
     try:
         if create(store, key, first) is not None:
-            raise StoreRefused(f"{store.url}: a new key holds other bytes than those put")
+            raise StoreRefused(f"{store.url}: a new object does not hold the bytes that were put")
     except AuthError as error:
         raise AuthError(f"{store.url} cannot be written to: {error}") from error
     try:
         if _second_create_is_accepted(store, key, second):
             raise StoreRefused(
-                f"{store.url}: a second create of the same key was accepted, so that two writers could both "
-                "win; use another store, or a bucket that never had versioning"
+                f"{store.url}: a second create of the same key was accepted, so two writers could both "
+                "succeed; use another store, or a bucket that never had versioning"
             )
         found = find_bytes(store, key)
         if found != first:

@@ -201,7 +201,7 @@ class _Stored:
         runs: list[memoryview] = []
         while count:
             if self.is_over():
-                raise CorruptData(f"{self._what} ends too early")
+                raise CorruptData(f"{self._what} is truncated")
             run, self._rest = self._rest[:count], self._rest[count:]
             runs.append(run)
             count -= len(run)

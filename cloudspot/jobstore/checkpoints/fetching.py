@@ -421,7 +421,7 @@ def _check_free(directory: Path, name: str) -> None:
     except SymlinkError as error:
         raise CorruptData(f"checkpoint directory {name!r}: {error.strerror}") from error
     if os.path.lexists(path):
-        raise CloudspotError(f"checkpoint directory {path} exists already; remove it first")
+        raise CloudspotError(f"checkpoint directory {path} already exists; remove it first")
 
 
 def _remove(path: Path) -> None:
@@ -437,5 +437,5 @@ def _disk_errors(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CloudspotError(
-            f"cannot put a checkpoint into {directory}: {error.strerror or error}"
+            f"cannot write a checkpoint to {directory}: {error.strerror or error}"
         ) from error

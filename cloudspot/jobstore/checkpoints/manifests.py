@@ -43,7 +43,7 @@ def read_manifest(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -> 
     key = keys.manifest(job_id, checkpoint.generation, checkpoint.step)
     manifest = read_record(with_retries(store), key, Manifest)
     if manifest.id != checkpoint:
-        raise CorruptData(f"{key} holds the manifest of checkpoint {manifest.id}")
+        raise CorruptData(f"{key} holds the manifest of another checkpoint: {manifest.id}")
     try:
         check_manifest(manifest)
     except CorruptData as error:
@@ -63,7 +63,7 @@ def while_it_stands(store: ObjectStore, job_id: str, checkpoint: CheckpointId) -
         yield
     except CorruptData as error:
         if not stands(store, job_id, checkpoint):
-            raise ObjectMissing(f"checkpoint {checkpoint} was deleted while it was read") from error
+            raise ObjectMissing(f"checkpoint {checkpoint} was deleted while it was being read") from error
         raise
 
 
@@ -135,7 +135,9 @@ def _standing(journal: Sequence[JournalRecord], save: SaveId) -> Commit | None:
         Superseded: the save can no longer count.
     """
     if not counts(journal, save.generation):
-        raise Superseded(f"checkpoint {save.checkpoint} comes too late to count")
+        raise Superseded(
+            f"checkpoint {save.checkpoint} is too late: the job has ended or begun a newer generation"
+        )
     base = head(journal)
     if base is None or may_follow(save, base):
         return None
@@ -173,10 +175,10 @@ def write_manifest(
     known.update(records)
     for key, part in records.items():
         if key != keys.part(job_id, part.save, part.rank):
-            raise CorruptData(f"{key} holds the record of part {part.rank} of {part.save}")
+            raise CorruptData(f"{key} holds the record of another part: part {part.rank} of {part.save}")
     parts = [records[name] for name in names]
     if len({part.num_parts for part in parts}) > 1:
-        raise CorruptData(f"checkpoint {save.checkpoint}: its parts disagree on their number")
+        raise CorruptData(f"checkpoint {save.checkpoint}: its parts disagree about how many parts there are")
     manifest = Manifest(
         generation=save.generation,
         step=save.step,

@@ -317,7 +317,7 @@ def _fill(path: Path, offset: int, target: memoryview) -> None:
                 with target[filled:] as rest:
                     count = file.readinto(rest) or 0
                 if count == 0:
-                    raise TransientError(f"{path} became shorter while it was uploaded")
+                    raise TransientError(f"{path} became shorter during its upload")
                 filled += count
     except OSError as error:
         raise TransientError(f"{path} cannot be read: {os.strerror(error.errno or 0)}") from error
@@ -336,7 +336,7 @@ def extents(files: Sequence[File], start: int, length: int) -> Iterator[tuple[st
 def _same(standing: Part, ours: Part, key: str) -> Part:
     """Return the stored record if it describes the same bytes as our record."""
     if _content(standing) != _content(ours):
-        raise CorruptData(f"{key} exists already and names other bytes")
+        raise CorruptData(f"{key} already exists, but describes other bytes")
     return standing
 
 

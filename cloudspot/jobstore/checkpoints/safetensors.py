@@ -116,7 +116,9 @@ def _layout(tensors: Sequence[StoredTensor], metadata: Mapping[str, str]) -> tup
     # Tensors of wide elements come first, as in the library, so that every tensor is aligned without gaps.
     for tensor in sorted(tensors, key=lambda one: (-_itemsize(one), one.name)):
         if tensor.name in lines:
-            raise CloudspotError(f"two tensors would have the name {tensor.name!r}; export one with --only")
+            raise CloudspotError(
+                f"two tensors would have the name {tensor.name!r}; export one object with --only"
+            )
         code, _ = DTYPES[tensor.dtype]
         ends = [position, position + tensor.nbytes]
         lines[tensor.name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": ends}
@@ -126,8 +128,8 @@ def _layout(tensors: Sequence[StoredTensor], metadata: Mapping[str, str]) -> tup
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > MAX_HEADER_BYTES:
         raise CloudspotError(
-            f"the table of these tensors has {len(text)} bytes, and safetensors takes {MAX_HEADER_BYTES}: "
-            "export to a .pt file"
+            f"the table of these tensors has {len(text)} bytes, but safetensors allows only "
+            f"{MAX_HEADER_BYTES}: export to a .pt file"
         )
     header = len(text).to_bytes(8, "little") + text
     return header, {name: len(header) + start for name, start in starts.items()}
@@ -142,7 +144,8 @@ def _itemsize(tensor: StoredTensor) -> int:
     _, itemsize = DTYPES[tensor.dtype]
     if tensor.nbytes != num_elements(tensor) * itemsize:
         raise CorruptData(
-            f"{tensor.name} of type {tensor.dtype} and shape {list(tensor.shape)} has {tensor.nbytes} bytes"
+            f"{tensor.name} of type {tensor.dtype} and shape {list(tensor.shape)} cannot have "
+            f"{tensor.nbytes} bytes"
         )
     return itemsize
 

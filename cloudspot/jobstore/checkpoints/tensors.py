@@ -70,7 +70,7 @@ def shared_state(manifest: Manifest) -> dict[str, Any]:
         raise CorruptData(f"checkpoint {manifest.id}: its seal holds no state of objects")
     models = shared.get("models")
     if not isinstance(models, list) or not all(name in shared["state"] for name in models):
-        raise CorruptData(f"checkpoint {manifest.id}: its seal names models that it does not hold")
+        raise CorruptData(f"checkpoint {manifest.id}: its seal names models that are not in the checkpoint")
     return shared
 
 
@@ -105,7 +105,7 @@ def choose(manifest: Manifest, *, only: str | None = None, whole: bool = False) 
                 chosen.append(_stored(prefix + path[cut:], items[item]))
             else:
                 raise CorruptData(
-                    f"checkpoint {manifest.id}: {name} names tensor {item!r}, which it does not hold"
+                    f"checkpoint {manifest.id}: {name} names tensor {item!r}, which is not in the checkpoint"
                 )
     return Selection(objects, tuple(chosen), tuple(dict.fromkeys(left_out)))
 
@@ -120,8 +120,8 @@ def _objects(
         return (only,)
     if not models:
         raise CloudspotError(
-            f"none of the objects in checkpoint {manifest.id} is a model; export one of them with --only, or "
-            f"the whole state with --all: {names or 'it holds none'}"
+            f"none of the objects in checkpoint {manifest.id} is a model; export one of them with --only, "
+            f"or the whole state with --all; the objects are: {names or 'none'}"
         )
     return tuple(models)
 

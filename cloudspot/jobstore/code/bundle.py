@@ -166,7 +166,9 @@ def put_bundle(
         with open_progress("uploading code", None):  # a single request has no progress
             is_same = create(store, key, bundle.data) is None
     if not is_same:
-        raise CorruptData(f"{store.url}: {key} does not match its name's hash; delete it and submit again")
+        raise CorruptData(
+            f"{store.url}: {key} does not match the hash in its name; delete it and submit again"
+        )
 
 
 def _entries(workdir: Path, skipped: list[str]) -> list[_Entry]:

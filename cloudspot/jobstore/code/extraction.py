@@ -142,7 +142,9 @@ def _check_members(data: bytes, max_bytes: int) -> None:
             if not is_safe_name(member.name) or member.size < 0:
                 raise BundleError(f"the code bundle holds {member.name!r}, which is not a safe relative path")
             if kind == "symlink" and not is_safe_link(member.name, member.linkname):
-                raise BundleError(f"the code bundle's symlink {member.name!r} leads out: {member.linkname!r}")
+                raise BundleError(
+                    f"the code bundle's symlink {member.name!r} leads outside the code: {member.linkname!r}"
+                )
             if member.name in kinds:
                 raise BundleError(f"the code bundle holds {member.name!r} twice")
             kinds[member.name] = kind

@@ -140,7 +140,7 @@ def _git(directory: Path, *arguments: str, fine: Container[int] = (0,)) -> subpr
     done = subprocess.run(command, capture_output=True, env=environment, check=False)
     if done.returncode not in fine:
         said = " ".join(done.stderr.decode(errors="replace").split())
-        raise BundleError(f"git does not list the code in {directory}: {said or 'no reason given'}")
+        raise BundleError(f"git cannot list the code in {directory}: {said or 'no reason given'}")
     return done
 
 

@@ -93,15 +93,21 @@ class HttpFile:
     def _read_head(self, answer: http.client.HTTPResponse, span: tuple[int, int] | None) -> HttpHead:
         headers = answer.headers
         if headers.get("Content-Encoding", "identity") != "identity":
-            raise CloudspotError(f"{self.shown}: the server sends it only compressed; copy it to a store")
+            raise CloudspotError(
+                f"{self.shown}: the server sends the file only compressed; copy the file to a store"
+            )
         if answer.status == HTTPStatus.PARTIAL_CONTENT and span is not None:
             match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
             first, last, size = (None, None, None) if match is None else map(whole_number, match.groups())
             if size is None or last is None or (first, last + 1) != (span[0], min(sum(span), size)):
-                raise CloudspotError(f"{self.shown}: the server sent another range; copy it to a store")
+                raise CloudspotError(
+                    f"{self.shown}: the server did not send the requested range; copy the file to a store"
+                )
             return HttpHead(size, _version(headers), _seconds(headers), has_ranges=True)
         if span is not None and span[0] > 0:
-            raise CloudspotError(f"{self.shown}: the server ignored a range; copy it to a store")
+            raise CloudspotError(
+                f"{self.shown}: the server does not support range requests; copy the file to a store"
+            )
         length = headers.get("Content-Length")
         size = whole_number(length)
         if length is not None and size is None:
@@ -143,7 +149,7 @@ class _SafeRedirects(UnreadRedirects):
     ) -> Request | None:
         scheme = urlsplit(newurl).scheme
         if scheme != "https" and (req.type == "https" or scheme != "http"):
-            raise CloudspotError(f"{req.host} redirects to {scheme}://, which is not followed")
+            raise CloudspotError(f"{req.host} redirects to {scheme}://, and such redirects are not followed")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

@@ -144,7 +144,7 @@ class InputCache:
                 if gone or new:
                     why = f"{source.describe(min(gone | new))} has changed since it was listed"
                 files = now
-        raise InputChanged(f"{why}, {NUM_ROUNDS} times in a row; stop changing it, or name a copy")
+        raise InputChanged(f"{why}, {NUM_ROUNDS} times in a row; stop changing the input, or name a copy")
 
     def _fetch(self, source: Input, files: Sequence[Wanted], own: Path, staging: Staging) -> int:
         """Fetch the missing files; return the number of bytes fetched."""

@@ -146,7 +146,7 @@ class _StoreInput(Input):
             self.wanted()
         # Foreign names count, since they may be readable in place; directory markers do not count.
         elif not any(page.objects or page.skipped for page in self.store.list_pages("")):
-            raise InputMissing("there are no objects below it")
+            raise InputMissing("it contains no objects")
 
     def read(self, file: Wanted, start: int, length: int, sink: Sink) -> None:
         if start == 0 and length == file.size <= BLOCK_BYTES:
@@ -171,18 +171,19 @@ class _StoreInput(Input):
             skipped.update(page.skipped)
             if len(files) + len(skipped) > MAX_LISTED:
                 raise CloudspotError(
-                    f"more than {MAX_LISTED} objects lie below it: pack them into larger ones"
+                    f"it contains more than {MAX_LISTED} objects: pack them into fewer, larger ones"
                 )
         if skipped:
             raise CloudspotError(
-                f"{len(skipped)} name(s) below it cannot be staged, such as {min(skipped)!r}: names must be "
-                "printable ASCII, and symlinks are not followed; rename them, or put them elsewhere"
+                f"it contains {len(skipped)} name(s) that cannot be staged, such as {min(skipped)!r}: names "
+                "must be printable ASCII, and symlinks are not followed; rename them, or put them elsewhere"
             )
         if not files:
-            raise InputMissing("there are no objects below it")
+            raise InputMissing("it contains no objects")
         if both := {one.name for one in files} & _directories(files):
             raise CloudspotError(
-                f"{min(both)!r} is an object, but others lie below {min(both)}/: a disk cannot hold both"
+                f"{min(both)!r} is an object, but there are also objects below {min(both)}/: a disk cannot "
+                "hold both"
             )
         return files
 
@@ -215,7 +216,7 @@ class _HttpInput(Input):
         except ObjectMissing as error:
             raise InputMissing(str(error)) from error
         if head.size is None:
-            raise CloudspotError("the server does not state the file's length; copy it to a store")
+            raise CloudspotError("the server does not state the file's length; copy the file to a store")
         if not head.version and self.spec.sha256 is None:
             raise CloudspotError(
                 "the server sends neither an ETag nor a Last-Modified header, so that a change would not "

@@ -265,7 +265,7 @@ def reserve(plan: CopyPlan, source: ObjectStore, target: ObjectStore) -> None:
     source, target = with_retries(source), with_retries(target)
     job_id = plan.submission.job_id
     if source.canonical_url == target.canonical_url:
-        raise JobExists(f"job {job_id!r} is in {target.url} already, which is also the source")
+        raise JobExists(f"job {job_id!r} is already in {target.url}, which is also the source")
     taken = JobExists(f"{target.url} has another job {job_id!r}; remove that one or copy to another store")
     if find_bytes(target, plan.spec.key) not in {None, source.get(plan.spec.key)}:
         raise taken
@@ -414,7 +414,7 @@ def _blocks(store: ObjectStore, one: CopiedObject) -> Iterator[bytes]:
         except ObjectMissing as error:
             raise CorruptData(f"{store.url}: {one.key} was deleted after the copy was planned") from error
         if len(block) != length:
-            raise CorruptData(f"{store.url}: {one.key} has changed after the copy was planned")
+            raise CorruptData(f"{store.url}: {one.key} changed after the copy was planned")
         digest.update(block)
         yield block
     if one.sha256 not in {None, digest.hexdigest()}:
@@ -475,8 +475,8 @@ def _check_not_removed(target: ObjectStore, plan: CopyPlan) -> None:
         if by.startswith(keys.REAPER):
             who, again = "`cloudspot reap`", "run it again an hour later"
         raise CloudspotError(
-            f"{target.url}: {who} may delete {key}, which job {plan.submission.job_id!r} needs; wait for it, "
-            f"or {again} if it was interrupted"
+            f"{target.url}: {who} might delete {key}, which job {plan.submission.job_id!r} needs; wait "
+            f"until {who} has ended, or {again} if it was interrupted"
         )
 
 
@@ -511,4 +511,6 @@ def _check_whole(
         and listed.get(one.key) != standing.get(one.key, one.size)
     ]
     if wrong:
-        raise TransientError(f"{target.url}: {wrong[0]} is not there as it was written; copy again")
+        raise TransientError(
+            f"{target.url}: {wrong[0]} is missing or differs from what was written; copy again"
+        )

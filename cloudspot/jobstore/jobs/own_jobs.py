@@ -146,4 +146,6 @@ def _usable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SpecError(f"{error.strerror}; or set {HOME} to another directory of your own") from error
+        raise SpecError(
+            f"{error.strerror}; correct this, or set {HOME} to another directory of your own"
+        ) from error

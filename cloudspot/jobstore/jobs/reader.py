@@ -63,7 +63,7 @@ def read_summary(store: ObjectStore, job_id: str) -> Summary | None:
     """
     summary = find_record(with_retries(store), keys.summary(job_id), Summary)
     if summary is not None and summary.job_id != job_id:
-        raise CorruptData(f"{keys.summary(job_id)} holds the summary of job {summary.job_id!r}")
+        raise CorruptData(f"{keys.summary(job_id)} holds the summary of another job: {summary.job_id!r}")
     return summary
 
 
@@ -250,7 +250,7 @@ class HistoryReader:
             submission = read_submission_of(self._store, self._job_id, newest.submission_sha256)
             if submission.resumption != newest.resumption:
                 key = keys.submission(self._job_id, newest.submission_sha256)
-                raise CorruptData(f"{key} is not for resumption {newest.resumption}")
+                raise CorruptData(f"{key} belongs to another resumption than {newest.resumption}")
             missing = len(resumptions) + 1 - len(self._submissions)
             self._submissions += [(submission, newest.submission_sha256)] * missing
             self._stop = None

@@ -71,8 +71,8 @@ def check_resumable(store: ObjectStore, history: History) -> None:
     kept = None if history.kept is None else kept_now(history, store_time(store))
     if kept is not None:
         raise CloudspotError(
-            f"{kept_text(kept)} of job {job_id!r}, and paid for; end it first with: "
-            f"cloudspot stop {job_id} --store {store.url}"
+            f"job {job_id!r}: {kept_text(kept)}, and is billed; end it first with: cloudspot stop {job_id} "
+            f"--store {store.url}"
         )
     if history.live_launches:
         launch = history.live_launches[0]

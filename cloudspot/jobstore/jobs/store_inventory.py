@@ -67,7 +67,7 @@ class UploadInventory(Inventory):
         """
         key, _, upload_id = asset.id.rpartition("?")
         if not _is_ours(key):
-            raise CloudspotError(f"{key} is not a key of cloudspot's, so its upload is not aborted")
+            raise CloudspotError(f"{key} is not one of cloudspot's keys, so its upload is not aborted")
         assert asset.created_at is not None
         self._store.abort_upload(UnfinishedUpload(key=key, id=upload_id, begun_at=asset.created_at))
 
@@ -105,9 +105,9 @@ class SharedObjectInventory(Inventory):
             self._store.delete(asset.id)
             return
         if not keys.is_shared(asset.id):
-            raise CloudspotError(f"{asset.id} is not a key of cloudspot's, so it is not deleted")
+            raise CloudspotError(f"{asset.id} is not one of cloudspot's keys, so it is not deleted")
         if not delete_unneeded(self._store, [asset.id], by=new_reaper(), need=needed_now):
-            raise CloudspotError(f"{asset.id}: a job needs it by now")
+            raise CloudspotError(f"{asset.id}: a job needs it now")
 
     def _asset(self, meta: ObjectMeta, *, is_in_use: bool) -> Asset:
         kind = "staged agent" if meta.key.startswith(keys.agents_prefix()) else "code bundle"

@@ -128,7 +128,10 @@ def submit_bundle(
     """
     job_id = submission.job_id
     if keys.JOB_ID.fullmatch(job_id) is None:
-        raise SpecError(f"a job id is 1 to 63 lower-case letters, digits and inner hyphens: got {job_id!r}")
+        raise SpecError(
+            "a job id must be 1 to 63 lower-case letters, digits and hyphens (not at either end): got "
+            f"{job_id!r}"
+        )
     check_secrets(submission.secret_names, environ)
     store = with_retries(store)
     submission = msgspec.structs.replace(submission, store_id=store.establish())
@@ -137,7 +140,7 @@ def submit_bundle(
     submission = msgspec.structs.replace(submission, at=clock_of(store).now())
     # If the answer to the put is lost, the content distinguishes our reservation from other reservations.
     if create(store, keys.index(job_id), submission.writer.encode()) is not None:
-        raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
+        raise JobExists(f"job {job_id!r} already exists in {store.url}; choose another name")
     try:
         # The id is reserved, so a removal that looks for shared objects from now on finds this job.
         has_own_code = any(
@@ -164,7 +167,7 @@ def submit_bundle(
             store.delete(keys.index(job_id))
         raise
     if create(store, keys.spec(job_id), data) is not None:
-        raise JobExists(f"job {job_id!r} exists in {store.url}; choose another name")
+        raise JobExists(f"job {job_id!r} already exists in {store.url}; choose another name")
     return codec.decode(data, Submission)  # Return the record as readers get it: JSON has no tuples.
 
 
@@ -223,12 +226,12 @@ def _decode(data: bytes, job_id: str, key: str) -> Submission:
     if stated.format != FORMAT:
         age = "an older" if stated.format < FORMAT else "a newer"
         raise CorruptData(
-            f"job {job_id!r} was submitted by {age} cloudspot (format {stated.format}), and this one cannot "
-            f"drive it; finish or remove it with cloudspot {stated.version}"
+            f"job {job_id!r} was submitted by {age} cloudspot (format {stated.format}), and this version "
+            f"cannot drive it; finish or remove it with cloudspot {stated.version}"
         )
     submission = codec.decode(data, Submission, key=key)
     if submission.job_id != job_id:
-        raise CorruptData(f"{key} holds the submission of job {submission.job_id!r}")
+        raise CorruptData(f"{key} holds the submission of another job: {submission.job_id!r}")
     if (submission.resumption == 0) != (key == keys.spec(job_id)):
         raise CorruptData(f"{key} has an impossible resumption: {submission.resumption}")
     return submission

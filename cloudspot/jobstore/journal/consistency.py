@@ -152,6 +152,10 @@ def check_place(record: object, launch: int, name: int | str, key: str) -> None:
         CorruptData: the message names ``key``.
     """
     if isinstance(record, Certificate) and (record.launch, record.instance_id) != (launch, name):
-        raise CorruptData(f"{key} holds the certificate of {record.instance_id} of launch {record.launch}")
+        raise CorruptData(
+            f"{key} holds the certificate of another machine: {record.instance_id} of launch {record.launch}"
+        )
     if isinstance(record, Exit | Notice) and (record.launch, record.rank) != (launch, name):
-        raise CorruptData(f"{key} holds a record of node {record.rank} of launch {record.launch}")
+        raise CorruptData(
+            f"{key} holds a record of another node: node {record.rank} of launch {record.launch}"
+        )

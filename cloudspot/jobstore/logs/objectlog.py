@@ -174,7 +174,7 @@ def _parse(data: bytes, key: str) -> list[LogRecord]:
     match = keys.log_segment.match(key)
     for record in records:
         if match is None or record.stream != match[1]:
-            raise CorruptData(f"{key} holds a line of the stream {record.stream}")
+            raise CorruptData(f"{key} holds a line of another stream: {record.stream}")
     return records
 
 

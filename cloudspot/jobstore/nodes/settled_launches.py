@@ -72,11 +72,11 @@ def _check(found: SettledLaunches, num_nodes: Mapping[int, int], key: str) -> No
     """Check the copy as readers check the records themselves; ``num_nodes`` maps launches to their sizes."""
     for number, settled in enumerate(found.launches, start=1):
         if settled.launch != number:
-            raise CorruptData(f"{key} has launch {settled.launch} in place of {number}")
+            raise CorruptData(f"{key} holds launch {settled.launch} in place of launch {number}")
         if any(proof.launch != number for proof in settled.certificates):
-            raise CorruptData(f"{key} has certificates of other launches than {number}")
+            raise CorruptData(f"{key} holds certificates of other launches than {number}")
         for records in (settled.slots, settled.exits, settled.notices, settled.heartbeats):
             for rank, record in records.items():
                 check_place(record, number, rank, key)
                 if rank >= num_nodes.get(number, 0):
-                    raise CorruptData(f"{key} names node {rank} of launch {number}")
+                    raise CorruptData(f"{key} names node {rank}, which launch {number} does not have")

@@ -116,7 +116,7 @@ def call_node(
         raise
     if answer.refused:
         delete_command(store, job_id, call)
-        raise CloudspotError(f"node {seat} of job {job_id} does not run the command: {answer.refused}")
+        raise CloudspotError(f"node {seat} of job {job_id} refused to run the command: {answer.refused}")
     channel = channel_of(store, job_id, call, answer, is_node=False, requests=requests)
     channel.start()
     return RemoteProcess(store, job_id, call, channel)

@@ -80,7 +80,7 @@ class Requests:
     def check(self, *, is_last: bool = False) -> None:
         """Raise RequestsUsed at the limit; ``is_last`` permits the few requests that announce the end."""
         if self.num_reads + self.num_writes >= self.most + (LAST_REQUESTS if is_last else 0):
-            raise RequestsUsed(f"it has used the {self.most:,.0f} requests of the store that it may make")
+            raise RequestsUsed(f"the limit of {self.most:,.0f} requests to the store is reached")
 
 
 IDLE_PER_HOUR = Requests(
@@ -165,7 +165,7 @@ class Channel:
                 lambda: self._ended or self._is_leaving or self._outgoing_bytes < MAX_PIECE_BYTES
             )
             if self._ended is not None or self._is_leaving:
-                raise ChannelEnded(self._ended or self._leaves_for or "this end has left")
+                raise ChannelEnded(self._ended or self._leaves_for or "this side has left")
             self._outgoing.append(frame)
             self._outgoing_bytes += frame.size
             self._active_at = time.monotonic()
@@ -323,7 +323,7 @@ class Channel:
             try:
                 if not self._is_taken(key, piece):
                     return
-                raise ChannelEnded("someone else has written under the key of its next piece")
+                raise ChannelEnded("another writer has taken the key of the next piece")
             except TransientError:
                 if time.monotonic() >= end or self._ended is not None:
                     raise
@@ -353,7 +353,7 @@ class Channel:
             now = time.monotonic()
             if piece is None:
                 if now - heard_at > SILENT_SECONDS:
-                    raise ChannelEnded(f"the other end has been silent for {SILENT_SECONDS:.0f} s")
+                    raise ChannelEnded(f"the other side has been silent for {SILENT_SECONDS:.0f} s")
                 pause = self._wait(pause)
                 continue
             heard_at, pause = now, FIRST_LOOK_SECONDS

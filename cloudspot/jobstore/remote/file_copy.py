@@ -148,7 +148,7 @@ def write_from(
         while left > 0:
             data = read(min(left, BLOCK_BYTES))
             if not data:
-                raise CopyError(f"{path}: {left} bytes are missing; copy it again to go on there")
+                raise CopyError(f"{path}: {left} bytes are missing; copy it again to continue from there")
             file.write(data)
             left -= len(data)
         file.flush()
@@ -156,7 +156,7 @@ def write_from(
         os.fchmod(file.fileno(), about["mode"] & 0o777)
         if describe(partial)["sha256"] != about["sha256"]:
             partial.unlink()
-            raise CopyError(f"{path}: it has changed meanwhile, or a block was damaged; copy it again")
+            raise CopyError(f"{path} has changed in the meantime, or a block was damaged; copy it again")
         partial.replace(path)
     except OSError as error:
         raise CopyError(f"{path}: {error.strerror}") from error

@@ -100,7 +100,7 @@ class FrameReader:
         while len(self._rest) - at >= _HEADER.size:
             kind, size = _HEADER.unpack_from(self._rest, at)
             if size > MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {size} bytes")
+                raise ValueError(f"a frame of {size} bytes is too large")
             end = at + _HEADER.size + size
             if end > len(self._rest):
                 break

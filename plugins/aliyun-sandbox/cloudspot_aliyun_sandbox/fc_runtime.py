@@ -64,7 +64,7 @@ class CustomRuntime(FunctionProcess):
         log = self.printed()
         try:
             if not self.is_serving(self._port, within_seconds=START_SECONDS):
-                raise ConnectionRefusedError("no server listens")
+                raise ConnectionRefusedError("no server is listening")
             is_error, payload = self._ask(event, key, request_id)
         except (OSError, http.client.HTTPException) as error:
             is_late = isinstance(error, TimeoutError)

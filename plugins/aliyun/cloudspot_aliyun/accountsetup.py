@@ -63,8 +63,8 @@ class AliyunAccountSetup(AccountSetup):
         self.account()
         if request.monthly_limit is not None:
             raise SpecError(
-                "--budget: cloudspot makes no budget on Alibaba Cloud; make an alarm in the console, under "
-                "Expenses, Budgets"
+                "--budget: cloudspot cannot make a budget on Alibaba Cloud; make an alarm in the console, "
+                "under Expenses > Budgets"
             )
         clients, bucket = self._clients, self._bucket(request)
         node = DEFAULT_ROLE
@@ -109,7 +109,8 @@ class AliyunAccountSetup(AccountSetup):
         scheme, _, rest = request.store_url.partition("://")
         if scheme != "oss":
             raise SpecError(
-                f"--store {request.store_url}: setup aliyun makes a bucket in OSS; write oss://BUCKET"
+                f"--store {request.store_url}: setup aliyun makes a bucket in OSS, so the URL must be "
+                "oss://BUCKET"
             )
         return rest.partition("/")[0]
 
@@ -117,13 +118,14 @@ class AliyunAccountSetup(AccountSetup):
         """Return the principal that ``whom`` names; raise SpecError if no policy can be attached to it."""
         if whom == "root" or whom.endswith(":root"):
             raise SpecError(
-                f"--grant-to {whom}: a root account is never given rights; name a user, group or role"
+                f"--grant-to {whom}: cloudspot never gives rights to a root account; name a user, group or "
+                "role"
             )
         match = _PRINCIPAL.fullmatch(whom)
         if match is None:
             raise SpecError(f"--grant-to {whom}: write user/NAME, group/NAME or role/NAME")
         if match["account"] not in {None, self._account}:
-            raise SpecError(f"--grant-to {whom}: it is not in account {self._account}")
+            raise SpecError(f"--grant-to {whom}: this identity is not in account {self._account}")
         kind, name = match["kind"].capitalize(), match["name"]
         with ERRORS.translated(f"looking for {whom}"):
             call = AliyunCall("Ram", f"Get{kind}", {f"{kind}Name": name}, "EntityNotExist")

@@ -112,7 +112,7 @@ def read_pages(
         if not token:
             return
         if token in seen:
-            raise TransientError(f"{what}: {action} repeats a page; try again later")
+            raise TransientError(f"{what}: {action} returned the same page twice; try again later")
         seen.add(token)
 
 
@@ -135,7 +135,7 @@ def read_numbered_pages(
         num_seen += len(found)
         if not found or num_seen >= (whole_number(answer.get("TotalCount")) or 0):
             return
-    raise TransientError(f"{what}: {action} has more than {MAX_PAGES} pages")
+    raise TransientError(f"{what}: {action} returned more than {MAX_PAGES} pages")
 
 
 def items(answer: Mapping[str, Any], *path: str) -> list[dict[str, Any]]:

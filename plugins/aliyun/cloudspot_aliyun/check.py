@@ -65,7 +65,7 @@ def _console(provisioner: EcsProvisioner) -> str:
     listed = provisioner.instances(InstancesRequest()).instances
     machines = [one for one in listed if one.state is not InstanceState.ENDED]
     if not machines:
-        raise NotKnown(f"not tried: cloudspot has no machine now to try {right} on")
+        raise NotKnown(f"not checked: cloudspot has no machine now on which to try {right}")
     provisioner.console(machines[0])
     return f"{right} is granted"
 

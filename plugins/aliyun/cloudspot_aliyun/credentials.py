@@ -83,7 +83,7 @@ class EnvironmentCredentials(CredentialsSource):
         """Return the environment's current key."""
         key_id, secret = self._environ.get(KEY_ID, ""), self._environ.get(KEY_SECRET, "")
         if not key_id or not secret:
-            raise AuthError(f"{KEY_ID} and {KEY_SECRET} must both be set: only one of them is")
+            raise AuthError(f"{KEY_ID} and {KEY_SECRET} must both be set, but only one of them is")
         return Credentials(key_id.strip(), secret.strip(), self._environ.get(SECURITY_TOKEN, "").strip())
 
 
@@ -202,7 +202,7 @@ class RoleCredentials(CredentialsSource):
                 )
             expires_at = moment(key["Expiration"])
             if expires_at is None:
-                raise ValueError("the key's end is missing")
+                raise ValueError("the key's expiry time is missing")
             return Credentials(
                 str(key["AccessKeyId"]), str(key["AccessKeySecret"]), str(key["SecurityToken"]), expires_at
             )

@@ -136,7 +136,9 @@ class _AliyunErrors(SdkErrors):
         if isinstance(error, (requests.RequestException, urllib3.exceptions.HTTPError)):
             return TransientError(f"{what}: the connection broke: {self.innermost(error)}")
         if isinstance(error, oss.InconsistentError):
-            return TransientError(f"{what}: the bytes changed on the way: {self.one_line(str(error.body))}")
+            return TransientError(
+                f"{what}: the bytes were damaged in transit: {self.one_line(str(error.body))}"
+            )
         if isinstance(error, ParseError):
             return TransientError(f"{what}: the answer cannot be read")
         said = str(getattr(error, "body", error))

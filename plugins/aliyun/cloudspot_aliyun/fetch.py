@@ -50,7 +50,7 @@ def fetch(store_url: str, key: str, path: Path) -> None:
             with ask(f"{parts.scheme}://{host}{target}", sign(resource, region, keys)) as answer:
                 path.write_bytes(answer.read(MAX_BYTES))
                 if answer.length:
-                    raise OSError("the object was cut short, or is too long")
+                    raise OSError("the object is truncated or too long")
             return
         except HTTPError as error:
             said = error.read(2000).decode("utf-8", "replace")

@@ -218,7 +218,7 @@ class FunctionComputeHost(FunctionHost):
             states = [str(found.get(name) or "") for name in ("state", "lastUpdateStatus")]
             if "Failed" in states or time.monotonic() >= end:
                 why = found.get("stateReason") or found.get("lastUpdateStatusReason") or " ".join(states)
-                raise CloudspotError(f"Function Compute does not make the driver: {why}")
+                raise CloudspotError(f"Function Compute cannot make the driver: {why}")
             if not set(states) & set(_UNSETTLED):
                 return
             self._sleep(1.0)

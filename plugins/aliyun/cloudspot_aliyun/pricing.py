@@ -101,7 +101,9 @@ def on_demand_price(clients: AliyunClients, instance_type: str, *, disk_type: st
     try:
         asked, currency = _asked_price(clients, instance_type, {"Category": disk_type}, {})
     except AuthError as error:
-        raise AuthError(f"{error}; or give the price in providers.aliyun.on_demand_prices") from error
+        raise AuthError(
+            f"{error}; alternatively, set the price in providers.aliyun.on_demand_prices"
+        ) from error
     except TransientError:
         raise
     except CloudspotError as error:

@@ -91,7 +91,7 @@ class AliyunImageHost(setupimages.TaggedImageHost):
         answer = read(self._clients, f"looking for image {image_id}", "DescribeImages", wanted)
         for image in items(answer, "Images", "Image"):
             if image.get("ImageOwnerAlias") != "self" or setupimages.SETUP not in tags.from_answer(image):
-                raise CloudspotError(f"cloudspot has not made image {image_id}")
+                raise CloudspotError(f"image {image_id} was not made by cloudspot")
             with suppress(_DoneError):
                 what = f"removing image {image_id} (ecs:DeleteImage)"
                 forced = {"ImageId": image_id, "Force": True}

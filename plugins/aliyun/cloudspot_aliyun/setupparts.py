@@ -177,7 +177,7 @@ class Bucket(AliyunPart):
         except oss2.exceptions.ServerError as error:
             if error.code != "BucketAlreadyExists" or self.state(is_own=True).excess:
                 raise CloudspotError(
-                    f"bucket {self.name}: {error.message}: choose another one with --store"
+                    f"bucket {self.name}: {error.message}; choose another bucket with --store"
                 ) from error
         rule = LifecycleRule(
             "cloudspot-unfinished-uploads",
@@ -386,8 +386,9 @@ class NodeGroup(AliyunPart):
         vpcs = sorted({str(one["VpcId"]) for one in vswitches(self.clients)})
         if len(vpcs) != 1:
             raise CloudspotError(
-                f"security group {self.name}: the vSwitches are in {len(vpcs)} VPCs; name those of one in "
-                "providers.aliyun.vswitches, and a group of it in providers.aliyun.security_groups"
+                f"security group {self.name}: the vSwitches are in {len(vpcs)} VPCs; name the vSwitches of "
+                "one VPC in providers.aliyun.vswitches, and a security group of that VPC in "
+                "providers.aliyun.security_groups"
             )
         asked = {
             "SecurityGroupName": self.name,

@@ -81,5 +81,5 @@ def _service(url: str) -> Any:
     asset = apprise.AppriseAsset(app_id="cloudspot", storage_mode="memory")
     service = apprise.Apprise.instantiate(url, asset=asset)
     if service is None:
-        raise SpecError("is no URL that apprise knows, or lacks what its service needs")
+        raise SpecError("is not a URL that apprise knows, or lacks a part that its service needs")
     return service

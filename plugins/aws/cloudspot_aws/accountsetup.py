@@ -144,7 +144,9 @@ class AwsAccountSetup(AccountSetup):
             return f"cloudspot-{self._account}-{self._clients.region}"
         scheme, _, rest = request.store_url.partition("://")
         if scheme != "s3":
-            raise SpecError(f"--store {request.store_url}: setup aws makes a bucket in S3; write s3://BUCKET")
+            raise SpecError(
+                f"--store {request.store_url}: setup aws makes a bucket in S3, so the URL must be s3://BUCKET"
+            )
         return rest.partition("/")[0]
 
     def _principal(self, whom: str) -> _Principal:
@@ -154,13 +156,14 @@ class AwsAccountSetup(AccountSetup):
             return self._principal(f"role/{assumed[1]}")
         if whom == "root" or whom.endswith(":root"):
             raise SpecError(
-                f"--grant-to {whom}: a root account is never given rights; name a user, group or role"
+                f"--grant-to {whom}: cloudspot never gives rights to a root account; name a user, group or "
+                "role"
             )
         match = _PRINCIPAL.fullmatch(whom)
         if match is None:
             raise SpecError(f"--grant-to {whom}: write user/NAME, group/NAME, role/NAME, or its ARN")
         if match["account"] not in {None, self._account}:
-            raise SpecError(f"--grant-to {whom}: it is not in account {self._account}")
+            raise SpecError(f"--grant-to {whom}: this identity is not in account {self._account}")
         kind, name = match["kind"].capitalize(), match["name"].rpartition("/")[2]
         if name.startswith(_SSO):
             permission_set = name.removeprefix(_SSO).rpartition("_")[0]

@@ -128,7 +128,7 @@ def _on_a_machine(provisioner: Ec2Provisioner, clients: AwsClients, call: str, r
     listed = provisioner.instances(InstancesRequest()).instances
     machines = [one for one in listed if one.state is not InstanceState.ENDED]
     if not machines:
-        raise NotKnown(f"not tried: cloudspot has no machine now to try {right} on")
+        raise NotKnown(f"not checked: cloudspot has no machine now on which to try {right}")
     machine = machines[0].id
     arguments: dict[str, dict[str, Any]] = {
         "create_tags": {"Resources": [machine], "Tags": [{"Key": "Name", "Value": "check"}]},
@@ -230,7 +230,7 @@ def _quota(clients: AwsClients, options: AwsOptions, offer: Offer) -> str:
     num_vcpus = int(number(answer["Quota"]["Value"], most=MAX_TALLY) or 0)
     if num_vcpus < type_.cpus:
         raise CloudspotError(
-            f"{num_vcpus} vCPUs, and one {name} has {type_.cpus}; "
+            f"{num_vcpus} vCPUs, but one {name} needs {type_.cpus}; "
             f"{_ask_for(code, clients.region, 2 * type_.cpus)}"
         )
     return f"{num_vcpus} vCPUs, enough for {num_vcpus // type_.cpus} {name}"

@@ -126,7 +126,7 @@ class AwsClients:
                     self._boto_session = boto3.session.Session(botocore_session=self._core)
                 except botocore.exceptions.ProfileNotFound as error:
                     raise SpecError(
-                        f"{error}; `aws configure list-profiles` names those that exist"
+                        f"{error}; to list the profiles that exist, run: aws configure list-profiles"
                     ) from error
                 except botocore.exceptions.BotoCoreError as error:
                     raise SpecError(f"the AWS configuration cannot be read: {error}") from error

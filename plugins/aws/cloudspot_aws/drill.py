@@ -24,16 +24,16 @@ def interrupt(clients: AwsClients, instance_id: str, *, notice_seconds: float | 
     """Let FIS reclaim a running spot machine, with EC2's notice; raise CloudspotError for other machines."""
     if notice_seconds not in {None, SPOT_NOTICE_SECONDS}:
         raise CloudspotError(
-            f"EC2 reclaims a spot machine {SPOT_NOTICE_SECONDS:g} s after its notice, never otherwise; "
-            "leave out --notice and --no-notice"
+            f"EC2 always reclaims a spot machine {SPOT_NOTICE_SECONDS:g} s after its notice; leave out "
+            "--notice and --no-notice"
         )
     with ERRORS.translated(f"looking for {instance_id}"):
         reservations = clients.client("ec2").describe_instances(InstanceIds=[instance_id])["Reservations"]
     machine = reservations[0]["Instances"][0]
     if machine.get("InstanceLifecycle") != "spot" or machine["State"]["Name"] != "running":
         raise CloudspotError(
-            f"{instance_id} is not a running spot machine, and EC2 reclaims no others; end it with: "
-            f"aws ec2 terminate-instances --instance-ids {instance_id}"
+            f"{instance_id} is not a running spot machine, and EC2 reclaims only those; end it with: aws "
+            f"ec2 terminate-instances --instance-ids {instance_id}"
         )
     fis, account = clients.client("fis"), reservations[0]["OwnerId"]
     partition = clients.client("ec2").meta.partition

@@ -125,11 +125,11 @@ class _AwsErrors(SdkErrors):
             where = f"no answer from {host}" if host else "the connection broke"
             return TransientError(f"{what}: {where}: {reason}")
         if isinstance(error, boto.FlexibleChecksumError):
-            return TransientError(f"{what}: the bytes changed on the way (their checksum differs)")
+            return TransientError(f"{what}: the bytes were damaged in transit (their checksum differs)")
         if isinstance(error, (boto.NoRegionError, boto.ProfileNotFound, boto.ParamValidationError)):
             return SpecError(f"{what}: {self.one_line(str(error))}")
         if isinstance(error, (OSError, JSONDecodeError)):
-            why = str(error.strerror) if isinstance(error, OSError) else "it prints no JSON"
+            why = str(error.strerror) if isinstance(error, OSError) else "its output is not JSON"
             return AuthError(f"{what}: the profile's credential_process gives no AWS credentials: {why}")
         return CloudspotError(f"{what}: {self.one_line(str(error))}")
 

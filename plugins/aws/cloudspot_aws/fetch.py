@@ -32,7 +32,7 @@ def fetch(store_url: str, key: str, path: Path) -> None:
             with ask(base + target, sign(urlsplit(base).netloc, target, region, role)) as answer:
                 path.write_bytes(answer.read(MAX_BYTES))
                 if answer.length:
-                    raise OSError("the object was cut short, or is too long")
+                    raise OSError("the object is truncated or too long")
             return
         except HTTPError as error:
             # The bucket may be in another region, which S3's response names.

@@ -144,7 +144,7 @@ def _read_parameter(clients: AwsClients, name: str) -> str:
         ):
             image_id = str(clients.client("ssm").get_parameter(Name=name)["Parameter"]["Value"])
     except AuthError as error:
-        raise AuthError(f"{error}; or give an ami-... in providers.aws.image") from error
+        raise AuthError(f"{error}; alternatively, name an ami-... in providers.aws.image") from error
     if not image_id.startswith("ami-"):
         raise field_error("image", f'the parameter "{name}" does not hold an image\'s id')
     return image_id

@@ -88,7 +88,7 @@ def on_demand_price(clients: AwsClients, region: str, instance_type: str) -> flo
     try:
         prices = _ask(clients, region, instance_type, wanted, unit="Hrs")
     except AuthError as error:
-        raise AuthError(f"{error}; or give the price in providers.aws.on_demand_prices") from error
+        raise AuthError(f"{error}; alternatively, set the price in providers.aws.on_demand_prices") from error
     if not prices:
         raise field_error(
             "on_demand_prices",

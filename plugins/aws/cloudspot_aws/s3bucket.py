@@ -87,7 +87,8 @@ class S3Bucket(Bucket):
         super().__init__(url, sleep)
         if self.name.endswith("--x-s3"):
             raise SpecError(
-                f"store {url}: a directory bucket lists in no order; use a general purpose bucket"
+                f"store {url}: a directory bucket does not list its objects in order; use a general purpose "
+                "bucket"
             )
         self._clients = clients or AwsClients()
         self._reads: S3Reads

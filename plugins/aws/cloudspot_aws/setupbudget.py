@@ -35,8 +35,8 @@ class Budget(AwsPart):
             clients,
             "budget",
             name,
-            f"sends a mail to {warn} once a month's bill of the account is over {limit:g} USD; it "
-            "ends nothing",
+            f"sends an email to {warn} when the account's bill for a month exceeds {limit:g} USD; it ends "
+            "nothing",
             making=[
                 AwsCall(
                     "budgets",

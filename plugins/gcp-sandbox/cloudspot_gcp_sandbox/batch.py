@@ -31,7 +31,7 @@ def answer_batch(request: Request, reply: Callable[[Request], Reply]) -> Reply:
     """
     kind = request.header("content-type") or ""
     if re.match("multipart/mixed;", kind) is None:
-        raise _malformed("no multipart/mixed body")
+        raise _malformed("the body is not multipart/mixed")
     head = f"Content-Type: {kind}\r\n\r\n".encode("latin-1")
     parser = email.parser.BytesParser(policy=email.policy.HTTP)
     parts = list(parser.parsebytes(head + request.read()).iter_parts())
@@ -41,7 +41,7 @@ def answer_batch(request: Request, reply: Callable[[Request], Reply]) -> Reply:
     answers = []
     for part in parts:
         if part.get_content_type() != "application/http":
-            raise _malformed("a part is no application/http")
+            raise _malformed("a part is not application/http")
         answer = reply(_request_of(part.get_content(), request.environ))
         name = str(part.get("content-id", "")).strip("<>")
         lines = [

@@ -108,7 +108,7 @@ class _Parser:
                 raise self._wrong("a ) is missing")
             return test
         if kind != "word" or not _FIELD.fullmatch(word):
-            raise self._wrong(f"{word!r} is no field")
+            raise self._wrong(f"{word!r} is not a field")
         return self._comparison(word)
 
     def _comparison(self, field: str) -> Test:
@@ -117,7 +117,7 @@ class _Parser:
             raise self._wrong(f"the operator {operator!r} is not known here")
         kind, wanted = self._next()
         if kind not in {"word", "text"}:
-            raise self._wrong(f"{wanted!r} is no value")
+            raise self._wrong(f"{wanted!r} is not a value")
         if operator in {"eq", "ne"}:
             pattern = re.compile(wanted)
             return lambda item: (pattern.fullmatch(_text(item, field)) is None) == (operator == "ne")
@@ -132,7 +132,7 @@ class _Parser:
 
     def _next(self) -> Token:
         if self._at >= len(self._tokens):
-            raise self._wrong("it ends too early")
+            raise self._wrong("it is incomplete")
         self._at += 1
         return self._tokens[self._at - 1]
 

@@ -103,7 +103,7 @@ class Sessions:
             if asked is None:
                 return self._take_piece(request, session, int(length), finish)
             if int(length) != 0:
-                raise _bad_range("a question about an upload carries no bytes")
+                raise _bad_range("a request for the status of an upload must not have a body")
             if asked[1] != "*" and int(asked[1]) == len(session.data):
                 return self._end(request, session, finish)  # The object is, for example, empty.
             return _incomplete(session)
@@ -120,12 +120,12 @@ class Sessions:
             first, last = int(piece[1]), int(piece[2])
             total = None if piece[3] == "*" else int(piece[3])
             if last - first + 1 != length or (total is not None and last >= total):
-                raise _bad_range(f"{text} does not go with a body of {length} bytes")
+                raise _bad_range(f"{text} does not match a body of {length} bytes")
         is_last = total is not None and last + 1 == total
         if not is_last and length % UNIT_BYTES:
             raise _bad_range(f"a piece that is not the last must be a multiple of {UNIT_BYTES} bytes")
         if first > len(session.data):
-            raise _bad_range(f"the upload is at {len(session.data)}, the piece begins at {first}")
+            raise _bad_range(f"the upload is at {len(session.data)}, but the piece begins at {first}")
         self._receive(request, session, first, length)
         if session.declared_bytes is not None and len(session.data) > session.declared_bytes:
             raise ApiError(400, "invalid", "More bytes came than X-Upload-Content-Length said.")
@@ -146,8 +146,8 @@ class Sessions:
             del session.data[len(session.data) - len(session.data) % UNIT_BYTES :]
             connection: socket.socket = request.environ["werkzeug.socket"]
             connection.shutdown(socket.SHUT_RDWR)
-            stream.read()  # Otherwise, the rest would become a request.
-            raise ConnectionAbortedError("the upload broke off")
+            stream.read()  # Otherwise the rest of the buffer would be taken for the next request.
+            raise ConnectionAbortedError("the upload was interrupted")
 
     def _end(self, request: Request, session: Session, finish: Finish) -> Reply:
         if session.declared_bytes not in {None, len(session.data)}:

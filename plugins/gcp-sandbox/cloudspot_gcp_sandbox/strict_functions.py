@@ -407,7 +407,7 @@ class StrictFunctions:
                 required = packed.read("requirements.txt").decode() if "requirements.txt" in names else ""
                 fault = _compiled(packed)
         except zipfile.BadZipFile:
-            return ApiError(400, "failedPrecondition", f"{failed}The source is no zip archive.")
+            return ApiError(400, "failedPrecondition", f"{failed}The source is not a zip archive.")
         if "main.py" not in names:
             return ApiError(
                 400, "failedPrecondition", f"{failed}missing main.py and GOOGLE_FUNCTION_SOURCE not set"

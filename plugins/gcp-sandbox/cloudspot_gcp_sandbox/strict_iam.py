@@ -396,7 +396,7 @@ class StrictIam:
             where, policy = self._policy(matched)
             if "etag" not in wanted:
                 raise invalid(
-                    "The emulated IAM takes no policy without the etag of the one that it replaces."
+                    "The emulated IAM accepts a policy only with the etag of the policy that it replaces."
                 )
             if wanted["etag"] != _etag_of(policy):
                 text = "There were concurrent policy changes. Please retry the whole read-modify-write."

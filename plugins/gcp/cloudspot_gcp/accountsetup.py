@@ -53,7 +53,7 @@ class GcpAccountSetup(AccountSetup):
             if _MEMBER.fullmatch(whom) is None:
                 raise SpecError(
                     f"--grant-to {whom}: write user:ADDRESS, group:ADDRESS or serviceAccount:ADDRESS; "
-                    "members such as allUsers are never let in"
+                    "members such as allUsers are never accepted"
                 )
         clients, project = self._clients, self._clients.project
         bucket, node = self._bucket(request), f"{DEFAULT_SERVICE_ACCOUNT}@{project}.iam.gserviceaccount.com"
@@ -130,7 +130,8 @@ class GcpAccountSetup(AccountSetup):
         scheme, _, rest = request.store_url.partition("://")
         if scheme != "gs":
             raise SpecError(
-                f"--store {request.store_url}: setup gcp makes a bucket in Cloud Storage; write gs://BUCKET"
+                f"--store {request.store_url}: setup gcp makes a bucket in Cloud Storage, so the URL must "
+                "be gs://BUCKET"
             )
         return rest.partition("/")[0]
 

@@ -150,7 +150,7 @@ def _quota(clients: GcpClients, offer: Offer) -> str:
     left = quota.limit - quota.usage
     if left < type_.guest_cpus:
         raise CloudspotError(
-            f"{left:g} of {quota.limit:g} vCPUs are left in {region}, and one {offer.instance_type} has "
+            f"{left:g} of {quota.limit:g} vCPUs are left in {region}, but one {offer.instance_type} needs "
             f"{type_.guest_cpus}; ask for more of {metric} under IAM & Admin > Quotas"
         )
     number = math.floor(left / type_.guest_cpus)

@@ -189,5 +189,5 @@ def endpoint(service: str) -> str:
         return f"https://{service}.googleapis.com"
     parts = urlsplit(overridden if "://" in overridden else f"http://{overridden}")
     if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
-        raise SpecError(f"{name} does not hold a URL such as http://127.0.0.1:8080")
+        raise SpecError(f"{name} must be a URL such as http://127.0.0.1:8080")
     return f"{parts.scheme}://{parts.netloc}"

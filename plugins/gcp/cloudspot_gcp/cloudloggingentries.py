@@ -58,7 +58,7 @@ def parse_time(text: str) -> datetime:
     """Parse a time in Logging's format, to the microsecond; raise ValueError for any other value."""
     found = moment(convert(text, _Time))
     if found is None:
-        raise ValueError("it is not a time that Logging can tell")
+        raise ValueError("it is not a time that Cloud Logging supports")
     return found
 
 

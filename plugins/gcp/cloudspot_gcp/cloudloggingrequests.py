@@ -131,7 +131,7 @@ def _listing(answer: Any) -> dict[str, Any]:
     if not isinstance(entries, list) or any(
         not isinstance(one, dict) or not isinstance(one.get("labels") or {}, dict) for one in entries
     ):
-        raise TypeError("these are not entries")
+        raise TypeError("the entries of the answer are malformed")
     return dict(answer)
 
 

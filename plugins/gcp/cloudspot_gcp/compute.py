@@ -268,7 +268,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         except TransientError:
             raise
         except CloudspotError as error:
-            raise TransientError(f"{error}; machines may be left") from error
+            raise TransientError(f"{error}; machines may still be running") from error
 
     def _made(self, body: ComputeRequest, made: Sequence[Place]) -> tuple[Instance, ...]:
         """Return the machines of a successful launch, even those that listings do not show yet."""
@@ -321,7 +321,7 @@ class ComputeProvisioner(CloudProvisioner[GcpOptions, GcpClients]):
         regions = wanted_regions(self.options)  # The options are stored, so they name all.
         ours = sorted(one for one in silent if {one, region_of(one)} & {"global", *regions})
         if ours:
-            raise TransientError(f"{what}: {', '.join(ours)} cannot be reached, so not all are known")
+            raise TransientError(f"{what}: {', '.join(ours)} cannot be reached, so the list is not complete")
         return [scope for page in pages for scope in page.items.values()]
 
     def _vanished(self, ending: Ending, job_id: str | None) -> Instance | None:

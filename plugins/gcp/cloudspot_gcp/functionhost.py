@@ -284,7 +284,9 @@ class CloudRunHost(FunctionHost):
             if found is None or found["state"] not in {"DEPLOYING", "DELETING"}:
                 return found
             if time.monotonic() >= end:
-                raise CloudspotError(f"the function {name}: {found['state']} after {BUILD_SECONDS:g} s")
+                raise CloudspotError(
+                    f"the function {name} is still in state {found['state']} after {BUILD_SECONDS:g} s"
+                )
             self._sleep(2.0)
 
     def _wait_for(self, operation: Mapping[str, Any]) -> None:
@@ -292,7 +294,7 @@ class CloudRunHost(FunctionHost):
         end = time.monotonic() + BUILD_SECONDS
         while not operation.get("done"):
             if time.monotonic() >= end:
-                raise CloudspotError(f"Google takes more than {BUILD_SECONDS:g} s; try again")
+                raise CloudspotError(f"Google has not made the driver within {BUILD_SECONDS:g} s; try again")
             self._sleep(2.0)
             operation = self._ask("GET", f"{endpoint('cloudfunctions')}/v2/{operation['name']}")
         if "error" in operation:

@@ -133,13 +133,15 @@ class GcsUploadRequests(PartedRequests):
             position = 0 if reached is None else int(reached[1]) + 1
             if not start <= position <= end:
                 raise CloudspotError(
-                    f"{self.bucket.url}: {self.key} is at {position} bytes, not between {start} "
-                    f"and {end}; upload it again"
+                    f"{self.bucket.url}: the upload of {self.key} is at {position} bytes, not between "
+                    f"{start} and {end}; upload it again"
                 )
             has_moved = self._position is None or position > self._position
             self._position = position
             if not has_moved:
-                raise TransientError(f"{self.bucket.url}: the upload of {self.key} stays at {position} bytes")
+                raise TransientError(
+                    f"{self.bucket.url}: the upload of {self.key} does not get beyond {position} bytes"
+                )
         return {}
 
     def _described(self, answer: Any) -> dict[str, Any]:

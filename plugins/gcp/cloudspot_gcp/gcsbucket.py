@@ -101,7 +101,7 @@ class GcsBucket(Bucket):
     def translation(self, error: Exception, what: str) -> CloudspotError:
         found = super().translation(error, what)
         if ERRORS.status_of(error) == HTTPStatus.BAD_REQUEST and _CHANGED in str(error):
-            return TransientError(f"{found}: the bytes changed on the way")
+            return TransientError(f"{found}: the bytes were damaged in transit")
         return found
 
     def head(self, client: Any, name: str) -> Described:
@@ -159,7 +159,7 @@ class GcsBucket(Bucket):
             # longer exists.
             with suppress(NotFound):
                 self.head(client, name)
-                raise NotTold("the status 204")
+                raise NotTold("status 204")
 
     def sign_get(self, client: Any, name: str, seconds: int) -> str:
         """Return a URL that reads the object; see Bucket.

@@ -208,7 +208,7 @@ def _all(clients: GcpClients, kind: str, field: str, what: str, expression: str)
     pages = ask(what, lambda: list(clients.call(kind, "aggregated_list", request).pages))
     silent = sorted({last_part(one) for page in pages for one in page.unreachables})
     if silent:
-        raise TransientError(f"{what}: {', '.join(silent)} cannot be reached, so not all are known")
+        raise TransientError(f"{what}: {', '.join(silent)} cannot be reached, so the list is not complete")
     return [one for page in pages for scope in page.items.values() for one in getattr(scope, field)]
 
 

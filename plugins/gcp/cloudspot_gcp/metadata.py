@@ -170,7 +170,7 @@ class GcePreemptionSource(PreemptionSource):
         try:
             changed = self._metadata.read(PREEMPTED, newer_than=etag, wait_seconds=seconds)
         except TransientError as error:
-            _log.info("the long poll broke, polling again: %s", error)
+            _log.info("the long poll failed; polling again: %s", error)
             self._sleep(self.poll_seconds)
             return self._metadata.read(PREEMPTED)
         if _as_notice(changed) is None and self._monotonic() - began < self.poll_seconds:

@@ -155,7 +155,7 @@ def read_price_list(clients: GcpClients, regions: Iterable[str]) -> PriceList:
         if not token:
             return PriceList(parts)
         if token == before:
-            raise CloudspotError("reading Google's price list: it repeats a page")
+            raise CloudspotError("Google's price list cannot be read: the same page was returned twice")
 
 
 def _add(parts: dict[Part, float], sku: Mapping[str, Any], wanted: set[str]) -> None:

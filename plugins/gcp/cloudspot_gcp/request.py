@@ -86,8 +86,8 @@ def render_request(options: GcpOptions, group: InstanceGroup) -> LaunchRequest:
     size = len(group.user_data.encode())
     if size > MAX_SCRIPT_BYTES:
         raise SpecError(
-            f"the boot script has {size} bytes; Compute Engine accepts {MAX_SCRIPT_BYTES}: put less into the "
-            "boot profile"
+            f"the boot script has {size} bytes, but Compute Engine accepts only {MAX_SCRIPT_BYTES}: put "
+            "less into the boot profile"
         )
     details = group.offer.details
     made_policy = None

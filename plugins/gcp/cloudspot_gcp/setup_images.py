@@ -57,7 +57,7 @@ class GcpImageHost(setupimages.TaggedImageHost):
                 try:
                     image = self._clients.call("ImagesClient", "get", request)
                     if setupimages.SETUP not in image.labels:
-                        raise CloudspotError(f"cloudspot has not made image {image_id}")
+                        raise CloudspotError(f"image {image_id} was not made by cloudspot")
                     return self._clients.call("ImagesClient", "delete_unary", request)
                 except api.NotFound:
                     return None  # it is gone
@@ -91,7 +91,7 @@ class GcpImageHost(setupimages.TaggedImageHost):
     def _boot_disk(self, instance: Instance, what: str) -> str:
         place = place_of_id(instance.id)
         if place is None:
-            raise CloudspotError(f"{what}: it is not a machine of cloudspot's")
+            raise CloudspotError(f"{what}: this is not one of cloudspot's machines")
         request = {"project": self._clients.project, "zone": place.zone, "instance": place.instance}
         described = ask(what, lambda: self._clients.call("InstancesClient", "get", request))
         return next(str(one.source) for one in described.disks if one.boot)

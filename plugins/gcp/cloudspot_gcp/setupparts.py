@@ -123,7 +123,7 @@ class GcpPart(CloudPart):
         end = time.monotonic() + seconds
         while not look():
             if time.monotonic() >= end:
-                raise TransientError(f"{what} takes longer than {seconds:.0f} s: repeat the command")
+                raise TransientError(f"{what} took longer than {seconds:.0f} s; repeat the command")
             time.sleep(1.0)
 
 
@@ -251,7 +251,7 @@ class Bucket(GcpPart):
         if self.unless_there("POST", url, json=body) is None:
             if self.state(is_own=True).excess:
                 raise CloudspotError(
-                    f"bucket {self.name}: somebody else has just taken the name: choose another with --store"
+                    f"bucket {self.name}: somebody else has just taken the name; choose another with --store"
                 )
             self.ask("PATCH", self._url, json=self._wanted)
 

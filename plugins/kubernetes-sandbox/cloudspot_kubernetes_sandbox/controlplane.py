@@ -240,7 +240,7 @@ class ControlPlane:
             dead = [name for name, process in self._processes.items() if process.poll() is not None]
             if dead or time.monotonic() > end:
                 reason = f"{dead[0]} has ended" if dead else f"{what} is not there in time"
-                raise CloudspotError(f"the control plane does not start: {reason}; see {self.directory}")
+                raise CloudspotError(f"the control plane did not start: {reason}; see {self.directory}")
             time.sleep(0.1)
 
     def _at(self, name: str) -> Path:
@@ -253,7 +253,7 @@ class ControlPlane:
 def _openssl(*arguments: str) -> None:
     done = subprocess.run(["openssl", *arguments], check=False, capture_output=True, text=True)
     if done.returncode:
-        raise CloudspotError(f"openssl {arguments[0]}: {done.stderr.strip().splitlines()[-1:]}")
+        raise CloudspotError(f"openssl {arguments[0]} failed: {done.stderr.strip()}")
 
 
 def _free_ports(address: str, number: int) -> Sequence[int]:

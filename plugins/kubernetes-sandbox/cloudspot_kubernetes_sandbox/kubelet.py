@@ -344,7 +344,7 @@ class Kubelet:
             elif "persistentVolumeClaim" in volume:
                 shared[path] = self._claimed(pod, volume["persistentVolumeClaim"]["claimName"])
             elif "emptyDir" not in volume:
-                raise NotImplementedError(f"this kubelet has no volumes such as {volume['name']}")
+                raise NotImplementedError(f"this kubelet does not support volumes such as {volume['name']}")
             elif path not in {"/dev/shm", "/var/lib/cloudspot"}:  # noqa: S108 # each machine has its own
                 files += f"mkdir -p {shlex.quote(path)}\n"
         variables = {

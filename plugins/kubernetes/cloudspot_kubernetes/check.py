@@ -108,10 +108,10 @@ def _room(options: KubernetesOptions, nodes: _Nodes, pods: Sequence[Mapping[str,
             return noderoom.room(allowed, pods[0]["spec"]["containers"][0]["resources"]["requests"])
     if options.capacity_wait <= KubernetesOptions().capacity_wait:
         raise CloudspotError(
-            "no node has its labels and only taints that it tolerates; with an autoscaler, set capacity_wait "
-            "to the time that a new node takes"
+            "no node has the selected labels and only tolerated taints; with an autoscaler, set "
+            "capacity_wait to the time that a new node takes"
         )
-    return "no node has its labels and only taints that it tolerates now: an autoscaler has to make one"
+    return "no node has the selected labels and only tolerated taints now: an autoscaler has to make one"
 
 
 def _launch(provisioner: PodProvisioner, clients: Cluster, offer: Offer) -> str:
@@ -123,5 +123,5 @@ def _launch(provisioner: PodProvisioner, clients: Cluster, offer: Offer) -> str:
     except Refusal as refusal:
         raise translated(refusal, "a pod of this kind") from refusal
     if not found["metadata"].get("name"):
-        raise CloudspotError("a pod of this kind: the answer to the dry run cannot be read")
+        raise CloudspotError("the answer to the dry run of a pod of this kind cannot be read")
     return f"a pod of the type {offer.instance_type} is admitted; only a launch shows whether there is room"

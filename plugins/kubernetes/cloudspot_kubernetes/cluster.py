@@ -146,7 +146,7 @@ class Cluster:
             if not following:
                 return
             if following == query.get("continue"):
-                raise TransientError("the cluster's API repeats a page of a list")
+                raise TransientError("the cluster's API returned the same page of a list twice")
             query["continue"] = following
 
     def _understood(self, refusal: Refusal) -> CloudspotError:

@@ -35,10 +35,12 @@ def room(nodes: Sequence[Node], requests: Mapping[str, str]) -> str:
     lacking = [_lacking(node, wanted) for node in nodes]
     fitting = lacking.count("")
     if fitting:
-        return f"{fitting} of {len(nodes)} nodes with its labels have room for it, unless others use them"
+        return (
+            f"{fitting} of {len(nodes)} nodes that the pod selects have room for it, unless others use them"
+        )
     raise CloudspotError(
-        f"none of the {len(nodes)} nodes with its labels can ever have it: {lacking[0]}; a kubelet "
-        "reserves a part of its machine: ask for less in providers.kubernetes.types"
+        f"none of the {len(nodes)} nodes that the pod selects is large enough for it: {lacking[0]}; ask for "
+        "less in providers.kubernetes.types, because a kubelet reserves a part of its machine"
     )
 
 
@@ -50,7 +52,7 @@ def _lacking(node: Node, wanted: Mapping[str, Any]) -> str:
         if amount(allocatable.get(name, "0")) < asked:
             whole = f"{asked / 2**20:.0f}Mi" if name == "memory" else f"{asked.normalize():f}"
             shown = f"{allocatable.get(name, '0')} of {capacity.get(name, '0')}"
-            return f"it asks for {whole} {name}, and {node['metadata']['name']} can allocate {shown}"
+            return f"the pod asks for {whole} {name}, and {node['metadata']['name']} can allocate {shown}"
     return ""
 
 

@@ -187,7 +187,7 @@ class PodNoticeSource(PreemptionSource):
             return self._ends(begun, self._shutdown_grace, "SIGTERM")
         except (OSError, *UNREADABLE) as error:
             _log.warning(
-                "this pod is ending, and its grace period cannot be read (%s): it counts on %g s",
+                "this pod is ending, and its grace period cannot be read (%s): assuming %g s",
                 _why(error),
                 self._shutdown_grace,
             )
@@ -223,12 +223,12 @@ class PodNoticeSource(PreemptionSource):
             keys = [str(taint.get("key")) for taint in node["spec"].get("taints") or ()]
         except HTTPError as error:
             if error.code not in {401, 403}:
-                raise TransientError(f"the node's taints: {_why(error)}") from error
+                raise TransientError(f"the node's taints cannot be read: {_why(error)}") from error
             _log.warning("the node's taints cannot be read (%s): they are not watched", _why(error))
             self._watches_taints = False
             return None
         except (OSError, *UNREADABLE) as error:
-            raise TransientError(f"the node's taints: {_why(error)}") from error
+            raise TransientError(f"the node's taints cannot be read: {_why(error)}") from error
         found = next((key for key in keys if key in TAINTS), None)
         return None if found is None else PreemptionNotice(deadline=None, source=f"taint {found}")
 

@@ -232,7 +232,7 @@ class PodProvisioner(Provisioner):
         pods = list(self._cluster.list(launch.path, selector=launch.selector))
         for pod in pods:
             if (pod["metadata"].get("annotations") or {}).get(REQUEST) != launch.request:
-                raise ProvisionError("the token was used before with another request")
+                raise ProvisionError("the token was already used for another request")
         return pods
 
     def _made(self, launch: _Launch, found: Sequence[Pod]) -> list[Pod]:
@@ -280,9 +280,9 @@ class PodProvisioner(Provisioner):
                 self._keep(launch)
             elif waited >= max(launch.body.capacity_wait, VERDICT_SECONDS):
                 name = silent[0]["metadata"]["name"]
-                raise TransientError(f"the scheduler has not looked at pod {name} yet")
+                raise TransientError(f"the scheduler has not considered pod {name} yet")
             elif not launch.asked.seconds_left():
-                raise TransientError(f"{len(waiting)} of {len(pods)} pods still wait for a node")
+                raise TransientError(f"{len(waiting)} of {len(pods)} pods are still waiting for a node")
             else:
                 time.sleep(POLL_SECONDS)
 

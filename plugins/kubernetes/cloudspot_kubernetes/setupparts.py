@@ -155,7 +155,7 @@ class Made(CloudPart):
             if time.monotonic() >= end:
                 raise TransientError(
                     f"deleting {self.kind} {self.name} takes longer than {ENDING_SECONDS:.0f} s: repeat the "
-                    "command, or look for a finalizer in it that no controller carries out"
+                    "command, or look for a finalizer that no controller handles"
                 )
             time.sleep(0.5)
 

@@ -187,7 +187,7 @@ class Bench:
             if history is not None and history.finished is not None:
                 raise StepFailed(f"the job ended before {what}: {history.finished.outcome}")
             if time.monotonic() > until:
-                raise StepFailed(f"{what}: not within {seconds:.0f} s")
+                raise StepFailed(f"this did not happen within {seconds:.0f} s: {what}")
             time.sleep(LOOK_SECONDS)
 
     def wait_for_commit(self, job_id: str) -> History:
@@ -219,7 +219,7 @@ class Bench:
         needed = self.needed(num_machines)
         left = self.told.max_cost - self.spent()
         if needed > left:
-            raise StepSkipped(f"--max-cost leaves {max(0.0, left):.4f}, and this step may cost {needed:.4f}")
+            raise StepSkipped(f"--max-cost leaves {max(0.0, left):.4f}, but this step may cost {needed:.4f}")
         return round(needed, 6)
 
     def needed(self, num_machines: int) -> float:

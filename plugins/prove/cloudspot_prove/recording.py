@@ -107,7 +107,7 @@ def read_head(path: Path) -> Head:
     try:
         return decode(text, Head)  # type: ignore[no-any-return]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CloudspotError(f"{path}: line 1 is not that of a recording: {error}") from None
+        raise CloudspotError(f"{path} is not a recording: line 1: {error}") from None
 
 
 def read_lines(path: Path) -> Iterator[Exchange]:
@@ -117,7 +117,7 @@ def read_lines(path: Path) -> Iterator[Exchange]:
         CloudspotError: the file is not a recording, or it has another format.
     """
     if path.stat().st_size > MAX_BYTES:
-        raise CloudspotError(f"{path}: a recording has at most {MAX_BYTES >> 20} MiB")
+        raise CloudspotError(f"{path} is larger than {MAX_BYTES >> 20} MiB, the most for a recording")
     answers: dict[int, Any] = {}
     data = path.read_bytes()
     lines = data.split(b"\n")
@@ -125,10 +125,10 @@ def read_lines(path: Path) -> Iterator[Exchange]:
         try:
             line = decode(text, Line)
         except msgspec.DecodeError as error:
-            raise CloudspotError(f"{path}: line {number} is not one of a recording: {error}") from None
+            raise CloudspotError(f"{path}: line {number} does not belong to a recording: {error}") from None
         if isinstance(line, Head):
             if line.format != FORMAT:
-                raise CloudspotError(f"{path}: this is format {line.format}; expected {FORMAT}")
+                raise CloudspotError(f"{path} has format {line.format}; expected {FORMAT}")
             continue
         if line.same_as is None:
             answers[line.number] = line.answer

@@ -92,7 +92,7 @@ def resume(bench: Bench) -> None:
         raise StepFailed(f"`resume` ended with status {status}")
     shown = _expect_success(bench, job_id)
     if len(shown["generations"]) < 2 or shown["generations"][-1]["restored"] is None:
-        raise StepFailed("the job did not go on from its checkpoint")
+        raise StepFailed("the job did not continue from its checkpoint")
     _expect_same_weights(bench, shown)
 
 
@@ -313,7 +313,7 @@ def _expect_same_weights(bench: Bench, shown: Mapping[str, Any]) -> None:
         bench.facts["weights"] = "not compared: the machines were of different types"
     elif final_of(calm) != final_of(shown):
         bench.facts["weights"] = "different"
-        raise StepFailed("the weights are not those of the undisturbed job")
+        raise StepFailed("the weights differ from those of the undisturbed job")
     else:
         bench.facts["weights"] = "the same"
 
@@ -350,7 +350,9 @@ def _wait_for_reclaim(bench: Bench, job_id: str) -> None:
         if any(launch.notices for launch in history.launches):
             return
         if is_job_over(history):
-            raise StepSkipped("a reclaim cannot be requested here, nobody was there to release the machine")
+            raise StepSkipped(
+                "a reclaim cannot be requested here, and nobody was there to release the machine"
+            )
         time.sleep(LOOK_SECONDS)
 
 
@@ -388,7 +390,10 @@ def _wait_for_end(bench: Bench, job_id: str) -> None:
         if waited > END_SECONDS:
             provisioner = bench.provider.provisioner()
             provisioner.terminate(TerminateRequest(instance_ids=tuple(one.id for one in running)))
-            raise StepFailed(f"a driver had not ended machines after {END_SECONDS:.0f} s; they were ended")
+            raise StepFailed(
+                f"the driver had not ended the job's machines after {END_SECONDS:.0f} s, so this step ended "
+                "them"
+            )
         if waited > SELF_END_SECONDS and waited - asked > RECONCILE_SECONDS:
             states = {str(getattr(one.state, "value", one.state)) for one in running}
             bench.facts["left_in_state"] = sorted(states)

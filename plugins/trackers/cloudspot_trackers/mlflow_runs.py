@@ -48,7 +48,7 @@ class MlflowTracker(Tracker):
         """Return the tags of each rank's run, and its id if the run already exists."""
         if "MLFLOW_TRACKING_URI" not in request.environment:
             raise CloudspotError(
-                "run.env has no MLFLOW_TRACKING_URI, so nobody knows where to look for it on the next machine"
+                "run.env has no MLFLOW_TRACKING_URI, so the next machine cannot find the run"
             )
         tags = {rank: {JOB_TAG: request.job_id, RANK_TAG: str(rank)} for rank in request.ranks}
         known: dict[str, str] = {}

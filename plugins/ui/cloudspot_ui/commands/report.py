@@ -39,7 +39,7 @@ def report(ctx: click.Context, job_id: str | None, is_index: bool, path: Path, s
     """
     if is_index == (job_id is not None):
         found = "both ID and --index" if is_index else "neither ID nor --index"
-        raise SpecError(f"got {found}: give one of them")
+        raise SpecError(f"give either ID or --index: got {found}")
     if not path.parent.is_dir():
         raise SpecError(f"--output: there is no directory {path.parent}; create it first")
     from cloudspot_ui.page.rendering import index_page, job_page

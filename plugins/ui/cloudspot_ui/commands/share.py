@@ -50,7 +50,7 @@ def share(job_id: str, seconds: float, is_live: bool, store_url: str | None, as_
     job's pages.
     """
     if not 1 <= seconds <= MOST_SECONDS:
-        raise SpecError(f"--for: got {seconds:g} s; choose 1s to 7d, for which clouds sign links")
+        raise SpecError(f"--for must be 1s to 7d, the most for which clouds sign links: got {seconds:g} s")
     job = open_job(store_url, job_id)
     word = secrets.token_hex(16)  # never used before, so that links that were ended do not work again
     request = LinkRequest(
