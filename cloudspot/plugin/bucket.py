@@ -318,7 +318,7 @@ class Bucket(ABC):
         if kind is ObjectExists and verb != "create":
             kind = None  # The request that failed had no such condition.
         if kind is ObjectExists:
-            return ObjectExists(f"{self.url}: {key} exists")
+            return ObjectExists(f"{self.url}: {key} already exists")
         if kind is ObjectMissing:
             return ObjectMissing(f"{self.url}: no object {key}")
         if kind is SpecError or kind is StoreMissing:

@@ -73,7 +73,10 @@ def test_a_job_for_which_nothing_can_be_bought_is_refused_before_it_is_submitted
 @pytest.mark.parametrize(
     ("sold", "said"),
     [
-        (False, "resources.accelerator: provider 'sim' has no machine with 'Trainium' that cloudspot buys"),
+        (
+            False,
+            "resources.accelerator: provider 'sim' has no machine with 'Trainium' that cloudspot can buy; name another accelerator",
+        ),
         (True, "resources: provider 'sim' has no offer that fits"),
     ],
 )

@@ -113,7 +113,7 @@ def test_an_offer_that_was_refused_is_left_alone_for_a_while(plan, records, two)
 def test_there_are_never_more_than_twice_as_many_machines_as_the_job_may_have(plan, records, two):
     generations = (records.generation(1, seats=BOTH), records.generation(2, seats=[(2, 0), (2, 1)]))
     now = records.launch(2, intent=records.intent(2, num_nodes=2))
-    with pytest.raises(CloudspotError, match=r"4 machines; with 2 more .* nodes.max \(2\): try again when"):
+    with pytest.raises(CloudspotError, match=r"4 machines; with 2 more, .* nodes.max \(2\): try again when"):
         plan({"zone": "z-b"}, two, now, generations=generations)
 
 

@@ -121,7 +121,7 @@ def test_whoever_opens_a_store_again_knows_its_clock():
 def test_people_are_told_by_how_much_their_clock_is_wrong(shift, side):
     host = Host(shift)
     host.clock.compare(host.store)
-    found = re.fullmatch(r"this computer's clock is (\d+) s (.+) the store's: .*", host.clock.warning)
+    found = re.fullmatch(r"this computer's clock is (\d+) s (.+) the store's, so .*", host.clock.warning)
     assert (abs(int(found[1]) - abs(shift)) <= 2, found[2]) == (True, side)
 
 

@@ -213,8 +213,8 @@ class BucketStoreTests:
             (f"{cloud.scheme}://B", "is not a bucket name"),
             (f"{cloud.scheme}://A_b", "is not a bucket name"),
             (f"{cloud.scheme}://ab", "is not a bucket name"),
-            (f"{cloud.scheme}://bucket/a//b", "its prefix is not a key"),
-            (f"{cloud.scheme}://bucket/../x", "its prefix is not a key"),
+            (f"{cloud.scheme}://bucket/a//b", "its prefix is not a valid key"),
+            (f"{cloud.scheme}://bucket/../x", "its prefix is not a valid key"),
             (f"{cloud.scheme}://key:secret@bucket/x", "another form"),
             *cloud.other_wrong_urls,
         ]

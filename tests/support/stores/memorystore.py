@@ -42,7 +42,7 @@ class InMemoryStore(ObjectStore):
             if key not in self._objects:
                 bisect.insort(self._keys, key)
             elif if_absent:
-                raise ObjectExists(f"{key} exists already")
+                raise ObjectExists(f"{key} already exists")
             self._num_puts += 1
             self._objects[key] = (bytes(data), self._now(), str(self._num_puts))
 

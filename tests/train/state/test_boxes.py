@@ -51,7 +51,7 @@ def test_fsdp_divides_what_tensor_parallelism_has_divided_before(length, num_dat
     ("splits", "message"),
     [
         ([Split(0, factor=2), None], "in strides"),
-        ([Split(0, factor=3), Split(0)], "3 x after 2 chunks"),
+        ([Split(0, factor=3), Split(0)], "2 chunks when it is divided again, but its split factor is 3"),
         ([Split(0), Split(0, factor=2)], "in strides"),
     ],
 )

@@ -374,7 +374,7 @@ def test_a_real_engine_pulls_with_the_log_in_and_not_without(node, image, tmp_pa
     monkeypatch.setattr(under_test, "NUM_PULLS", 1)
     with real_registry(tmp_path, is_private=True) as address, pushed(image, address, tmp_path) as name:
         monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(registries_conf(address, tmp_path)))
-        for given, told in ((None, "wants a log-in"), (login("wrong"), f"refuses the user {USER} of")):
+        for given, told in ((None, "requires a login"), (login("wrong"), f"refuses the user {USER} of")):
             with pytest.raises(AuthError, match=f"cannot be pulled: {address} {told}"):
                 Container(node, "python3", name, lambda _, given=given: given).start(
                     setup_is_done=False, check=lambda: None

@@ -125,7 +125,7 @@ def test_a_quota_that_is_too_small_for_one_machine_fails_its_line(cloud):
     assert failed(cloud.provider()) == {
         "quota, on-demand": (
             (
-                "3 of 3 vCPUs are left in us-central1, and one n2-standard-4 has 4; ask for more of CPUS under "
+                "3 of 3 vCPUs are left in us-central1, but one n2-standard-4 needs 4; ask for more of CPUS under "
                 "IAM & Admin > Quotas"
             ),
             "",
