@@ -310,12 +310,25 @@ class SimRank:
             raise ProcessEnds
 
     def _reduce(self):
-        """Wait until all ranks are here, or fail, or hang for good."""
+        """Wait until all ranks are here at once, or fail, or hang for good."""
         history = self.history
-        arrived = history.arrived[self.boundary]
-        arrived.add(self.rank)
+        history.arrived[self.boundary].add(self.rank)
         history.changed.notify_all()
-        while len(arrived) < history.world_size:
+        try:
+            self._wait_for_sum()
+        except ProcessEnds:
+            history.leave_reduction(self)
+            raise
+        deaths = history.num_deaths
+        history.fibers.sleep(history.rng.uniform(0, history.reduce_seconds))
+        if history.num_deaths > deaths and history.rng.random() < 0.5:
+            if history.hangs:
+                history.never.wait()
+            raise ProcessEnds
+
+    def _wait_for_sum(self):
+        history = self.history
+        while not history.is_summed(self.boundary):
             if history.num_deaths and not history.hangs:
                 self._pause(history.rng.uniform(0.07, 1.8))
                 raise ProcessEnds
@@ -325,12 +338,6 @@ class SimRank:
                 raise ProcessEnds
             else:
                 history.changed.wait(1.0)
-        deaths = history.num_deaths
-        history.fibers.sleep(history.rng.uniform(0, history.reduce_seconds))
-        if history.num_deaths > deaths and history.rng.random() < 0.5:
-            if history.hangs:
-                history.never.wait()
-            raise ProcessEnds
 
     def _save_at_interval(self):
         history = self.history
@@ -664,6 +671,7 @@ class History:
             }
         )
         self.arrived = defaultdict(set)
+        self.summed = set()
         self.changed = self.fibers.threading.Condition()
         self.never = self.fibers.threading.Event()
         self.num_deaths = 0
@@ -713,9 +721,22 @@ class History:
     def step_of(self, boundary):
         return boundary - (boundary // (self.epoch + 1) if self.epoch else 0)
 
-    def note_death(self, _rank):
+    def note_death(self, rank):
         self.num_deaths += 1
+        self.leave_reduction(rank)
         self.changed.notify_all()
+
+    def is_summed(self, boundary):
+        """Tell whether all ranks have been in the reduction at once: a sum needs each of them to the end."""
+        is_here = len(self.arrived[boundary]) == self.world_size
+        if is_here and not any(self.fibers.is_frozen(rank.owner) for rank in self.ranks):
+            self.summed.add(boundary)
+        return boundary in self.summed
+
+    def leave_reduction(self, rank):
+        """Without the rank there is no sum any more, unless there is one."""
+        if rank.boundary not in self.summed:
+            self.arrived[rank.boundary].discard(rank.rank)
 
     # --- the run ------------------------------------------------------------------------------------
 
@@ -801,6 +822,7 @@ class History:
         node.is_steady = False
         self.trouble_seconds += seconds
         self.fibers.freeze((node.name,), seconds)
+        self.fibers.start(self.changed.notify_all, ("thaw",), delay=seconds)
 
     def _cut(self):
         node, seconds = self.rng.choice(self.nodes), self.rng.uniform(2, 50)
@@ -994,7 +1016,7 @@ class History:
             if boundary < 0 or self.step_of(boundary) != commit.step or step != commit.step:
                 raise Violation(f"step {commit.step} is said to be boundary {boundary}")
             if commit.rescue is not None:
-                order = self.orders[number - agents_rescue.ROUND]
+                order = next(each for each in self.orders.values() if each.save.round == number)
                 savers = tuple(part.rank for part in manifest.parts)
                 if (order.boundary, order.ranks) != (boundary, savers):
                     raise Violation(f"{order} was carried out by {savers} at boundary {boundary}")

@@ -25,8 +25,6 @@ TORCHRUN_SECONDS = 15.0
 s."""
 MIN_SECONDS = 5.0
 """The least time for a save, even if less was trained since the newest checkpoint."""
-ROUND = 900_000
-"""The number of the first attempt; other saves have smaller numbers, of their rounds."""
 POLL_SECONDS = 0.05
 
 
@@ -198,7 +196,9 @@ class Rescue:
                 return False
             state = self._votes.state_of(order)
             have_saved = all(said is not None and said.attempt == order.attempt for said in answers.values())
-            if state == "committed" and not have_saved and self._have_moved_on(order, allowance):
+            if state == "committed" and (
+                self._votes.hold_newer(order) or (not have_saved and self._have_moved_on(order, allowance))
+            ):
                 self._given_up = order.attempt
                 return False
             if state == "committed":
@@ -231,7 +231,7 @@ class Rescue:
         return SaveOrder(
             RESCUE,
             order.boundary,
-            ROUND + order.attempt,
+            order.save.round,
             avoid=lost,
             rescue=rescue,
             keepers=dict(order.keepers),
