@@ -1,8 +1,9 @@
 """Histories of one rescue by seed: real agents' membership, rescue and store, simulated machines and ranks.
 
-Ranks make steps together as DDP has them: none begins an optimizer's step before all have come to its all-reduce.
-Each bears in what it saves who it is, which boundary it really holds, and for which attempt: so what is committed
-shows whether it was mixed. ``play`` raises ``Violation`` where a rescue breaks its promise.
+Ranks make steps together as DDP has them: none begins an optimizer's step before all have been in its all-reduce
+at once, so one that dies, fails or stands still before the last has come lets none go on. Each bears in what it
+saves who it is, which boundary it really holds, and for which attempt: so what is committed shows whether it was
+mixed. ``play`` raises ``Violation`` where a rescue breaks its promise.
 """
 
 import io
@@ -97,9 +98,17 @@ class Result:
     num_generations: int
 
 
-def play(seed):
-    """Run one history to its end and check it; return what it came to."""
+def play(seed, *, trouble=None, **changes):
+    """Run one history to its end and check it; return what it came to.
+
+    ``trouble(history)`` happens in the place of what the seed would let happen, and ``changes`` replace what it
+    has drawn.
+    """
     history = History(random.Random(seed))
+    for name, value in changes.items():
+        setattr(history, name, value)
+    if trouble is not None:
+        history.trouble = lambda: trouble(history)
     try:
         with history.patched():
             history.run()
@@ -775,15 +784,19 @@ class History:
         journal.append(records.generation(1, ranks=range(self.num_nodes)), 2)
         for node in self.nodes:
             node.start()
-        self.fibers.start(self._trouble, ("trouble",))
+        self.fibers.start(self.trouble, ("trouble",))
         self.fibers.run(until=LIMIT_SECONDS, is_done=self._is_done)
 
     def _is_done(self):
         return all(node.is_dead or node.is_done for node in self.nodes)
 
-    def _trouble(self):
+    def trouble(self):
+        """Let a rank or a machine fail, and more go wrong thereafter."""
         rng, fibers = self.rng, self.fibers
         fibers.sleep(rng.uniform(2, 12 * self.step_seconds + 4))
+        if self.more.random() < 0.5:
+            self.await_sum()
+            fibers.sleep(self.more.uniform(0, self.reduce_seconds))
         decisive = rng.choice(
             [self._kill_rank, self._kill_node, self._kill_node, self._fail_rank, self._freeze_long]
         )
@@ -796,6 +809,11 @@ class History:
                     self._restart_agent, self._restart_agent, self._restart_agent, self._supersede,
                 ]
             )()  # fmt: skip
+
+    def await_sum(self):
+        """Wait until the next sum is under way, which some finish and others do not if a rank dies in it."""
+        num_before = len(self.summed)
+        self.changed.wait_for(lambda: len(self.summed) > num_before, 60.0)
 
     def _kill_rank(self):
         rank = self.rng.choice(self.ranks)
@@ -812,13 +830,16 @@ class History:
         self.rng.choice(self.nodes).kill()
 
     def _freeze_long(self):
-        self._stop_node(self.rng.uniform(25, 80))
+        self._stop_one(self.rng.uniform(25, 80))
 
     def _freeze(self):
-        self._stop_node(self.rng.uniform(2, 40))
+        self._stop_one(self.rng.uniform(2, 40))
 
-    def _stop_node(self, seconds):
-        node = self.rng.choice(self.nodes)
+    def _stop_one(self, seconds):
+        self.stop_node(self.rng.choice(self.nodes), seconds)
+
+    def stop_node(self, node, seconds):
+        """Let the machine stand still for so long."""
         node.is_steady = False
         self.trouble_seconds += seconds
         self.fibers.freeze((node.name,), seconds)
