@@ -10,6 +10,6 @@ from cloudspot.agent.main import main
 if __name__ == "__main__":
     status = main()
     logging.shutdown()
-    # sys.exit would wait for upload threads, which are useless after the exit record, and the machine is paid
-    # for until this process has ended.
+    # sys.exit would wait for upload threads, which do nothing useful after the exit record, and the machine
+    # is paid for until this process ends.
     os._exit(status)

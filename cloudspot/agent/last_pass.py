@@ -1,8 +1,8 @@
 """Drive the job once more when a node ends, so that new machines are bought even if no driver runs.
 
-The node runs ``cloudspot reconcile`` for its job in a separate process after a notice and again after it has
-left. It also does so once at its start, so that a missing right is known before it is needed. The node needs
-the rights of a driver; the job file declares them with ``nodes.drive``.
+After a notice and again after it has left, the node runs ``cloudspot reconcile`` for its job in a separate
+process. It also does this once at its start, so that a missing right is known before the right is needed. The
+node needs the rights of a driver; the job file declares them with ``nodes.drive``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from cloudspot.model import Capability
 _log = logging.getLogger(__name__)
 
 LAST_SECONDS = 120.0
-"""How long a node without a deadline tries to replace itself before its machine ends."""
+"""How long a node without a deadline tries to get a replacement before its machine ends."""
 PAUSE_SECONDS = 10.0
 """The time between two passes, equal to the first wait after a failure."""
 _NICENESS = 10
 
 
 class LastPass:
-    """Drives the job from one of its nodes; does nothing unless the job file asks for it. Thread-safe."""
+    """Drives the job from one of its nodes; does nothing unless the job file requests this. Thread-safe."""
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
@@ -47,12 +47,12 @@ class LastPass:
                 self._run(until=self._context.orders.deadline(otherwise=time.monotonic() + LAST_SECONDS))
 
     def wait(self, seconds: float) -> None:
-        """Wait until the current pass has ended, but no longer than ``seconds``."""
+        """Wait until the current pass has ended, but at most ``seconds``."""
         if self._lock.acquire(timeout=seconds):
             self._lock.release()
 
     def run_until_replaced(self) -> None:
-        """Make passes until the job has a newer launch or has ended, but only for a limited time."""
+        """Make passes until the job has a newer launch or has ended, or the time is up."""
         until = self._context.orders.deadline(otherwise=time.monotonic() + LAST_SECONDS)
         while self._is_able and time.monotonic() < until:
             self.run()
@@ -61,7 +61,7 @@ class LastPass:
             time.sleep(max(0.0, min(PAUSE_SECONDS, until - time.monotonic())))
 
     def _is_replaced(self) -> bool:
-        """Return whether machines of a newer launch exist or may come, or the job is over."""
+        """Return whether machines of a newer launch exist or may appear, or the job is over."""
         context = self._context
         try:
             history = HistoryReader(context.store, context.job_id).read()
@@ -78,7 +78,7 @@ class LastPass:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             )
-            # The last saves of the training go first.
+            # The last saves of the training have priority.
             with suppress(ProcessLookupError, PermissionError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
             try:
@@ -86,7 +86,7 @@ class LastPass:
             except subprocess.TimeoutExpired as late:
                 process.kill()
                 process.wait()
-                # The children of the process may hold the output open for longer.
+                # The process's children may keep its output open for longer.
                 assert process.stdout is not None
                 process.stdout.close()
                 printed = late.output or b""

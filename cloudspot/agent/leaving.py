@@ -1,4 +1,4 @@
-"""The outcome of a leaving node, before its exit record is written."""
+"""The outcome of a node that is leaving, before its exit record is written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Leaving:
     exit_code: int = 0
     permanent: bool = False
     is_consequence: bool = False
-    """Another node's failure has ended the training here: that node's machine is to be kept."""
+    """Another node's failure ended the training here, so that node's machine is to be kept."""
     waits_until: datetime | None = None
     is_cut_off: bool = False
     fingerprint: str | None = None
@@ -28,7 +28,7 @@ class Leaving:
 
 
 class LeavingError(Exception):
-    """Raised to unwind the node's current work, because the node must leave."""
+    """Raised to end the node's current work, because the node must leave."""
 
     def __init__(self, leaving: Leaving) -> None:
         super().__init__(leaving.detail)

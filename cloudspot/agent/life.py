@@ -52,7 +52,7 @@ from cloudspot.train import handoff as files
 _log = logging.getLogger(__name__)
 
 TRACKED_SECONDS = 5.0
-"""How long the upload of a checkpoint waits for the files of trackers."""
+"""How long a checkpoint's upload waits for the trackers' files."""
 DENIED_LOG_SECONDS = 10.0
 """How long a node that lacks a right, and has not trained, tries to deliver its log lines."""
 
@@ -79,7 +79,7 @@ class Life:
         )
         self._secrets: Mapping[str, str] = {}
         self.runtime = runtime_of(node, job.spec, self._image_login)
-        context.status.num_live = job.spec.nodes.max  # until it has heard from the others
+        context.status.num_live = job.spec.nodes.max  # until the others are heard from
         context.status.now = context.now
         context.status.log_standing = self.logs.standing
         context.status.moved_bytes = lambda: metered.moved_bytes
@@ -109,12 +109,12 @@ class Life:
         self.keeping = Keeping(context)
 
     def run(self) -> None:
-        """Live until the node has nothing left to do; then the machine may be ended.
+        """Run until the node has no more work; then the machine may be ended.
 
-        No user code runs unless the seat is this machine's.
+        No user code runs unless the seat belongs to this machine.
 
         Raises:
-            AuthError: a right is missing; the exit record has the reason if it could be written.
+            AuthError: a right is missing; the exit record states which, if it could be written.
         """
         context = self.context
         node, identity = context.node, context.job.identity
@@ -123,7 +123,7 @@ class Life:
             if said.outcome == "failed" and self.keeping.recall(said):
                 self._stay(said)
             elif said.outcome != "superseded":
-                self.last_pass.run_until_replaced()  # the previous agent may have been killed meanwhile
+                self.last_pass.run_until_replaced()  # the last agent may have been killed in a pass
             return
         slot = context.retry_until(
             lambda: launches.claim_slot(context.store, node.job_id, node.launch, identity.rank, identity)
@@ -134,7 +134,8 @@ class Life:
         self._remember()
         self.logs.start()
         self.notices.start()
-        # First a heartbeat, then the checkpoint: retention spares those that a live node may be choosing.
+        # The heartbeat comes before the checkpoint, because retention spares checkpoints that a live node may
+        # be choosing.
         context.retry_until(self.heartbeat.beat)
         self.heartbeat.start()
         self.remote.start()
@@ -144,7 +145,7 @@ class Life:
         except LeavingError as error:
             leaving = error.leaving
         except TransientError:
-            raise  # the failure may be temporary: the next agent of this machine continues
+            raise  # it may be temporary: this machine's next agent continues
         except AuthError as error:
             end_training(node)
             self._leave_denied(error)
@@ -164,7 +165,7 @@ class Life:
             self.last_pass.run_until_replaced()
 
     def _stay(self, said: Exit) -> None:
-        """Go on with what an agent before this one had begun: the machine is kept for inspection."""
+        """Continue after an earlier agent: the machine is, or may be, kept for inspection."""
         context = self.context
         self._remember()
         self.logs.start()
@@ -180,7 +181,7 @@ class Life:
         self._stop_runtime()
 
     def _leave_or_stay(self, leaving: Leaving) -> None:
-        """Leave after a failure; the machine may be kept for inspection, with the commands that run on it."""
+        """Leave after a failure; if the machine is kept for inspection, its commands keep running."""
         delivery = self._delivery()
         leaving = self.keeping.settle(delivery.deliver(leaving))
         if leaving.permanent and not self.keeping.is_kept:
@@ -194,13 +195,13 @@ class Life:
             delivery.fall_silent()
 
     def _inspect(self, waits_until_seconds: float) -> None:
-        """Stay until the time for inspection is over, or it turns out that the machine is not kept."""
+        """Stay until the time for inspection is over or the machine turns out not to be kept."""
         self.keeping.wait(waits_until_seconds)
         self.remote.end("the node is not kept any longer: the command was ended")
         self.keeping.end()
 
     def _remember(self) -> None:
-        """Continue where an earlier agent of this machine stopped; there is none on a new machine."""
+        """Continue where an earlier agent of this machine stopped; on a new machine, there was none."""
         context = self.context
         node, memory, status = context.node, context.memory, context.status
         self.logs.follow(node.logs / "agent.log", "agent")
@@ -218,7 +219,7 @@ class Life:
         self.notices.recall()
 
     def _environment(self) -> dict[str, str]:
-        """Return the variables of the job's programs, but for those that its setup or inputs change."""
+        """Return the variables of the job's programs, without those that depend on its setup or inputs."""
         context = self.context
         run, resumption = context.job.spec.run, context.job.submission.resumption
         self._secrets = context.retry_until(
@@ -230,16 +231,16 @@ class Life:
         return environment
 
     def _serve(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Run people's commands from now on; return the training's variables, which the setup may change."""
+        """Start to run people's commands; return the training's variables, which may depend on the setup."""
         node = self.context.node
         environment = {**environment, **data_variables(self.context.job.spec.data, node)}
-        environment = self.runtime.with_programs(environment)  # anew: the setup may have made the python
+        environment = self.runtime.with_programs(environment)  # again: the setup may have created python
         own = {files.JOB_ID: node.job_id, files.ARTIFACTS: str(node.artifacts)}
         self.remote.serve({**environment, **own})
         return environment
 
     def _serve_at_least(self) -> None:
-        """Run people's commands also where the setup has failed, or an agent before has done it."""
+        """Also run people's commands if the setup failed, or if an earlier agent ran it."""
         try:
             if not self.remote.serves:
                 self._serve(self._environment())
@@ -276,7 +277,7 @@ class Life:
             return generations.run_all()
 
     def _deliver_tracked(self) -> None:
-        """Deliver what trackers have written: no step of a checkpoint is to be missing there after a loss."""
+        """Deliver the trackers' files: they must not lack any step of a checkpoint after a loss."""
         if not self.context.job.spec.run.trackers or self.context.orders.pending:
             return
         end = time.monotonic() + TRACKED_SECONDS
@@ -294,7 +295,7 @@ class Life:
         )
 
     def _stop_runtime(self) -> None:
-        """Remove the containers; all output of the job has been saved by now."""
+        """Remove the containers; all output of the job has been saved."""
         try:
             self.runtime.stop()
         except (CloudspotError, OSError) as error:
@@ -318,7 +319,7 @@ class Life:
         )
 
     def _leave_denied(self, error: AuthError) -> None:
-        """Leave because a right is missing; if the job has never trained, no other machine has the right.
+        """Leave because a right is missing; if the job has never trained, other machines would lack it too.
 
         A node that has trained first tries to deliver its files. Any other node only reports the reason.
         """

@@ -1,4 +1,4 @@
-"""The agent's process: one at a time on a machine, restarted by the boot script until it exits 0."""
+"""The agent's process: a machine runs one at a time, and the boot script restarts it until it exits 0."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ _T = TypeVar("_T")
 START_SECONDS = 300.0
 """How long the store and the metadata service may take to become available."""
 CANNOT_SERVE = 3
-"""The exit status of an agent whose failure a restart would not change; boot.sh has it too."""
+"""The exit status of an agent whose failure a restart would not fix; boot.sh uses the same number."""
 
 
 def main() -> int:
-    """Run the agent of this machine to its end; 0 means that the machine may be ended.
+    """Run the agent of this machine until it ends; exit status 0 means that the machine may be ended.
 
-    After ``CANNOT_SERVE`` it may be ended too, but drivers need time to read the reason on the console.
-    SIGTERM is a notice: see ``notice_pipe``. After any other end, the boot script starts a new agent, which
-    continues where this one stopped.
+    After ``CANNOT_SERVE``, the machine may be ended too, but drivers need time to read the reason on its
+    console. SIGTERM is a notice: see ``notice_pipe``. After any other exit, the boot script starts a new
+    agent, which continues where this one stopped.
     """
     node = Node.from_environment(os.environ)
     node.create_directories()
@@ -66,13 +66,14 @@ def main() -> int:
             threading.excepthook = end_process
             _live(node, pipe)
         except (PluginFault, TransientError) as error:
-            # The boot script starts another agent, unless its limit is reached.
+            # The boot script starts another agent, unless it has started too many.
             _log.exception("the agent cannot go on")
             sys.stderr.write(f"cloudspot: {error}\n")
             return 1
         except (AuthError, PluginError) as error:
-            # The next agent of this machine would fail too. Without a provider, this agent does not know its
-            # identity, and without rights it can write no record: it can only write to the console.
+            # The next agent of this machine would fail too. Without a provider, this agent does not know the
+            # machine's identity, and without rights it cannot write a record: it can only write to the
+            # console.
             _log.error("%s", error)
             sys.stderr.write(f"cloudspot: this machine cannot serve its job: {error}\n")
             return CANNOT_SERVE
@@ -85,7 +86,7 @@ def main() -> int:
 def end_process(failure: threading.ExceptHookArgs) -> None:
     """End the agent because one of its threads failed; the boot script starts another.
 
-    Without that thread, the agent would look alive but might deliver no log lines or checkpoints any more.
+    Without that thread, the agent would look alive but might no longer deliver log lines or checkpoints.
     """
     name = "a thread" if failure.thread is None else f"thread {failure.thread.name!r}"
     error = failure.exc_value or failure.exc_type()
@@ -104,7 +105,7 @@ def _live(node: Node, pipe: NoticePipe) -> None:
         refuse(node, store, error)
         return
     identity = _at_start(provider.node_identity)
-    # All records of this node have times by the store's clock.
+    # All times in this node's records are by the store's clock.
     _at_start(lambda: clock_of(store).compare(store))
     seated = _at_start(lambda: _seated(node, store, identity))
     if seated is None:
@@ -130,9 +131,9 @@ def _seated(node: Node, store: ObjectStore, identity: NodeIdentity) -> NodeIdent
 
 
 def refuse(node: Node, store: ObjectStore, error: CloudspotError) -> None:
-    """Claim the node's slot only to report that no node can run the job as it is in the store.
+    """Claim the node's slot only to report that no node can run the job as it is stored.
 
-    Without a report, the launch would be voided, and the next launch would cost as much again.
+    Without this report, the launch would be voided, and the next launch would cost the same again.
     """
     deadline = time.monotonic() + START_SECONDS
     identity = retry_until(open_provider(node.provider, None).node_identity, deadline=deadline)

@@ -11,8 +11,8 @@ from cloudspot.jobstore.access.wrapped_store import WrappedStore
 class MeteredStore(WrappedStore):
     """Counts the bytes sent and received by successful calls.
 
-    Failed requests, headers, listings and the requests of plugins, such as for log lines, are not counted,
-    because they are small beside checkpoints.
+    Failed requests, headers, listings and the requests of plugins, for example for log lines, are not
+    counted, because they are small compared with checkpoints.
     """
 
     def __init__(self, inner: ObjectStore) -> None:

@@ -1,4 +1,4 @@
-"""The paths of a node, and the memory that its agent keeps when it is killed and restarted."""
+"""A node's paths, and the memory that its agent keeps when it is killed and restarted."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from cloudspot.train.handoff import RESTORE_IN_MEMORY
 
 @dataclass(eq=False)
 class Node:
-    """The values from the boot script, and the node's directories."""
+    """The values from the boot script, and the paths of the node's files."""
 
     job_id: str
     launch: int
     store_url: str
     provider: str
     directory: Path
-    """The directory of all of the node's files; it is lost with the machine."""
+    """The directory that contains all of the node's files; it is lost with the machine."""
     train_python: str
     arena: Path
     """The directory for slots in memory."""
     submission_sha256: str
-    """The hash of the submission that the launch was requested for; no other submission is run."""
+    """The hash of the submission for which the launch was requested; no other submission is run."""
     shared_cache: Path | None = None
-    """The directory for input files of all jobs of the machine; if None, each job uses its ``directory``."""
+    """The directory for the inputs of all jobs on the machine; if None, each job uses its ``directory``."""
     store_id: str | None = None
     """The id of the job's store; see ``ObjectStore.hold_to``."""
 
@@ -43,7 +43,7 @@ class Node:
         """Set the paths of the files and directories."""
         directory, cache = self.directory, self.shared_cache
         self.work = directory / "work"
-        """The working directory: the extracted code."""
+        """The working directory, which contains the extracted code."""
         self.artifacts = directory / "artifacts"
         """The directory that is synced to the bucket."""
         self.logs = directory / "logs"
@@ -51,32 +51,31 @@ class Node:
         self.spill = directory / "spill"
         """The directory for arena slots when memory is short."""
         self.staging = directory / "staging"
-        """The directory in which complete checkpoints of a script are set aside for their upload."""
+        """The directory where a script's complete checkpoints are set aside for upload."""
         self.data_cache = directory / "data" if cache is None else cache / "cloudspot-data"
-        """The directory of input files, named by their content; only this user can access it."""
+        """The directory of input files, which are named by their content; only this user can access it."""
         self.torn = directory / "torn"
-        """The directory for incomplete checkpoint directories of scripts."""
+        """The directory to which scripts' incomplete checkpoint directories are moved."""
         self.python_path = directory / "pythonpath"
-        """The directory from which the trainer imports cloudspot; it has nothing else."""
+        """The directory from which the trainer imports cloudspot, and which contains nothing else."""
         self.programs = directory / "programs"
-        """The first directory on PATH in setup and training; it has ``python`` and ``pip``."""
+        """The first directory on PATH in setup and training; it contains ``python`` and ``pip``."""
         self.restore = directory / "restore"
         """The directory on the disk to which a session's checkpoint is restored."""
         self.restore_in_memory = self.arena / RESTORE_IN_MEMORY
-        """The directory used instead if memory is plentiful; removed once the training has read it."""
+        """The directory used instead if there is enough memory; removed once the training has read it."""
         self.fork_server = directory / "fork-server.socket"
         """The socket of the fork server, from which trainings are forked."""
         self.fork_server_processes = directory / "fork-server.processes"
         """The fork server's processes: see ``KeptProcesses``."""
         self.fork_server_log = self.logs / "fork-server.log"
-        """The log of the fork server's failures."""
+        """The fork server's log."""
         self.lock = directory / "agent.lock"
         """The lock file that the agent holds while it lives."""
         self.baked = directory / "image.json"
-        """The description of the setup in the disk image; the boot script of machines with an image keeps
-        it."""
+        """The description of the setup in the disk image; the boot script of such a machine keeps it."""
         self.agent_ended = directory / "agent-ended"
-        """The file with which the boot script shows that no agent will run here any more."""
+        """The file by which the boot script shows that no agent will run here any more."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Node:
@@ -109,15 +108,15 @@ class Node:
         return self.directory / "generations" / f"{generation:06d}"
 
     def arena_slots(self) -> list[Path]:
-        """Return the slots that the trainings of all generations have left in the arena."""
+        """Return the slots left in the arena by the trainings of all generations."""
         return [slot for directory in (self.arena, self.spill) for slot in directory.glob("slot-*")]
 
     def train_log(self, generation: int) -> Path:
-        """Return the file that the training of a generation writes to."""
+        """Return the file to which a generation's training writes its output."""
         return self.logs / f"train-{generation:06d}.log"
 
     def create_directories(self) -> None:
-        """Create the directories that the agent itself fills.
+        """Create the directories whose files the agent itself writes.
 
         Raises:
             CloudspotError: another user owns the arena's directory or may write to it.
@@ -137,7 +136,7 @@ class Node:
 
 
 def _default_arena(directory: Path) -> str:
-    """Return a directory in memory with a secret name, which is the same for all agents of a machine."""
+    """Return a directory in memory with a secret name, the same for all agents of the machine."""
     shared = Path("/dev/shm")  # noqa: S108 - the kernel's memory file system
     if not (shared.is_dir() and os.access(shared, os.W_OK)):
         return str(directory / "arena")
@@ -149,16 +148,16 @@ def _default_arena(directory: Path) -> str:
 
 
 class NodeMemory(msgspec.Struct, kw_only=True):
-    """The state that survives the agent, but not the machine; it is rewritten whole at each change."""
+    """The state that survives the agent, but not the machine; the whole file is rewritten at each change."""
 
     code_ready: bool = False
     setup_done: bool = False
     kept_setup: str | None = None
     """The key of the setup, if this machine's image already has it."""
     placed: list[str] = []
-    """The paths of the inputs that were or are being put in place."""
+    """The paths at which inputs were put or are being put."""
     inputs_ready: list[str] = []
-    """The names of the inputs that are on the disk or, if read in place, were found."""
+    """The names of the inputs that are on the disk or, if they are read in place, were found."""
     staged: tuple[StagedInput, ...] = ()
     """The inputs on the disk."""
     start_seconds: float | None = None
@@ -167,27 +166,27 @@ class NodeMemory(msgspec.Struct, kw_only=True):
     """The newest generation that this node has started; 0 before the first."""
     restored_step: int = 0
     first_rank: int = 0
-    """The lowest global rank of this node in that generation."""
+    """The node's lowest global rank in that generation."""
     trainer_pid: int = 0
-    """The process that started that generation's training; 0 if there is none or its end has been handled."""
+    """The process that started that generation's training; 0 if none did, or its end has been handled."""
     next_why: str = "agent-restarted"
-    """The reason of the next generation once that end has been handled: see ``records.Generation``."""
+    """Why the next generation starts, once that end has been handled: see ``records.Generation``."""
     generation_began_at: float = 0.0
     """When this node joined that generation (monotonic)."""
     trainer_started_at: float = 0.0
     """When the trainer was started (monotonic)."""
     training_began_at: float = 0.0
-    """When the script's loop over the steps began in that generation (monotonic); 0 if that is not known."""
+    """When the script's loop began in that generation (monotonic); 0 if that is unknown."""
     failed_at_step: int = -1
-    """The step of the last failure that the script may have caused."""
+    """The step of the last failure that the script may have caused, or -1."""
     failed_with: str = ""
     """The fingerprint of that failure."""
     kept_until: float = 0.0
-    """When the kept machine ends (``boot_seconds``); 0 if it is not kept for inspection."""
+    """When the inspection of a kept machine ends (``boot_seconds``); 0 if the machine is not kept."""
 
     @classmethod
     def load(cls, node: Node) -> NodeMemory:
-        """Return the memory that an earlier agent of this machine has saved, or a new one."""
+        """Return the memory stored by an earlier agent of this machine, or a new one."""
         try:
             memory: NodeMemory = decode(_path(node).read_bytes(), cls)
             return memory
@@ -195,7 +194,7 @@ class NodeMemory(msgspec.Struct, kw_only=True):
             return cls()
 
     def save(self, node: Node) -> None:
-        """Write the whole memory; thread-safe."""
+        """Store the whole memory; thread-safe."""
         with _saving:  # an older state must not replace a newer one
             write_whole(_path(node), msgspec.json.encode(self))
 

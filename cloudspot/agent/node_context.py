@@ -1,4 +1,4 @@
-"""The context of all parts of the agent: the node, its job, its store, its status and its orders."""
+"""The context that all parts of the agent share: the node, its job, its store, its status and its orders."""
 
 from __future__ import annotations
 
@@ -56,14 +56,13 @@ class NodeContext:
     status: Status = field(default_factory=Status)
     orders: Orders = field(default_factory=Orders)
     known_parts: dict[str, Part] = field(default_factory=dict)
-    """The records of checkpoint parts, by key, that this agent put or read: see
-    ``manifests.write_manifest``."""
+    """The records of parts, by key, that this agent wrote or read: see ``manifests.write_manifest``."""
     agent: str = field(default_factory=new_nonce)
-    """A nonce that distinguishes this agent from the machine's earlier and later ones."""
+    """A nonce that distinguishes this agent from earlier and later agents of the machine."""
     is_called: threading.Event = field(default_factory=threading.Event)
     """Set when a request to run a command on this node is seen."""
     uploaded_slots: dict[Path, tuple[SaveId, int]] = field(default_factory=dict)
-    """Slots of the arena, and the save and the rank of the part that was last uploaded from each."""
+    """The arena's uploaded slots, each with the save and the rank of the part last uploaded from it."""
 
     retry_until = staticmethod(retry_until)
 
@@ -77,7 +76,7 @@ class NodeContext:
         return clock_of(self.store)
 
     def now(self) -> datetime:
-        """Return this agent's estimate of the time by the store's clock, without a request."""
+        """Return this agent's estimate of the store's clock, without a request."""
         return self._clock.now()
 
     @property
@@ -96,7 +95,7 @@ class NodeContext:
         return Seat(self.node.launch, self.rank)
 
     def read_stop(self) -> None:
-        """Look for a request to stop."""
+        """Check whether a stop was requested."""
         if self.orders.stop is None:
             key = keys.stop(self.job_id, self.job.submission.resumption)
             stop = find_record(self.store, key, StopRequest)
@@ -104,7 +103,7 @@ class NodeContext:
                 self.orders.give(stop=stop)
 
     def request_stop(self, reason: StopReason, detail: str) -> None:
-        """Ask all nodes of the job, including this one, to checkpoint and end."""
+        """Ask all nodes of the job, including this one, to save a checkpoint and end."""
         number = self.job.submission.resumption
         stop = request_stop(self.store, self.job_id, reason, resumption=number, detail=detail)
         self.orders.give(stop=stop)
@@ -120,27 +119,27 @@ class NodeContext:
             self.orders.propose(newest)
 
     def obey(self) -> None:
-        """Leave if the node is ordered to; for the phases that have nothing to save.
+        """Leave if the node has an order to leave; for phases in which there is no state to save.
 
         Raises:
-            LeavingError: there is an order.
+            LeavingError: the node has an order to leave.
         """
         leaving = self.ordered_leaving()
         if leaving is not None:
             raise LeavingError(leaving)
 
     def obey_journal(self, journal: Sequence[JournalRecord]) -> None:
-        """Leave if this launch or the job is over by the journal.
+        """Leave if, by the journal, this launch or the job is over.
 
         Raises:
-            LeavingError: it is over.
+            LeavingError: the launch or the job is over.
         """
         over = why_over(journal, self.node.launch)
         if over is not None:
             raise LeavingError(Leaving("superseded", over))
 
     def ordered_leaving(self) -> Leaving | None:
-        """Return the outcome of leaving by the current orders, or None without an order."""
+        """Return the outcome of leaving by the current orders, or None if there is no order."""
         orders = self.orders
         if orders.superseded is not None:
             return Leaving("superseded", orders.superseded)

@@ -9,21 +9,20 @@ from cloudspot.jobstore.layout.records import Generation, StopRequest
 
 
 class Orders:
-    """Others' decisions about this node; the first of each kind counts, but the earliest reclaim."""
+    """Others' decisions about this node; the first of each kind counts, but of reclaims the earliest."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self.reclaim: Reclaim | None = None
         self.stop: StopRequest | None = None
         self.superseded: str | None = None
-        """Why the job continues or has ended without this node, which must not train any more; or None."""
+        """Why this node must no longer train: the job continues or has ended without it; or None."""
         self.is_kept = False
-        """Whether the node stays for inspection, so that the job's end is no order to leave."""
+        """Whether the node stays for inspection, so the job's end is no order to leave."""
         self.is_shutting_down = False
-        """Whether the machine or its agent is ending, so other programs may have sent the training
-        SIGTERM."""
+        """Whether the machine or its agent is shutting down: others may have sent SIGTERM to the training."""
         self.newer: Generation | None = None
-        """The newest generation that others have agreed on, unless this node has written it."""
+        """The newest generation that others agreed on, unless this node wrote its record."""
 
     def give(
         self,
@@ -41,36 +40,36 @@ class Orders:
             self._changed.notify_all()
 
     def keep(self) -> None:
-        """Stay for inspection, although the job is over."""
+        """Stay for inspection even though the job is over."""
         with self._changed:
             self.is_kept, self.superseded = True, None
 
     @property
     def pending(self) -> bool:
-        """Whether the node must leave."""
+        """Whether the node has an order to leave."""
         return self.reclaim is not None or self.stop is not None or self.superseded is not None
 
     def propose(self, newer: Generation) -> None:
-        """Note that others have agreed on a newer generation, which is not yet an order to leave."""
+        """Record that others have agreed on a newer generation, which is not yet an order to leave."""
         with self._changed:
             self.newer = newer
             self._changed.notify_all()
 
     def newer_than(self, current: Generation) -> Generation | None:
-        """Return the newer generation that others have agreed on, or None."""
+        """Return the newer generation that others have agreed on, or None if there is none."""
         newer = self.newer
         return newer if newer is not None and newer.number > current.number else None
 
     def wait(self, seconds: float) -> bool:
-        """Wait for an order to leave, at most ``seconds``; return whether there is one."""
+        """Wait for an order to leave, for at most ``seconds``; return whether there is one."""
         with self._changed:
             return self._changed.wait_for(lambda: self.pending, seconds)
 
     def wait_for_news(self, seconds: float) -> None:
-        """Wait for any new decision, at most ``seconds``."""
+        """Wait for any new decision, for at most ``seconds``."""
         with self._changed:
             self._changed.wait(seconds)
 
     def deadline(self, *, otherwise: float) -> float:
-        """Return the known monotonic deadline of this machine, but at the latest ``otherwise``."""
+        """Return this machine's known deadline (monotonic), but never a later moment than ``otherwise``."""
         return otherwise if self.reclaim is None else min(self.reclaim.deadline, otherwise)

@@ -1,7 +1,7 @@
 """Read the ranks' reports from the hand-off directory.
 
-The training can write there, so a report may have any size and content. An invalid report is logged and
-ignored; the statuses with which the processes ended are then the only source.
+The training can write to that directory, so a report may have any size and content. An invalid report is
+logged and ignored; then only the processes' exit statuses are used.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class RankDrained(msgspec.Struct, frozen=True, kw_only=True):
     """``drained-R.json``: the rank leaves on request."""
 
     step: Tally | None
-    """The step of its sealed state, or None without a save."""
+    """The step of the sealed state, or None if no state was saved."""
 
 
 class RankEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """``final.json``: rank 0 is at the end of its loop, or has left it, and its last state is sealed."""
+    """``final.json``: rank 0 has reached the end of its loop or has left it, and its last state is sealed."""
 
     step: Tally
     is_saved: bool
-    """False if the training had already made all its steps and there was nothing to save."""
+    """False if the training had already made all its steps, so there was no state to save."""
     weights_sha256: str | None
     are_weights_sharded: bool = False
     left_early: bool = False
@@ -45,10 +45,10 @@ class RankError(msgspec.Struct, frozen=True, kw_only=True):
     """``failed-R.json``: an error ends the rank."""
 
     type: str
-    """The error's type with its module."""
+    """The error's type, including its module."""
     message: str
     causes: tuple[str, ...] = ()
-    """The messages of the errors during whose handling it was raised, the nearest first."""
+    """The messages of the errors during whose handling it was raised, nearest first."""
 
 
 class RankSurvives(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,9 +56,9 @@ class RankSurvives(msgspec.Struct, frozen=True, kw_only=True):
 
     held: HeldState | None
     problem: str
-    """Why it holds no state."""
+    """Why the rank holds no state."""
     attempt: Tally
-    """The attempt for which it was last asked to save; 0 if it was not asked yet."""
+    """The attempt for which the rank was last asked to save; 0 if it has not been asked yet."""
     is_ending: bool
 
 
@@ -67,7 +67,7 @@ class RankRescued(msgspec.Struct, frozen=True, kw_only=True):
 
     attempt: Tally
     step: Tally | None
-    """The step of its state, or None if the state has changed since."""
+    """The step of the saved state, or None if the state has changed since the order."""
 
 
 class RankOwnState(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,10 +78,10 @@ class RankOwnState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankImports(msgspec.Struct, frozen=True, kw_only=True):
-    """``imports-R.json``: the rank's slow imports, which could be made once per machine."""
+    """``imports-R.json``: the rank's slow imports, which could be done once per machine."""
 
     seconds: dict[str, Seconds]
-    """The time of each import, by its name for ``run.preload``."""
+    """The duration of each import, by the name to use in ``run.preload``."""
 
 
 Report = TypeVar(
@@ -98,7 +98,7 @@ Report = TypeVar(
 
 
 def read_report(path: Path, report_type: type[Report]) -> Report | None:
-    """Return the report, or None if there is no valid one."""
+    """Return the report, or None if it is missing or invalid."""
     try:
         report: Report = decode(read_at_most(path, MAX_REPORT_BYTES), report_type)
     except FileNotFoundError:

@@ -2,8 +2,9 @@
 
     python -m cloudspot.agent.shutdown --seconds 25 --source NAME
 
-The boot script writes the program ``on-shutdown``, which runs this module with the agent's environment, to
-the node's directory. The provider makes its machines call it when they end, in a shutdown script or unit.
+The boot script writes the program ``on-shutdown`` to the node's directory; it runs this module with the
+agent's environment. The provider makes its machines call this program when they end, in a shutdown script or
+unit.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from cloudspot.model import PreemptionNotice
 from cloudspot.registry import open_job_store, open_provider
 
 DEAD_SECONDS = 5.0
-"""How long the boot script has to restart a dead agent; its first pauses are shorter."""
+"""How long the boot script has to restart a dead agent; the pauses before its first restarts are shorter."""
 KEEP_BACK_SECONDS = 5.0
 KEEP_BACK_SHARE = 0.25
-"""The share of the time, up to ``KEEP_BACK_SECONDS``, that is reserved for a dead agent's exit record."""
+"""The share of the time, up to ``KEEP_BACK_SECONDS``, reserved for writing a dead agent's exit record."""
 POLL_SECONDS = 0.1
 
 
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Shutdown:
-    """The last seconds of a machine, beside its agent."""
+    """The last seconds of a machine, handled by a process beside its agent."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Shutdown:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Create it; ``seconds`` is the time until the machine's end, ``source`` that of the notice."""
+        """Create it; the machine ends in ``seconds``, and ``source`` is the source of the notice."""
         self._node = node
         self._source = source
         self._monotonic = monotonic
@@ -71,10 +72,10 @@ class Shutdown:
         self._end = self._began + seconds
 
     def run(self) -> int:
-        """Give the notice and wait; return 0 when the agent has left, 1 when time has run out.
+        """Give the notice and wait; return 0 if the agent has left, or 1 if the time has run out.
 
-        A live agent writes its own exit record. For a dead agent, end the training and, if the node's slot is
-        this machine's, write the record; the job then continues from the newest commit.
+        A live agent writes its own exit record. If the agent is dead, end the training and, if this machine
+        owns the node's slot, write the record; the job then continues from the newest commit.
         """
         self._tell()
         spare = min(KEEP_BACK_SECONDS, KEEP_BACK_SHARE * self._seconds)
@@ -87,7 +88,8 @@ class Shutdown:
             with try_lock(self._node.lock) as is_free:
                 dead_since = None if not is_free else now if dead_since is None else dead_since
                 if dead_since is not None and now >= min(dead_since + DEAD_SECONDS, self._end - spare):
-                    # Under the lock, because an agent that starts now waits for it and then finds the record.
+                    # This holds the lock, because an agent that starts now waits for it and then finds the
+                    # record.
                     try:
                         self._speak_for_agent()
                     except TransientError as error:
@@ -111,7 +113,7 @@ class Shutdown:
     def _speak_for_agent(self) -> None:
         node = self._node
         _say("the agent is dead: ending the training and writing its exit record")
-        # The record will prove that no user code runs here any more.
+        # The record is proof that no user code runs here any more.
         end_training(node)
         end_setup(node)
         store = open_job_store(node.store_url, node.store_id)

@@ -1,4 +1,4 @@
-"""The node's status, which the agent's threads write and read and its heartbeat reports."""
+"""The node's status, which the agent's threads write and read, and which the heartbeat reports."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from cloudspot.jobstore.layout.records import (
 from cloudspot.train import handoff as files
 
 MAX_METRICS_BYTES = 1 << 20
-"""How much of the metrics is read at a time."""
+"""The maximum size of one read of the metrics."""
 MAX_PHASES = 64
-"""The number of phases kept: enough for a dozen generations in a small heartbeat."""
+"""The number of phases that are kept: enough for a dozen generations, but still a small heartbeat."""
 
 
 class _Transfer:
-    """The progress of a transfer, which several threads make."""
+    """The progress of a transfer that several threads carry out."""
 
     def __init__(self, what: TransferKind, total: int) -> None:
         self.what = what
@@ -54,32 +54,32 @@ class _Transfer:
 
 
 class Status:
-    """The node's status; each attribute is written whole by one thread, and any thread reads it."""
+    """The node's status; each attribute is replaced as a whole by one thread, and any thread may read it."""
 
     def __init__(self) -> None:
         self._state: NodeState = "setup"
         self.state_changed = threading.Event()
-        """Set at each change of ``state`` and at each new phase; cleared when these are reported."""
+        """Set at each change of ``state`` and at each new phase; cleared when they are reported."""
         self.generation = 0
         self.phases: tuple[Phase, ...] = ()
         """The newest ``MAX_PHASES`` phases of the node, for the job's timeline."""
         self.handoff: Path | None = None
-        """The hand-off directory of the newest generation; None before the first."""
+        """The hand-off directory of the newest generation; None before the first generation."""
         self.ranks: tuple[int, ...] = ()
         """The global ranks that this node runs."""
         self.restored_step = 0
         self.num_live = 1
-        """The number of live members and newcomers, including this node, that this node knows of."""
+        """The number of live members and newcomers that this node knows of, including itself."""
         self.hears_others = False
-        """Whether it listens to other nodes, from which it learns of all news they have."""
+        """Whether this node listens to other nodes, which report all news to it."""
         self.hears_calls = False
-        """Whether it sees calls to run a command here when it lists the other nodes."""
+        """Whether this node sees calls to run a command here when it lists the other nodes."""
         self.committed: CheckpointId | None = None
         self.stall_seconds: float | None = None
         self.save_cost: SaveCost | None = None
         self.upload_seconds: float | None = None
         self.notice_seconds: float | None = None
-        """How long before it reclaims a machine the provider gives notice."""
+        """How long before a reclaim the provider gives notice."""
         self.is_at_risk = False
         """Whether the provider has hinted that it may reclaim the machine."""
         self.staged: tuple[StagedInput, ...] = ()
@@ -87,11 +87,11 @@ class Status:
         self.utilization: Utilization | None = None
         """The utilization in the last half minute of the training."""
         self.log_standing: Callable[[], LogStanding | None] = lambda: None
-        """Returns how far the log has been delivered."""
+        """Returns the state of the log's delivery."""
         self.moved_bytes: Callable[[], int] = lambda: 0
         """Returns how many bytes this agent has transferred between the machine and the job's bucket."""
         self.now: Callable[[], datetime] = utc_now
-        """Returns the time of a new phase."""
+        """Returns the time at which a new phase begins."""
         self._warnings: dict[str, str] = {}
         self._warning = threading.Lock()
         self._transfer: _Transfer | None = None
@@ -114,7 +114,7 @@ class Status:
         self.state_changed.set()
 
     def note_phase(self, state: NodeState | Literal["training"]) -> None:
-        """Note a new phase for the job's timeline."""
+        """Record a new phase for the job's timeline."""
         phase = Phase(
             state=state,
             generation=self.generation,
@@ -133,7 +133,7 @@ class Status:
         return tuple(self._warnings.values())
 
     def warn(self, subject: str, text: str | None) -> None:
-        """Replace the warning about a subject; None clears it. The text may have names not in UTF-8."""
+        """Replace the warning about a subject; None clears it. The text may contain names not in UTF-8."""
         text = None if text is None else printable(text)
         with self._warning:
             warnings = {name: said for name, said in self._warnings.items() if name != subject}
@@ -141,7 +141,7 @@ class Status:
 
     @property
     def is_regrouping(self) -> bool:
-        """Whether the nodes are agreeing on the next generation, with faster heartbeats."""
+        """Whether the nodes are agreeing on the next generation; heartbeats are faster then."""
         return self._is_regrouping
 
     @is_regrouping.setter
@@ -152,7 +152,7 @@ class Status:
 
     @property
     def failed(self) -> Failed | None:
-        """The newest failure of a training here; a heartbeat reports it at once."""
+        """The newest failure of a training run on this node; a heartbeat reports it at once."""
         return self._failed
 
     @failed.setter
@@ -162,14 +162,14 @@ class Status:
 
     @property
     def likeness(self) -> tuple[RankLikeness, ...]:
-        """The likenesses that the ranks here have reported."""
+        """The likenesses that this node's ranks have reported."""
         paths = () if self.handoff is None else [files.likeness_path(self.handoff, r) for r in self.ranks]
         told = (read_report(path, RankLikeness) for path in paths)
         return tuple(each for each in told if each is not None)
 
     @property
     def survivors(self) -> Survivors | None:
-        """The state that the ranks here hold after others were lost; a heartbeat reports it at once."""
+        """The state that this node's ranks hold after others were lost; a heartbeat reports it at once."""
         return self._survivors
 
     @survivors.setter
@@ -179,9 +179,9 @@ class Status:
 
     @property
     def idle(self) -> Idle | None:
-        """How long the training has left its machine idle, once that is too long.
+        """How long the training has left its machine idle, or None if not for too long.
 
-        A heartbeat reports the beginning and the end at once.
+        A heartbeat reports the beginning and the end of this at once.
         """
         return self._idle if self._state == "running" else None
 
@@ -215,7 +215,7 @@ class Status:
         return Transfer(what=transfer.what, done=min(transfer.done, transfer.total), total=transfer.total)
 
     def progress(self) -> tuple[int, int | None]:
-        """Return the newest step begun here or else restored, and the total number of steps if known."""
+        """Return the newest step begun here, or else restored, and the total number of steps if known."""
         step, total = self.restored_step, None
         if self.handoff is not None:
             for rank in self.ranks:
@@ -225,14 +225,14 @@ class Status:
         return step, total
 
     def data_waits(self) -> Mapping[int, int]:
-        """Return how long each local rank has waited for batches (ns), where known."""
+        """Return how long each local rank has waited for batches (ns), for the ranks where this is known."""
         handoff = self.handoff
         found = {} if handoff is None else {rank: files.read_data_wait(handoff, rank) for rank in self.ranks}
         return {rank: waited for rank, waited in found.items() if waited is not None}
 
     @property
     def reached_step(self) -> int:
-        """Return the step after the newest that a local rank has begun in this generation."""
+        """Return the step after the newest step that a local rank has begun in this generation."""
         handoff = self.handoff
         found = [] if handoff is None else [files.read_progress(handoff, rank) for rank in self.ranks]
         return max([self.restored_step, *(one.reached_step for one in found if one is not None)])
@@ -258,7 +258,7 @@ class Status:
             return self._metrics
         end = data.rfind(b"\n") + 1
         if len(data) == MAX_METRICS_BYTES and end == 0:
-            end = len(data)  # the session writes no line this long: skip it
+            end = len(data)  # the session never writes such a long line: skip it
         for line in data[:end].splitlines():
             # The trainer wrote the line: an invalid one must not break the agent or its heartbeat.
             with suppress(ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError):

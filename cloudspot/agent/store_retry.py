@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 FIRST_WAIT_SECONDS = 0.25
 MAX_WAIT_SECONDS = 15.0
 DENIED_SECONDS = 120.0
-"""How long a right may be missing: a right that was just granted may take a while to take effect."""
+"""How long a right may be missing, because a new right may take some time to become effective."""
 
 
 def retry_until(
@@ -26,13 +26,13 @@ def retry_until(
     deadline: float | Callable[[], float] = math.inf,
     sleep: Callable[[float], None] | None = None,
 ) -> _T:
-    """Retry a call until it succeeds or its ``deadline`` (monotonic) comes, which may be a function.
+    """Retry a call until it succeeds or the ``deadline`` is reached (monotonic, or a function returning it).
 
     ``sleep`` takes seconds; the default is ``time.sleep``.
 
     Raises:
-        AuthError: every try was denied for ``DENIED_SECONDS``.
-        TransientError: the deadline came; the last try was made at that moment.
+        AuthError: every attempt was denied for ``DENIED_SECONDS``.
+        TransientError: the deadline was reached; the last attempt was made at that moment.
     """
     denied_at: float | None = None
 

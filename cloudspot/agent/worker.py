@@ -1,4 +1,4 @@
-"""The base of the agent's worker threads."""
+"""The base class of the agent's worker threads."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import threading
 
 
 class Stopped(Exception):
-    """The work was stopped before its end."""
+    """The work was stopped before it was finished."""
 
 
 class Worker:
-    """A thread that runs until its work is done or it is stopped; the process can end before it."""
+    """A thread that runs until its work is done or it is stopped; it does not keep the process alive."""
 
     def __init__(self, name: str) -> None:
         self._stopped = threading.Event()
@@ -28,11 +28,11 @@ class Worker:
         raise NotImplementedError
 
     def _pause(self, seconds: float) -> None:
-        """Wait in the thread; raise Stopped if it should end."""
+        """Wait in the thread; raise Stopped if the thread should end."""
         if self._stopped.wait(seconds):
             raise Stopped
 
     def _join(self, seconds: float | None = None) -> None:
-        """Wait until the thread, if started, has ended; at most ``seconds`` if given."""
+        """Wait until the thread, if started, has ended, for at most ``seconds`` if given."""
         if self._thread.is_alive():
             self._thread.join(seconds)

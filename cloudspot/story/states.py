@@ -113,14 +113,16 @@ def ended_at(history: History) -> datetime | None:
     if not is_over(replace(history, finished=None)):
         return finished
     said = list(_last_words(history))
-    assert said, "a job that is over was stopped, or a node of it has ended"
+    assert said, "a job that is over was stopped, keeps a machine, or has had a node that ended"
     return max(said) if finished is None else min(max(said), finished)
 
 
 def _last_words(history: History) -> Iterator[datetime]:
-    """Yield the time of a stop request, and the times when the nodes that ended the job ended."""
+    """Yield when a stop was requested, a machine was kept, and the nodes that ended the job ended."""
     if history.stop is not None:
         yield history.stop.at
+    if history.kept is not None:
+        yield history.kept.at
     members = set(history.generations[-1].seats) if succeeded(history) else None
     for launch in history.current_launches:
         for rank in launch.claimed:

@@ -29,9 +29,9 @@ __all__ = ["CheckpointError", "SessionError", "TrainError", "init_process_group"
 def init_process_group() -> Any:
     """Join the process group that torchrun prepared, if there is one, and return this rank's device.
 
-    Returns a ``torch.device``. On CPUs the backend is gloo. With GPUs, gloo serves CPU tensors and NCCL
-    serves CUDA tensors, and the rank's own GPU becomes the current device. If ranks share a GPU, as several
-    machines of the ``local`` provider do, gloo serves both, and rank 0 warns that this is slow.
+    Returns a ``torch.device``. On CPUs the backend is gloo. With GPUs, gloo is used for CPU tensors and NCCL
+    for CUDA tensors, and the rank's own GPU becomes the current device. If ranks share a GPU, as several
+    machines of the ``local`` provider do, gloo is used for both, and rank 0 warns that this is slow.
 
     Raises:
         SessionError: there are more ranks than GPUs on this machine.
@@ -51,15 +51,16 @@ def session(
     exact: bool = False,
     **others: Any,
 ) -> Session:
-    """Open the process's session: track the given objects, and resume them from the restored checkpoint.
+    """Open the process's session: track the given objects, and load the restored checkpoint into them.
 
-    Call it once, after everything is built (models wrapped in DistributedDataParallel, optimizers and
-    schedulers created). When it returns, the objects hold the state of the restored checkpoint, if any.
+    Call this once, after all objects exist (models wrapped in DistributedDataParallel, optimizers and
+    schedulers created). When it returns, the objects hold the state of the restored checkpoint, if there is
+    one.
 
     The random generators of Python, NumPy, torch and the CUDA devices in use are part of the state.
-    Resuming is bit-equal for the same number of ranks on the same type of machine. With another number
-    of ranks, the state loads too, but the generators are seeded anew from the seed, the step and the
-    rank, so the result is not bit-equal.
+    Resuming is bit-equal for the same number of ranks on the same type of machine. With a different number of
+    ranks, the state is loaded too, but the generators are seeded anew from the seed, the step and the rank,
+    so the result is not bit-equal.
 
     Args:
         model: An ``nn.Module``, which may be wrapped (DistributedDataParallel, torch.compile). It may be

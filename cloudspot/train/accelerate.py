@@ -11,10 +11,10 @@ from cloudspot.train.sessions.training import Session
 
 
 def session(accelerator: Any, **others: Any) -> Session:
-    """Open the process's session: track all objects that the accelerator has prepared, and resume them.
+    """Open the process's session: track all objects that the accelerator prepared, and resume them.
 
-    Call it once, after ``accelerator.prepare``, and loop over ``run.batches(loader)`` where the script looped
-    over the prepared loader::
+    Call this once, after ``accelerator.prepare``, and loop over ``run.batches(loader)`` where the script
+    looped over the prepared loader::
 
         run = session(accelerator)
         for epoch in run.epochs(3):
@@ -22,8 +22,8 @@ def session(accelerator: Any, **others: Any) -> Session:
                 with accelerator.accumulate(model):
                     ...
 
-    The session tracks the models, optimizers, schedulers, the GradScaler, and the objects registered with
-    ``accelerator.register_for_checkpointing``. Its ``model`` is the first model that was prepared.
+    The session tracks the models, the optimizers, the schedulers, the GradScaler and the objects registered
+    with ``accelerator.register_for_checkpointing``. Its ``model`` is the first model that was prepared.
 
     Args:
         accelerator: An ``accelerate.Accelerator``.
@@ -34,7 +34,7 @@ def session(accelerator: Any, **others: Any) -> Session:
             object cannot be saved (DeepSpeed, FSDP), or the process has a session already.
         CheckpointError: the restored checkpoint is malformed or does not fit the objects.
     """
-    # Accelerate's own save_state saves the objects in these lists, too.
+    # Accelerate's own save_state also saves the objects in these lists.
     prepared = {
         **_numbered("model", accelerator._models),  # noqa: SLF001
         **_numbered("optimizer", accelerator._optimizers),  # noqa: SLF001
@@ -60,7 +60,7 @@ def session(accelerator: Any, **others: Any) -> Session:
 
 
 class _Counter:
-    """The accelerator's count of batches towards its next optimizer step."""
+    """The accelerator's count of batches, by which it accumulates gradients."""
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator

@@ -1,4 +1,4 @@
-"""This process's rank, and the process group of a training on CPUs or GPUs."""
+"""This process's rank, and the process group of training on CPUs or GPUs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _PREFIX = "cloudspot"
 _NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _GLOO = "gloo"
 """The backend for all devices. With ``cpu:gloo``, torch 2.13 sets no default backend once
-``torch.distributed.fsdp``, which the session imports, has registered its own; each rank then warns when it
+``torch.distributed.fsdp``, which the session imports, has registered its own; then each rank warns when it
 ends."""
 _log = logging.getLogger("cloudspot")
 _shared_gpus: list[str] = []
-"""This rank's GPU, if ranks share one."""
+"""This rank's GPU, if ranks share a GPU; otherwise empty."""
 
 
 @dataclass(frozen=True)
 class World:
-    """This rank and the number of ranks, as torchrun set them."""
+    """This rank and the number of ranks, as set by torchrun."""
 
     rank: int
     world_size: int
@@ -36,16 +36,16 @@ class World:
 
 
 class Store(Protocol):
-    """The key-value store through which ranks agree: the methods of torch's Store that rounds need."""
+    """The key-value store through which the ranks agree: the methods of torch's Store that rounds need."""
 
     def set(self, key: str, value: str | bytes, /) -> None:
-        """Write the key; other connections may see it a moment later."""
+        """Write the key; other connections may see the new value a moment later."""
 
     def get(self, key: str, /) -> bytes:
-        """Return the value of a key that is present."""
+        """Return the value of a key, which must be present."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Return at once whether all keys are present."""
+        """Return immediately whether all keys are present."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
         """Write the key if its value is ``expected`` (empty means absent); return its value after that."""
@@ -59,9 +59,9 @@ def start_process_group() -> Any:
     """
     report_errors()
     if os.environ.get(handoff.RESCUE) == "1" and os.environ.get(_NCCL_ERRORS, "1") == "1":
-        # With 1, which torchrun sets, NCCL's watchdog ends the process when a peer is lost, and the state
-        # that could be saved is lost with it. With 0, the collective hangs until the agent ends the training.
-        # Source: PyTorch, "ProcessGroupNCCL Environment Variables" (checked 2026-11).
+        # With 1, which torchrun sets, NCCL's watchdog ends the process when a peer is lost, and the process's
+        # state is lost although it could have been saved. With 0, the collective hangs until the agent ends
+        # the training. Source: PyTorch, "ProcessGroupNCCL Environment Variables" (checked 2026-11).
         os.environ[_NCCL_ERRORS] = "0"
     if "RANK" not in os.environ or not dist.is_available():
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -77,7 +77,7 @@ def start_process_group() -> Any:
         )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
-    # init_process_group would do this by itself, but the backend depends on whether ranks share a GPU.
+    # init_process_group could do this, but the backend depends on whether ranks share a GPU.
     store, rank, world_size = next(dist.rendezvous("env://"))
     gpu = str(torch.cuda.get_device_properties(device).uuid)
     is_shared = is_any_shared(dist.PrefixStore(f"{_PREFIX}-gpus", store), rank, world_size, gpu)
@@ -112,7 +112,7 @@ def current_world() -> World:
     """Return this process's rank and the number of ranks.
 
     Raises:
-        SessionError: torchrun started several ranks that share no process group.
+        SessionError: torchrun started several ranks, but there is no process group.
     """
     if dist.is_available() and dist.is_initialized():
         return World(
@@ -130,21 +130,21 @@ def current_world() -> World:
 
 
 def open_store(world: World) -> tuple[Store, Any]:
-    """Return a separate connection to the process group's store, and the store itself, to be kept alive."""
+    """Return a new connection to the process group's store, and that store, which must be kept alive."""
     if world.world_size == 1:
         store = dist.HashStore()
         return store, store
-    from torch.distributed.distributed_c10d import _get_default_store  # torch has no public name for it
+    from torch.distributed.distributed_c10d import _get_default_store  # torch has no public name
 
     default = _get_default_store()
-    # Rank 0's object is also the server, which the rounds need.
+    # Rank 0's object is also the server that the rounds need.
     return dist.PrefixStore(_PREFIX, _connect_again(default)), default
 
 
 def _connect_again(store: Any) -> Any:
     if hasattr(store, "clone"):
         return store.clone()
-    # Older torch has no clone: connect a second client.
+    # Older versions of torch have no clone: connect a second client.
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     if not hasattr(store, "port"):

@@ -1,14 +1,14 @@
-"""The errors that a training script can meet."""
+"""The errors that training scripts can encounter."""
 
 from __future__ import annotations
 
 
 class TrainError(Exception):
-    """Base of the errors below; the message says what was found and what to do."""
+    """Base class of the errors below; the message states what was found and what to do."""
 
 
 class SessionError(TrainError):
-    """The session is used in a way that cannot work, or tracks state that it cannot save: fix the script."""
+    """The session is used in a way that cannot work, or tracks state that cannot be saved: fix the script."""
 
 
 class CheckpointError(TrainError):

@@ -1,4 +1,4 @@
-"""A session's loop for the callbacks of other frameworks, and functions that these callbacks share."""
+"""A session's loop for other frameworks' callbacks, and functions that these callbacks share."""
 
 from __future__ import annotations
 
@@ -17,63 +17,63 @@ from cloudspot.train.state.tree import rebuild
 
 
 class FrameworkLoop:
-    """The steps of a session, begun one by one from within another framework's loop."""
+    """The steps of a session, which are begun one by one from another framework's loop."""
 
     def __init__(self, run: Session, total: int | None) -> None:
-        """Begin the first step; ``total`` is the number of steps, or None if it is not known in advance."""
+        """Begin the first step; ``total`` is the number of steps, or None if it is unknown in advance."""
         self.run = run
         self._total = total
         self._steps: Any = run.steps(total)  # a generator
-        run.check()  # from now on boundaries are marked, so that an evaluation can return to one
+        run.check()  # from now on, boundaries are marked, so an evaluation can return to one
         run._random_at_open = None  # noqa: SLF001 - the callbacks undo what frameworks draw before the loop
         self.is_over = False
-        """Whether no step is left."""
+        """Whether no steps are left."""
         self._advance()
 
     @property
     def is_last_step(self) -> bool:
-        """Whether the step under way is the last one."""
+        """Whether the current step is the last one."""
         return self._total is not None and self.run.step + 1 >= self._total
 
     def begin_step(self) -> None:
         """Pass the boundary before the next step.
 
         Raises:
-            SystemExit: the machine has to go, and the state is saved.
-            SessionError: the last step was made already.
+            SystemExit: this rank must leave, and the state is saved.
+            SessionError: the last step has already been made.
         """
         if self.is_over:
             raise SessionError(f"the framework began another step after the last of {self._total} steps")
         self._advance()
 
     def check(self) -> None:
-        """Leave during an evaluation if the machine has to go.
+        """Leave during an evaluation if this rank must leave.
 
         Raises:
-            SystemExit: the machine has to go, and the state before the evaluation is saved.
+            SystemExit: this rank must leave, and the state from before the evaluation is saved.
         """
         self.run.check()
 
     def end(self, *, in_step: bool) -> None:
-        """End the loop because the framework has ended its own; the current state is the last one.
+        """End the loop because the framework's loop has ended; the current state is the last one.
 
-        ``in_step`` says whether the framework has made the step that ``begin_step`` began last.
+        ``in_step`` says whether the framework has completed the step that ``begin_step`` began last.
         """
         if not self.is_over:
             self._advance(leaves=not (in_step and self.is_last_step))
 
     def _advance(self, *, leaves: bool = False) -> None:
-        # Only this function may advance the generator: LoopExit takes its frame for the script's loop.
+        # Only this function may advance the generator: LoopExit takes this frame for the script's loop.
         if leaves:
             self._steps.close()
         self.is_over = leaves or next(self._steps, None) is None
 
 
 def check_world(run: Session, *, is_resumed: bool) -> None:
-    """Check that this rank ``is_resumed`` if the session is.
+    """Check that this rank ``is_resumed`` if the session is resumed.
 
     Raises:
-        SessionError: another number of ranks saved the checkpoint.
+        SessionError: a different number of ranks saved the checkpoint.
     """
     if run.resumed and not is_resumed:
         raise SessionError(
@@ -83,14 +83,14 @@ def check_world(run: Session, *, is_resumed: bool) -> None:
 
 
 def has_agent() -> bool:
-    """Return whether this process runs under cloudspot; otherwise, the callbacks do nothing."""
+    """Return whether this process runs under cloudspot; if not, the callbacks do nothing."""
     return handoff.HANDOFF in os.environ
 
 
 def restored_state(name: str, *keys: str) -> Any:
-    """Return parts of an object's restored state, before there is a session; None on a fresh start.
+    """Return parts of an object's restored state, before a session exists; None on a fresh start.
 
-    The parts must hold no tensors.
+    The parts must not contain tensors.
     """
     directory = os.environ.get(handoff.RESTORE)
     if not directory:

@@ -1,8 +1,8 @@
 """The files through which the agent and the training process communicate.
 
-Both run on one machine, so moments are values of ``time.monotonic()``, which all its processes share. Every
-file is written whole under a temporary name and renamed into place. This module needs only the standard
-library.
+Both run on one machine, so times are values of ``time.monotonic()``, which is the same for all its processes.
+Every file is written completely under a temporary name and then renamed into place. This module needs only
+the standard library.
 
 Each generation has its own directory, named by ``CLOUDSPOT_HANDOFF``::
 
@@ -51,26 +51,26 @@ from cloudspot.host.bounded_reads import read_at_most
 from cloudspot.host.partial_files import write_whole
 
 HANDOFF = "CLOUDSPOT_HANDOFF"
-"""The generation's hand-off directory; unset if there is no agent."""
+"""The generation's hand-off directory; not set if there is no agent."""
 PROCESSES = "processes"
-"""The directory in it with the records of the generation's processes: see ``KeptProcesses``."""
+"""The subdirectory with the records of the generation's processes: see ``KeptProcesses``."""
 RESTORE = "CLOUDSPOT_RESTORE"
-"""The directory of the checkpoint to resume from; unset on a fresh start."""
+"""The directory of the checkpoint to resume from; not set on a fresh start."""
 RESTORE_IN_MEMORY = "restore"
-"""The name of that directory if it is in memory, next to the arena's slots."""
+"""The name of the restore directory if it is in memory, beside the arena's slots."""
 ARENA = "CLOUDSPOT_ARENA"
 """The directory in memory (/dev/shm) for the arena's slots."""
 ARENA_SPILL = "CLOUDSPOT_ARENA_SPILL"
-"""The directory on local disk for the slots when memory is short."""
+"""The directory on the local disk for slots when memory is short."""
 GENERATION = "CLOUDSPOT_GENERATION"
 RESCUE = "CLOUDSPOT_RESCUE"
-"""``1`` if the agent saves the state that survivors hold after other ranks were lost."""
+"""``1`` if the agent saves the state that surviving ranks hold after other ranks were lost."""
 HAND_OVER = "CLOUDSPOT_HAND_OVER"
 """``SECRET@ADDRESS`` if ranks hand over their own states. All members of the generation know the secret, and
-the other machines reach this one at the address."""
+the other machines reach this machine at the address."""
 MAX_JSON_BYTES = 1 << 20
 MAX_NUMBER_BYTES = 64
-"""The maximum size of a file with a number. The script may write into the directory, too, so sizes are
+"""The maximum size of a file that contains a number. The script can write to the directory, too, so sizes are
 limited."""
 JOB_ID = "CLOUDSPOT_JOB"
 ARTIFACTS = "CLOUDSPOT_ARTIFACTS"
@@ -79,16 +79,15 @@ ARTIFACTS = "CLOUDSPOT_ARTIFACTS"
 DUMP_SIGNAL = signal.SIGUSR1
 """The signal at which a trainer with a session prints the stacks of all its threads to stderr (faulthandler).
 
-It would end a process without a session: send it only to the process in ``worker-R.pid``.
-"""
+It ends a process that has no session, so send it only to the process in ``worker-R.pid``."""
 
 RESTORE_MANIFEST = "restore.json"
 ON_DEMAND = "on_demand"
-"""The member of the manifest that says that ranks must ask for the bytes that they read."""
+"""The manifest's member that says that ranks must ask for the bytes that they read."""
 SEAL_FORMAT = 1
 PROGRESS = struct.Struct("<qqq")
 DATA_WAIT = struct.Struct("<q")
-"""Follows the progress in the same file: nanoseconds that the rank waited for batches, or -1 if unknown."""
+"""Follows the progress in the same file: the time that the rank waited for batches (ns), or -1 if unknown."""
 _SEAL = re.compile(r"(seal|taken)-(\d+)-(\d+)-(\d+)-(\d+)\.json")
 
 
@@ -97,21 +96,21 @@ class Drain:
     """``drain.json``: save at the next agreed step and leave."""
 
     kind: str
-    """``notice`` if this machine is about to go, ``join`` if newcomers are to be taken in, or ``stop``."""
+    """``notice`` if this machine will be reclaimed, ``join`` if newcomers are to be admitted, or ``stop``."""
     guard: float
-    """The monotonic moment after which a save no longer helps: leave without one."""
+    """The moment (monotonic) after which a save no longer helps: leave without a save."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """``tuning.json``: the figures from which rank 0 chooses the moment of interval saves."""
+    """``tuning.json``: the values from which rank 0 determines when interval saves are due."""
 
     interval_seconds: float | None
-    """The interval that the job file sets, or None to choose it from the other figures ("auto")."""
+    """The interval set in the job file, or None to compute it from the other values ("auto")."""
     upload_seconds: float
-    """The time from seal to commit of the newest checkpoint; 0 before the first."""
+    """The newest checkpoint's time from seal to commit; 0 before the first checkpoint."""
     losses_per_second: float
-    """The rate at which machines are lost without a usable notice, over all nodes."""
+    """The rate, over all nodes, at which machines are lost without a usable notice."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +118,13 @@ class Survives:
     """``survives-R.json``: the state that a rank holds after others were lost."""
 
     held: dict[str, Any] | None
-    """The latest boundary at which its state still stands: its rank, and the fields of ``rescue.Held``."""
+    """The latest boundary at which its state still stands: the rank, and the fields of ``rescue.Held``."""
     problem: str
-    """Why there is no such boundary."""
+    """Why no such boundary exists."""
     attempt: int
-    """The attempt that the agent asked about last; 0 if it has not asked yet."""
+    """The attempt about which the agent asked last; 0 if it has not asked yet."""
     is_ending: bool
-    """Whether the process waits to end."""
+    """Whether the process is waiting to end."""
 
 
 HOLD, SAVE, RELEASE = "hold", "save", "release"
@@ -133,7 +132,7 @@ HOLD, SAVE, RELEASE = "hold", "save", "release"
 
 @dataclass(frozen=True)
 class RescueWord:
-    """``rescue.json``: the agent's order for the state that the ranks hold."""
+    """``rescue.json``: the agent's order about the state that the ranks hold."""
 
     do: str
     """``HOLD`` to pass no further boundary and report the state, ``SAVE`` to save it, ``RELEASE`` to end."""
@@ -148,9 +147,9 @@ class Progress(NamedTuple):
     step: int
     """The current step: before the first step, the restored one; after the last step, the total."""
     total: int | None
-    """The number of steps of the training, or None (-1 in the file) if it is not known."""
+    """The number of steps in the training, or None (-1 in the file) if it is unknown."""
     reached_step: int
-    """The step after the latest one that was begun: a training resumed there repeats no step."""
+    """The step after the latest step that was begun: a training resumed there repeats no step."""
 
 
 @dataclass(frozen=True)
@@ -175,17 +174,17 @@ class SealName:
 
     @property
     def held_name(self) -> str:
-        """Return the name that the trainer gives the file if the agent must wait for the exit status."""
+        """Return the trainer's name for the file while the agent must wait for the exit status."""
         return "held-{}-{}-{}-{}.json".format(*self.number)
 
     @property
     def taken_name(self) -> str:
-        """Return the name that the agent gives the file when its upload starts."""
+        """Return the name that the agent gives to the file when the upload starts."""
         return "taken-{}-{}-{}-{}.json".format(*self.number)
 
 
 def parse_seal_name(name: str) -> SealName | None:
-    """Return the parts of a seal's file name, or None if it is not a seal's."""
+    """Return the parts of a seal's file name, or None if it is not the name of a seal."""
     match = _SEAL.fullmatch(name)
     if match is None:
         return None
@@ -194,7 +193,7 @@ def parse_seal_name(name: str) -> SealName | None:
 
 
 def publish_held(handoff: Path) -> None:
-    """Make seals of the held seals, because the script has ended with status 0."""
+    """Turn the held seals into seals, because the script has ended with status 0."""
     for path in seals_directory(handoff).glob("held-*.json"):
         path.rename(path.with_name(path.name.replace("held-", "seal-", 1)))
 
@@ -235,7 +234,7 @@ def seals_directory(handoff: Path) -> Path:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file atomically: no reader sees a part of it."""
+    """Write a JSON file atomically: no reader sees an incomplete file."""
     write_whole(path, json.dumps(value).encode())
 
 
@@ -254,13 +253,13 @@ def write_drain(handoff: Path, drain: Drain) -> None:
 
 
 def read_drain(handoff: Path) -> Drain | None:
-    """Return the standing request to leave, or None."""
+    """Return the latest request to leave, or None."""
     value = read_json(handoff / "drain.json")
     return None if value is None else Drain(**value)
 
 
 def write_tuning(handoff: Path, tuning: Tuning) -> None:
-    """Send the trainer the figures from which it chooses its save interval."""
+    """Give the trainer the values from which it determines its save interval."""
     write_json(handoff / "tuning.json", asdict(tuning))
 
 
@@ -271,25 +270,25 @@ def read_tuning(handoff: Path) -> Tuning | None:
 
 
 def wanted_path(handoff: Path, rank: int) -> Path:
-    """Return the file in which a rank asks for bytes of a checkpoint that is fetched on demand."""
+    """Return the file in which a rank asks for bytes of a checkpoint fetched on demand."""
     return handoff / f"wanted-{rank}.json"
 
 
 def fetched_path(handoff: Path, rank: int) -> Path:
-    """Return the file that repeats a request's nonce once the wanted bytes are fetched."""
+    """Return the file that repeats a request's nonce once the requested bytes have been fetched."""
     return handoff / f"fetched-{rank}"
 
 
 def answer_to(wanted: Path) -> Path:
-    """Return the ``fetched_path`` of the rank with the ``wanted_path`` ``wanted``."""
+    """Return the ``fetched_path`` of the rank whose ``wanted_path`` is ``wanted``."""
     return wanted.with_name(wanted.stem.replace("wanted-", "fetched-"))
 
 
 def drained_path(handoff: Path, rank: int) -> Path:
     """Return the file in which a rank reports that it leaves: {"step": S, or null without a save}.
 
-    A relieved rank writes it when another rank has sealed its state. At the end of the loop, a rank writes it
-    only if its last state could not be saved.
+    A relieved rank writes this file when another rank has sealed its state. At the end of the loop, a rank
+    writes this file only if its last state could not be saved.
     """
     return handoff / f"drained-{rank}.json"
 
@@ -305,11 +304,11 @@ def metrics_path(handoff: Path, rank: int) -> Path:
 
 
 def final_path(handoff: Path) -> Path:
-    """Return the file of rank 0 at the end of the loop, with its part sealed.
+    """Return the file that rank 0 writes at the end of the loop, after its part is sealed.
 
     It holds {"step", "weights_sha256", "are_weights_sharded", "left_early", "planned"}. The hash is null if
-    there is no model or no rank holds all of it. "planned" is the loop's planned number of steps, or null if
-    that is not known.
+    there is no model, or no rank holds the whole model. "planned" is the loop's planned number of steps, or
+    null if it is unknown.
     """
     return handoff / "final.json"
 
@@ -320,12 +319,12 @@ def begun_loop_path(handoff: Path, rank: int) -> Path:
 
 
 def ended_loop_path(handoff: Path, rank: int) -> Path:
-    """Return the file in which a rank reports that its loop is over and its last part is sealed."""
+    """Return the file in which a rank reports that its loop has ended and its last part is sealed."""
     return handoff / f"ended-loop-{rank}"
 
 
 def worker_pid_path(handoff: Path, rank: int) -> Path:
-    """Return the file that holds the process id of a rank with a session."""
+    """Return the file with the process id of a rank that has a session."""
     return handoff / f"worker-{rank}.pid"
 
 
@@ -343,7 +342,7 @@ def survives_path(handoff: Path, rank: int) -> Path:
 
 
 def rescue_path(handoff: Path) -> Path:
-    """Return the file of the agent's order for the state that ranks hold."""
+    """Return the file with the agent's order about the state that the ranks hold."""
     return handoff / "rescue.json"
 
 
@@ -363,23 +362,23 @@ def own_state_path(handoff: Path, rank: int) -> Path:
 
 
 def write_rescue(handoff: Path, word: RescueWord) -> None:
-    """Send the ranks the agent's order for the state that they hold."""
+    """Send the ranks the agent's order about the state that they hold."""
     write_json(rescue_path(handoff), asdict(word))
 
 
 def read_rescue(handoff: Path) -> RescueWord | None:
-    """Return the agent's order, or None."""
+    """Return the agent's order, or None if there is none."""
     value = read_json(rescue_path(handoff))
     return None if value is None else RescueWord(**value)
 
 
 def imports_path(handoff: Path, rank: int) -> Path:
-    """Return the file of a rank's slow imports: {"seconds": {name: seconds}}, with names for run.preload."""
+    """Return the file of a rank's slow imports, by names for run.preload: {"seconds": {name: seconds}}."""
     return handoff / f"imports-{rank}.json"
 
 
 def variables_path(handoff: Path, rank: int) -> Path:
-    """Return the file of shell assignments that the rank's launcher reads if it exists."""
+    """Return the file with shell assignments, which the rank's launcher reads if the file exists."""
     return handoff / f"variables-{rank}"
 
 
@@ -389,12 +388,12 @@ def started_path(handoff: Path, rank: int) -> Path:
 
 
 def exited_path(handoff: Path, rank: int) -> Path:
-    """Return the file that holds the exit status of the rank; 128 + N if signal N ended it."""
+    """Return the file with the rank's exit status; 128 + N if signal N ended the rank."""
     return handoff / f"exited-{rank}"
 
 
 def read_exited(handoff: Path, rank: int) -> int | None:
-    """Return the exit status of the rank, or None while it runs (or has been killed with its launcher)."""
+    """Return the rank's exit status, or None while it runs or if it was killed with its launcher."""
     try:
         return int(read_at_most(exited_path(handoff, rank), MAX_NUMBER_BYTES))
     except FileNotFoundError:
@@ -402,7 +401,7 @@ def read_exited(handoff: Path, rank: int) -> int | None:
 
 
 def read_data_wait(handoff: Path, rank: int) -> int | None:
-    """Return the nanoseconds that a rank has waited for its batches, or None if that is not known."""
+    """Return how long a rank has waited for its batches (ns), or None if unknown."""
     try:
         with progress_path(handoff, rank).open("rb") as file:
             data = file.read(PROGRESS.size + DATA_WAIT.size)[PROGRESS.size :]
@@ -413,7 +412,7 @@ def read_data_wait(handoff: Path, rank: int) -> int | None:
 
 
 def read_progress(handoff: Path, rank: int) -> Progress | None:
-    """Return the progress of a rank, or None before it has reported any."""
+    """Return a rank's progress, or None if the rank has not reported it yet."""
     try:
         with progress_path(handoff, rank).open("rb") as file:
             data = file.read(PROGRESS.size)

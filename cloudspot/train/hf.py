@@ -1,4 +1,4 @@
-"""Transformers' Trainer on machines that may go: with two more lines, a notice costs no step."""
+"""Transformers' Trainer on machines that may be reclaimed: with two more lines, a notice costs no step."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from cloudspot.train.framework_loop import (
 from cloudspot.train.state.checkpoint import unwrap
 
 _METHODS = ("get_batch_samples", "_load_from_checkpoint", "_maybe_log_save_evaluate", "_run_epoch")
-"""The methods of the Trainer that are called or replaced; it has all of them from version 5 on."""
+"""The methods of the Trainer that are called or replaced; all of them exist from version 5 on."""
 _SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
-"""Attributes in which each rank's Trainer keeps sums, between two logs and over the training."""
+"""Attributes in which each rank's Trainer accumulates sums, between two logs and over the training."""
 _SWITCHES = ("should_evaluate", "should_save", "should_training_stop")
 _OF_THIS_PROCESS = {"is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "log_history"}
 
 
 class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read transformers
-    """Saves a Trainer's training when its machine has to go, and resumes it at the same batch.
+    """Saves a Trainer's training when it must leave its machine, and resumes it at the same batch.
 
-    Add it before ``trainer.train()``, and call that without ``resume_from_checkpoint``::
+    Add it before ``trainer.train()``, and call that method without ``resume_from_checkpoint``::
 
         trainer.add_callback(SpotCallback(trainer))
 
-    The training is a session: all ranks agree to save and leave between two optimizer steps. Metrics that the
-    Trainer logs are logged with the session, too. Without cloudspot, the callback does nothing.
+    The training is a session: all ranks agree to save and leave between two optimizer steps. The Trainer's
+    logged metrics are also logged in the session. Without cloudspot, the callback does nothing.
     """
 
     def __init__(self, trainer: Any) -> None:
-        """Bind the callback to its trainer.
+        """Attach the callback to its trainer.
 
         Raises:
             SessionError: the trainer uses DeepSpeed or FSDP, whose state cannot be saved, or transformers is
@@ -104,11 +104,11 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
                     " resume_from_checkpoint"
                 )
             return self._train(None, trial, ignore_keys_for_eval, **others)
-        # The Trainer reads its position from one file of a checkpoint directory; the session restores the
-        # rest.
+        # The Trainer reads its position from a single file of a checkpoint directory; the session restores
+        # everything else.
         self._trainer._load_from_checkpoint = lambda *_args, **_kwargs: None  # noqa: SLF001 - nothing public does it
         self._trainer.args.ignore_data_skip = False  # here, skipping batches loads nothing
-        self._trainer.args.eval_on_start = False  # the training has evaluated at its start
+        self._trainer.args.eval_on_start = False  # the training evaluated at its start
         with tempfile.TemporaryDirectory(prefix="cloudspot-") as directory:
             Path(directory, "trainer_state.json").write_text(
                 _TrainerStates.to_file(restored), encoding="utf-8"
@@ -119,7 +119,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
         """Open the session, which restores the training; or begin again with smaller batches.
 
         Raises:
-            SessionError: another number of ranks saved the training, or smaller batches would undo steps.
+            SessionError: a different number of ranks saved the training, or smaller batches would undo steps.
         """
         if not has_agent():
             return
@@ -158,7 +158,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
         self._has_passed, self._awaits_log = True, False
 
     def _evaluate_again(self, control: Any, switches: dict[str, bool]) -> None:
-        """Run the evaluation before which the training was saved, and the Trainer's actions after it."""
+        """Run the evaluation before which the training was saved, and then the Trainer's next actions."""
         trainer, place = self._trainer, self._place
         place.restore_randomness()
         for name, value in switches.items():
@@ -170,12 +170,12 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
             self._log_evaluate_and_save()
 
     def _log_evaluate_and_save(self) -> None:
-        """Let the Trainer log, evaluate and save, as its control asks after a step or an epoch."""
+        """Let the Trainer log, evaluate and save after a step or an epoch, as its control requests."""
         trainer = self._trainer
         method = trainer._maybe_log_save_evaluate  # noqa: SLF001 - nothing public does all of it
         values = {
             "tr_loss": getattr(trainer, "_tr_loss", None),
-            "grad_norm": None,  # it was logged before
+            "grad_norm": None,  # it was logged before the save
             "model": trainer.model_wrapped,
             "trial": None,
             "epoch": trainer.state.epoch,
@@ -188,12 +188,12 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
     # --- the loop -------------------------------------------------------------------------------
 
     def _batches_of_step(self, epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Fetch the next step's batches from the tracked loader, not from the Trainer's own iterator."""
+        """Fetch the next step's batches from the tracked loader instead of the Trainer's own iterator."""
         batches = iter(()) if self._is_over else self._place.batches(epoch_iterator)
         return self._get_batches(batches, *args, **kwargs)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Pass the boundary before the step, where the training may be saved and left."""
+        """Pass the boundary before the step, where the training can be saved and left."""
         if self._loop is not None:
             self._place.begin_step()
             self._pass_boundary()
@@ -206,7 +206,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
             self._pass_boundary_before_evaluation(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Do the same as after a step; end a training that was over when it was resumed."""
+        """Act as ``on_step_end`` does; end a training that had no steps left when it was resumed."""
         if self._loop is None:
             return
         if self._is_over and self._place.is_resuming:
@@ -217,7 +217,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
         self._pass_boundary_before_evaluation(control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Log the Trainer's metrics."""
+        """Log the Trainer's metrics in the session."""
         if self.run is None:
             return
         self.run.log(
@@ -244,7 +244,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
         if not control.should_evaluate:
             return
         self._place.await_evaluation(control)
-        # The step's log comes first, so that a resumed training does not log it again.
+        # The step's log comes before the save, so that a resumed training does not log the step again.
         last_logged = getattr(trainer, "_globalstep_last_logged", -1)
         self._awaits_log = control.should_log and trainer.state.global_step > last_logged
         if not self._awaits_log:
@@ -252,7 +252,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
 
     def _pass_boundary(self) -> None:
         assert self._loop is not None
-        # The Trainer loads the best model after the last evaluation: that is the state to save.
+        # After the last evaluation, the Trainer loads the best model, and that state is to be saved.
         is_last = self._loop.is_last_step and self._trainer.args.load_best_model_at_end
         if not self._has_passed and not self._is_over and not is_last:
             self._has_passed = True
@@ -260,7 +260,7 @@ class SpotCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read
 
 
 class _TrainerStates:
-    """The Trainer's state and its callbacks' states, which are the same on all ranks."""
+    """The states of the Trainer and its callbacks, which are the same on all ranks."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -268,7 +268,7 @@ class _TrainerStates:
 
     @staticmethod
     def to_file(restored: dict[str, Any]) -> str:
-        """Return the text of ``trainer_state.json`` for the Trainer to read."""
+        """Return the content of ``trainer_state.json``, which the Trainer reads."""
         state = {**restored["state"], "log_history": json.loads(restored["log"])}
         return json.dumps(state, default=float)
 
@@ -288,7 +288,7 @@ class _TrainerStates:
         self._log.clear()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # The Trainer has read its own state from the file.
+        # The Trainer has already read its own state from the file.
         left = {name: each if isinstance(each, list) else [each] for name, each in state["callbacks"].items()}
         for callback in self._stateful():
             states = left.get(type(callback).__name__)
@@ -303,7 +303,7 @@ class _TrainerStates:
 
 
 class _Scheduler:
-    """The Trainer's scheduler, which the Trainer replaces when it begins again with smaller batches."""
+    """The Trainer's scheduler, which changes when the Trainer begins again with smaller batches."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -316,7 +316,7 @@ class _Scheduler:
 
 
 class _Place:
-    """This rank's position in its data, its random state and sums. The session takes it for a loader."""
+    """This rank's position in its data, with its random state and sums. The session treats it as a loader."""
 
     is_framework = True
 
@@ -324,15 +324,15 @@ class _Place:
         self._trainer = trainer
         self.loader: Any = None
         self.own_order: str | None = None
-        """Why other ranks cannot compute which batches come next on this one."""
+        """Why other ranks cannot compute which batches come next on this rank."""
         self.switches: dict[str, bool] | None = None
-        """The Trainer's control switches if an evaluation comes before the next step, else None."""
+        """The Trainer's control switches if an evaluation comes before the next step, otherwise None."""
         self.is_epoch_over = False
-        """Whether all batches of the epoch are used."""
+        """Whether all batches of the epoch have been used."""
         self.is_epoch_end = False
         """Whether the callbacks' ``on_epoch_end`` was called."""
         self.is_resuming = False
-        """Whether the training was restored, and has begun no step since."""
+        """Whether the training was restored and no step has begun since."""
         self._random: dict[str, Any] = {}
         self._epoch = -1
         self._epoch_iterator: Any = None
@@ -362,7 +362,7 @@ class _Place:
         if state["loader"] is not None:  # an earlier version saved None
             self.loader.load_state_dict(state["loader"])
         if not self.is_epoch_over:
-            self._epoch -= 1  # the Trainer begins the epoch again
+            self._epoch -= 1  # the Trainer begins this epoch again
         for name, value in state["sums"].items():
             if value is not None:
                 setattr(
@@ -370,17 +370,17 @@ class _Place:
                 )
 
     def restore_randomness(self) -> None:
-        """Restore the random state of the save."""
+        """Restore the random state that was saved."""
         restore_randomness(self._random)
 
     # --- as the Trainer goes on -----------------------------------------------------------------
 
     def begin_again(self) -> None:
-        """Forget the epoch that has begun."""
+        """Forget the current epoch."""
         self._epoch = -1
 
     def batches(self, epoch_iterator: Any) -> Iterator[Any]:
-        """Return the iterator of the next step's batches; a new ``epoch_iterator`` begins an epoch."""
+        """Return the iterator over the next step's batches; a new ``epoch_iterator`` begins an epoch."""
         if epoch_iterator is not self._epoch_iterator:
             self._epoch_iterator = epoch_iterator
             self._epoch += 1
@@ -391,20 +391,20 @@ class _Place:
         return self._batches
 
     def begin_step(self) -> None:
-        """Note that a step begins; the first one after a resume begins with the saved random state."""
+        """Record that a step begins; the first step after a resume starts from the saved random state."""
         if self.is_resuming and self.switches is None:
             self.restore_randomness()
         self.is_resuming = False
         self.switches = None
 
     def end_step(self, *, is_epoch_end: bool) -> None:
-        """Note that a step has ended, and whether the epoch has ended with it."""
+        """Record that a step has ended, and whether it was the last step of the epoch."""
         self._num_used = self.loader.num_fetched
         self.is_epoch_over = is_epoch_end or float(self._trainer.state.epoch).is_integer()
         self.is_epoch_end = is_epoch_end
 
     def await_evaluation(self, control: Any) -> None:
-        """Note that an evaluation comes before the next step."""
+        """Record that an evaluation comes before the next step."""
         self.switches = {name: getattr(control, name) for name in _SWITCHES}
 
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer on machines that may go: with two more lines, a notice costs no step."""
+"""Lightning's Trainer on machines that may be reclaimed: with two more lines, a notice costs no step."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ from cloudspot.train.state.tree import flatten, rebuild
 _log = logging.getLogger("cloudspot")
 
 _FETCHED_AHEAD = 3
-"""The batch of a step, and the batches that Lightning may fetch before that batch is used."""
+"""The number of batches fetched for a step: its own, and those that Lightning may fetch before using it."""
 _REFUSED = (BaseFinetuning, *filter(None, [getattr(callbacks, "WeightAveraging", None)]))
-"""Callbacks that add groups of parameters during the training, or keep weights that only Lightning's own
-checkpoints hold."""
+"""Callbacks that add parameter groups during the training, or keep weights that are only in Lightning's own
+checkpoints."""
 
 
 class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightning
-    """Saves a Trainer's training when its machine has to go, and resumes it at the same batch.
+    """Saves a Trainer's training when it must leave its machine, and resumes it at the same batch.
 
-    Give it to the Trainer, and call ``fit`` without ``ckpt_path``::
+    Pass it to the Trainer, and call ``fit`` without ``ckpt_path``::
 
         trainer = lightning.Trainer(callbacks=[SpotCallback()])
 
-    The training is a session whose steps are batches. All ranks agree to save and leave between two batches,
-    where no gradient is pending. Metrics that Lightning logs are logged with the session, too. Without
+    The training is a session whose steps are batches. All ranks agree to save and leave between two batches
+    when no gradients are pending. The metrics that Lightning logs are also logged in the session. Without
     cloudspot, the callback does nothing.
     """
 
     def __init__(self) -> None:
-        """Do nothing before ``fit``."""
+        """Do nothing until ``fit``."""
         self.run: Any = None
-        """The session, once ``fit`` has begun."""
+        """The session, once ``fit`` has started."""
         self._loop: FrameworkLoop | None = None
         self._has_passed = True
         self._changes_at_end = False
@@ -109,8 +109,8 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         """Open the session, which restores the training.
 
         Raises:
-            SessionError: another number of ranks saved the training, or ``fit`` was called with the path of a
-                checkpoint of Lightning's own.
+            SessionError: a different number of ranks saved the training, or ``fit`` was called with the path
+                of one of Lightning's own checkpoints.
         """
         if not has_agent():
             return
@@ -133,7 +133,7 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         """Begin the session's loop.
 
         Raises:
-            SessionError: there are several loaders, of different lengths.
+            SessionError: there are several loaders with different lengths.
         """
         if self.run is None:
             return
@@ -148,7 +148,7 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         if self._loop.is_over and not self._place.is_before_validation:
             trainer.should_stop = True
             trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps = 0, None
-        # The strategy's on_train_start runs after those of all callbacks and of the module.
+        # The strategy's on_train_start runs after the hooks of all callbacks and of the module.
         start = trainer.strategy.on_train_start
 
         def start_and_go_on() -> None:
@@ -159,7 +159,7 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
         trainer.strategy.on_train_start = start_and_go_on
 
     def _go_on(self, trainer: Any) -> None:
-        """Begin the interrupted epoch again."""
+        """Continue with the interrupted epoch."""
         if self._place.num_resumed > 0:
             # Lightning skips these hooks in a resumed epoch, but this process needs the values that they set.
             with _schedules_kept(trainer), _warning_of_weights(trainer.lightning_module):
@@ -171,7 +171,7 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
     # --- the loop -------------------------------------------------------------------------------
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Pass the boundary before the batch, where the training may be saved and left."""
+        """Pass the boundary before the batch, where the training can be saved and left."""
         if self._loop is not None:
             self._place.begin_batch()
             self._pass_boundary()
@@ -180,7 +180,7 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note where a validation after the batch would begin."""
+        """Record where a validation after the batch would start."""
         if self._loop is not None:
             self._place.end_batch()
 
@@ -197,7 +197,7 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
             self._loop.check()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Warn if the epoch's means leave out some of its batches."""
+        """Warn if the epoch's means exclude some of its batches."""
         if self._loop is None:
             return
         num_resumed, self._place.num_resumed = self._place.num_resumed, 0
@@ -211,7 +211,7 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Save the last state, which other callbacks may have changed at the end of the training."""
         if self._loop is not None:
-            # Some ranks may take longer at the end than the others would wait in the save.
+            # At the end, some ranks may take longer than the others would wait in the save.
             trainer.strategy.barrier()
             self._place.is_before_validation = False
             self._loop.end(in_step=not self._has_passed)
@@ -225,24 +225,24 @@ class SpotCallback(Callback):  # type: ignore[misc]  # mypy does not read lightn
 
 
 def _finders(trainer: Any) -> list[Any]:
-    """Return the callbacks that make trial steps before the training, and then restore its state."""
+    """Return the callbacks that make trial steps before the training and then restore its state."""
     return [each for each in trainer.callbacks if isinstance(each, (BatchSizeFinder, LearningRateFinder))]
 
 
 def _is_tuning(trainer: Any) -> bool:
-    """Return whether a Tuner called ``fit``: its callback ends the ``fit`` before our ``on_fit_start``."""
+    """Return whether a Tuner called ``fit``: its callback ends that call before our ``on_fit_start``."""
     return any(each._early_exit for each in _finders(trainer))  # noqa: SLF001 - nothing public shows it
 
 
 def _may_change_at_end(owner: Any) -> bool:
-    """Return whether a callback or the module may change the model when the training has ended."""
+    """Return whether a callback or the module may change the model after the training has ended."""
     kind = next(each for each in type(owner).__mro__ if "on_train_end" in vars(each))
     is_known = kind.__module__.startswith(("cloudspot.", "lightning.", "pytorch_lightning."))
     return not is_known or "Averaging" in kind.__name__
 
 
 class _TrainerStates:
-    """The progress of the Trainer's loops and the state of its callbacks, which are the same on all ranks."""
+    """The progress of the Trainer's loops and its callbacks' states, which are the same on all ranks."""
 
     def __init__(self, trainer: Any, place: _Place) -> None:
         self._trainer = trainer
@@ -258,7 +258,7 @@ class _TrainerStates:
             "should_stop": trainer.should_stop,
             "metrics": dict(trainer.callback_metrics),
         }
-        # Tensors are part of the JSON, because their number may differ between saves and between ranks.
+        # Tensors are stored in the JSON, because their number may differ between saves and between ranks.
         return {"json": flatten("lightning", states, None)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -276,7 +276,7 @@ class _TrainerStates:
             trainer.precision_plugin.load_state_dict(states["precision"])
 
     def _loops(self) -> dict[str, Any]:
-        """Return a state of the loops that resumes at this boundary, whatever their counters are now."""
+        """Return a state of the loops that resumes at this boundary, whatever their current counters are."""
         loops: dict[str, Any] = self._trainer.fit_loop.state_dict()
         loops["state_dict"].pop("combined_loader", None)
         batches = loops["epoch_loop.batch_progress"]
@@ -288,14 +288,14 @@ class _TrainerStates:
         total, current = validated["total"], validated["current"]
         total["ready"] = total["started"] = total["processed"] = total["completed"]
         if self._place.is_before_validation:
-            # Lightning takes this for a validation that was interrupted before its first batch, and runs it.
+            # Lightning treats this as a validation that was interrupted before its first batch, and runs it.
             total["ready"] = total["started"] = total["completed"] + 1
             current["ready"] = current["started"] = current["processed"] = current["completed"] = 0
         return loops
 
 
 class _Place:
-    """This rank's position in its data, and its random state. The session takes it for a loader."""
+    """This rank's position in its data, and its random state. The session treats it as a loader."""
 
     is_framework = True
 
@@ -305,15 +305,15 @@ class _Place:
         """Whether a validation comes before the next batch."""
         self._random: dict[str, Any] = {}
         self.is_resuming = False
-        """Whether the training was restored, and has begun no batch or validation since."""
+        """Whether the training was restored and no batch or validation has begun since."""
         self.num_resumed = 0
-        """The number of batches of the epoch that were used before it was resumed."""
+        """The number of the epoch's batches that were used before the resume."""
         self._resumed_loaders: list[dict[str, Any]] = []
         self._schedules: list[tuple[Any, dict[str, Any]]] = []
         self._num_stepped = 0
 
     def track(self, loader: Any) -> _TrackedLoader:
-        """Return the Trainer's next loader, at the position to resume at."""
+        """Return the Trainer's next loader, set to the position from which to resume."""
         tracked = _TrackedLoader(loader)
         if self._resumed_loaders:
             tracked.replayed.load_state_dict(self._resumed_loaders.pop(0))
@@ -329,7 +329,7 @@ class _Place:
 
     @property
     def own_order(self) -> str | None:
-        """Why other ranks cannot compute which batches come next on this one."""
+        """Why other ranks cannot compute which batches come next on this rank."""
         return next(filter(None, (own_order(each.replayed) for each in self.loaders)), None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -348,19 +348,19 @@ class _Place:
         self.num_resumed = state["num_used"]
 
     def remember_schedules(self) -> None:
-        """Remember the state that Lightning changes between its restart and the first batch."""
+        """Store the state that Lightning changes between its restart and the first batch."""
         configs = self._trainer.lr_scheduler_configs if self.is_resuming else ()
         self._schedules = [(each.scheduler, dict(each.scheduler.state_dict())) for each in configs]
         self._num_stepped = self._trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001
 
     def restore_randomness(self) -> None:
-        """Restore the random state of the save."""
+        """Restore the random state that was saved."""
         restore_randomness(self._random)
 
     # --- as the Trainer goes on -----------------------------------------------------------------
 
     def begin_batch(self) -> None:
-        """Note that a batch begins; the first one after a resume begins with the saved state."""
+        """Record that a batch begins; the first batch after a resume starts from the saved state."""
         if self.is_resuming:
             self._settle()
             if not self.is_before_validation:
@@ -371,11 +371,11 @@ class _Place:
         self.is_before_validation = False
 
     def end_batch(self) -> None:
-        """Note that a batch has ended."""
+        """Record that a batch has ended."""
         self._random = capture_randomness()
 
     def begin_validation(self) -> None:
-        """Note that a validation begins between two batches."""
+        """Record that a validation begins between two batches."""
         if self.is_resuming:
             self._settle()
         self.is_before_validation = True
@@ -387,14 +387,14 @@ class _Place:
 
 
 class _TrackedLoader:
-    """The loader that Lightning iterates in place of the training's own."""
+    """The loader that Lightning iterates in place of the original one."""
 
     def __init__(self, loader: Any) -> None:
         self.replayed = ReplayedLoader(loader, ahead=_FETCHED_AHEAD)
         self._loader = loader
 
     def __getattr__(self, name: str) -> Any:
-        if name in {"_loader", "replayed"}:  # before __init__, as copy and pickle ask
+        if name in {"_loader", "replayed"}:  # before __init__, for copy and pickle
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -420,7 +420,7 @@ class _TrackedLoader:
     def worker_init_fn(self, function: Any) -> None:  # Lightning's seeding of workers
         self._loader.worker_init_fn = function
 
-    # The session saves the loader's position, so Lightning's own checkpoints need not.
+    # The session saves the loader's position, so Lightning's own checkpoints do not need it.
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -430,7 +430,7 @@ class _TrackedLoader:
 
 
 class _SessionLogger(Logger):  # type: ignore[misc]  # as above
-    """Hands the metrics that Lightning logs to the session."""
+    """Passes the metrics that Lightning logs to the session."""
 
     def __init__(self, run: Any) -> None:
         super().__init__()
@@ -453,7 +453,7 @@ class _SessionLogger(Logger):  # type: ignore[misc]  # as above
 
 @contextmanager
 def _schedules_kept(trainer: Any) -> Iterator[None]:
-    """Restore learning rates and their schedules, as the checkpoint holds them, after the block."""
+    """After the block, restore the learning rates and their schedules to their values before it."""
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
     settings = [
         copy.deepcopy({name: value for name, value in group.items() if name != "params"}) for group in groups
@@ -469,8 +469,8 @@ def _schedules_kept(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def _warning_of_weights(module: Any) -> Iterator[None]:
-    """Warn if the block changes weights or buffers: the checkpoint includes that change already."""
-    tensors = module.state_dict(keep_vars=True)  # kept, so that no new tensor can reuse the id of an old one
+    """Warn if the block changes weights or buffers, because the checkpoint already includes the change."""
+    tensors = module.state_dict(keep_vars=True)  # kept, so that new tensors cannot reuse the ids
     before = _versions(tensors)
     yield
     after = _versions(module.state_dict(keep_vars=True))
@@ -484,7 +484,7 @@ def _warning_of_weights(module: Any) -> Iterator[None]:
 
 
 def _versions(state: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return each tensor's id and how many times it was changed in place (0 for inference tensors)."""
+    """Return each tensor's id and the number of its in-place changes (0 for inference tensors)."""
     return {
         name: (id(each), 0 if each.is_inference() else each._version)  # noqa: SLF001
         for name, each in state.items()
@@ -497,7 +497,7 @@ def _numbered(name: str, objects: list[Any]) -> dict[str, Any]:
 
 
 def _num_batches(trainer: Any) -> int | None:
-    """Return how many batches the training takes if nothing ends it early; None if that is not known."""
+    """Return how many batches the training takes if nothing ends it early; None if that is unknown."""
     if any(isinstance(each, GradientAccumulationScheduler) for each in trainer.callbacks):
         return None
     per_epoch, accumulated = trainer.num_training_batches, trainer.accumulate_grad_batches

@@ -1,4 +1,4 @@
-"""Reports the error that ends this process to the agent, before the process has ended."""
+"""Reports the error that ends this process to the agent before the process has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NoReturn
 from cloudspot.train import handoff
 
 _reporting: set[int] = set()
-"""The processes whose errors are reported already; a fork is another process, and not a rank."""
+"""The processes whose errors have been reported; a forked process is a different one, and not a rank."""
 
 _expectations: list[Callable[[], bool]] = []
 _holds: list[Callable[[], None]] = []
@@ -31,7 +31,7 @@ def expecting_errors(is_expected: Callable[[], bool]) -> Iterator[None]:
 
 @contextmanager
 def holding_at_errors(hold: Callable[[], None]) -> Iterator[None]:
-    """Call ``hold`` after an uncaught error is reported to the agent and before it ends this process."""
+    """Call ``hold`` after an uncaught error was reported to the agent and before it ends this process."""
     _holds.append(hold)
     try:
         yield
@@ -40,9 +40,9 @@ def holding_at_errors(hold: Callable[[], None]) -> Iterator[None]:
 
 
 def report_errors() -> None:
-    """From now on, report uncaught errors of the main thread to the agent; do nothing if there is no agent.
+    """From now on, report uncaught errors of the main thread to the agent; without an agent, do nothing.
 
-    A process often takes most of a second to end, and the other nodes can prepare to go on meanwhile. The
+    A process often takes most of a second to end, and the other nodes can prepare in the meantime. The
     previous excepthook prints the traceback first.
     """
     directory = os.environ.get(handoff.HANDOFF)
@@ -69,7 +69,7 @@ def report_errors() -> None:
 
 
 def _causes(error: BaseException) -> list[str]:
-    """Return the messages of the errors that led to this error, the nearest first."""
+    """Return the messages of the errors that led to this error, nearest first."""
     chain = [error]
     while True:
         last = chain[-1]
@@ -80,7 +80,7 @@ def _causes(error: BaseException) -> list[str]:
 
 
 def leave_at_once() -> NoReturn:
-    """End this process with status 0, even if its threads are waiting."""
+    """End this process with status 0, even if its threads are blocked."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -318,11 +319,20 @@ class Bench:
 def bench(tmp_path, monkeypatch):
     monkeypatch.setattr("cloudspot.agent.notices.notice_poller.WAIT_SECONDS", 0.05)
     made = Bench(tmp_path)
+    started = []
+    begin = subprocess.Popen.__init__
+
+    def note(process, *args, **options):
+        started.append(process)
+        begin(process, *args, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", note)
     yield made
     made._is_over.set()
     for membership in made.memberships:
         membership.stop()
     for life in made.lives:
+        object.__setattr__(life.context, "retry_until", made.hang)  # ends what still waits for the store
         life.logs._stopped.set()
         life.notices.stop()
         life.heartbeat.stop()
@@ -334,12 +344,17 @@ def bench(tmp_path, monkeypatch):
             kill_marked(files.HANDOFF, str(path))
     end = time.monotonic() + 10
     while time.monotonic() < end and any(
-        t.name in {"logs", "notice", "notice pipe", "heartbeat", "courier", "retention", "peers"}
+        t.name in {"logs", "notice", "notice pipe", "heartbeat", "courier", "retention", "peers", "seek"}
         for t in threading.enumerate()
     ):
         for life in made.lives:  # two agents of one machine share a pipe, and each wakes but one of them
             life.notices.stop()
         time.sleep(0.01)
+    # An agent that a test has killed in its thread waits for nothing that it has started.
+    for process in started:
+        if getattr(process, "returncode", 0) is None and process.poll() is None:
+            process.kill()
+            process.wait()
     for life in made.lives:
         os.close(life.notices._pipe._reader)
         os.close(life.notices._pipe._writer)

@@ -77,7 +77,8 @@ def test_a_job_is_watched_left_and_seen_to_its_end(user, terminal):
     text = "".join(screen.text().split())  # the terminal breaks lines wherever they are full
     assert "──running──" not in text
     detached = re.search(
-        r"detached;job(tiny-\w{4})continues.Followitagainwith:cloudspotattach\1warning:Fromnowon,nothing", text
+        r"detached;job(tiny-\w{4})continues.Followitagainwith:cloudspotattach\1warning:Fromnowon,nothing",
+        text,
     )
     assert detached is not None, screen.text()
     job_id = detached[1]

@@ -11,6 +11,12 @@ from support.jobs.documented_layout import check_layout
 
 # Of the documented keys those that such a job leaves no object at.
 ABSENT = {
+    "jobs/<id>/commands/<launch>-<rank>-<nonce>",
+    "jobs/<id>/nodes/<launch>/<rank>/call",
+    "jobs/<id>/remote/<launch>/<rank>/<nonce>/answer",
+    "jobs/<id>/remote/<launch>/<rank>/<nonce>/in/<number>",
+    "jobs/<id>/remote/<launch>/<rank>/<nonce>/out/<number>",
+    "jobs/<id>/shared/<word>.html",
     "agents/<sha256>",
     "code/<sha256>.removals/<id>",
     "jobs/<id>/agents/<sha256>",

@@ -98,7 +98,11 @@ def wandb_steps(directory: Path) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for path in sorted(directory.glob("**/*.wandb")):
         records = [Record.FromString(data) for data in stored_records(path)]
-        (run_id,) = {one.run.run_id for one in records if one.HasField("run")}
+        run_ids = {one.run.run_id for one in records if one.HasField("run")}
+        if not run_ids:
+            print(f"{path.name}: {len(records)} records and no run")  # nothing was written out before the end
+            continue
+        (run_id,) = run_ids
         steps = [one.history.step.num for one in records if one.HasField("history")]
         found.setdefault(run_id, []).extend(steps)
     return found

@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 
 SYNC_SECONDS = 30.0
 LEAVING_SECONDS = 1.0
-"""The time between two passes once the machine must leave: the training may run to the very end."""
+"""The time between two passes once the machine must leave: the training may run until the last moment."""
 SYNC_SHARE = 0.05
-"""The share of a core that passes may take before the machine must leave; afterwards, four times as much."""
+"""The share of a core that passes may take before the machine must leave; after that, four times as much."""
 MAX_FAILURES = 3
 """A pass ends after this many failures: one bad object must not stop it, but a failed store must."""
 MAX_SEGMENT_LENGTH = 255
@@ -66,17 +66,17 @@ class ArtifactSync(Worker):
         is_leaving: Callable[[], bool] = lambda: False,
         gives_way: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Create the sync; ``prepare`` is called before each pass, to update files that are made from others.
+        """Create the sync; ``prepare`` is called before each pass, to update files derived from others.
 
-        Its argument is a function that returns whether it should end and leave the rest to the next pass.
-        ``outputs`` is None if no outputs are kept. Once ``is_leaving`` returns True, the background sync
-        hurries, except while ``gives_way`` returns True: a checkpoint goes first.
+        It is passed a function that returns whether it should stop and leave the rest to the next pass.
+        ``outputs`` is None if outputs are not kept. Once ``is_leaving`` returns True, the background sync
+        makes passes more often, except while ``gives_way`` returns True, because checkpoints come first.
         """
         super().__init__("artifacts")
         self._store = store
         self._job_id = job_id
         self._place = f"node-{seat}/"
-        """The prefix of this node's names in the store."""
+        """The prefix of this node's file names in the store."""
         self._directory = directory
         self._prepare = prepare
         self._outputs = outputs
@@ -86,10 +86,10 @@ class ArtifactSync(Worker):
         self._lock = threading.Lock()
 
     def take_root(self) -> None:
-        """Own the root from now on: files that change here later are uploaded there.
+        """Own the root from now on: files that change later are uploaded to the root.
 
-        First fetch the files that the previous first node has left; files that are already here stay. The
-        call can be repeated. Files that were uploaded under this node's own prefix stay there too.
+        First fetch the files that the previous owner left; files that exist here are not replaced. It is safe
+        to repeat the call. Files that were uploaded under this node's own prefix also stay there.
 
         Raises:
             TransientError: the store failed; call again.
@@ -111,7 +111,7 @@ class ArtifactSync(Worker):
                 self._place = ""
 
     def _listed(self, prefix: keys.Key[[str]], key: keys.Key[[str, str]]) -> dict[str, ObjectMeta]:
-        """Return the files of all nodes that the bucket has under these keys, by name."""
+        """Return the files of all nodes under these keys in the bucket, by name."""
         found = ((key.match(meta.key), meta) for meta in self._store.list_objects(prefix(self._job_id)))
         return {match[1]: meta for match, meta in found if match is not None}
 
@@ -126,7 +126,7 @@ class ArtifactSync(Worker):
                 self._fetch(files[name], path, directory)
             except ObjectMissing:
                 return
-            except (OSError, ValueError) as error:  # for example, there is a directory of that name
+            except (OSError, ValueError) as error:  # such as a directory of that name
                 _log.warning("artifact %r is not restored: %s", name, error)
                 return
             self._uploaded[path] = stamp_of(path.stat())
@@ -134,11 +134,12 @@ class ArtifactSync(Worker):
         map_parallel(fetch, [name for name in files if not _OTHER_NODE.match(name)], num_threads=NUM_THREADS)
 
     def _fetch(self, meta: ObjectMeta, path: Path, directory: Path) -> None:
-        # The file is outside the directory until it is whole: a killed agent must not sync half a file.
+        # The file is written outside the directory until it is complete: a killed agent must not leave half a
+        # file to be synced.
         with whole_file(path, beside=directory) as file:
             for start in range(0, meta.size, _BLOCK):
                 write_at(file.fileno(), self._store.get_range(meta.key, start, _BLOCK), start)
-            written_at = meta.modified_at.timestamp()  # where room is short, the newest outputs are kept
+            written_at = meta.modified_at.timestamp()  # if room is short, the newest outputs are kept
             os.utime(file.fileno(), (written_at, written_at))
 
     def begin_training(self) -> None:
@@ -152,7 +153,7 @@ class ArtifactSync(Worker):
             self._outputs.end_training(exited_0=exited_0)
 
     def stop(self) -> None:
-        """End the background sync once no training runs; the caller then calls ``sync`` a last time."""
+        """End the background sync when no training runs; the caller then calls ``sync`` one last time."""
         super().stop()
         self.end_training(exited_0=False)
 
@@ -162,11 +163,11 @@ class ArtifactSync(Worker):
         until: Callable[[], float] = lambda: math.inf,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Upload the changed files until ``until()``, a moment (monotonic) that may become earlier.
+        """Upload the changed files until the moment ``until()`` (monotonic), which may move earlier.
 
         ``prepare`` should end once ``is_stopped`` returns True: another pass is waiting for this one.
 
-        A file that cannot be read, or whose name cannot be part of a key, is left out.
+        A file is skipped if it cannot be read or its name cannot be part of a key.
 
         Raises:
             TransientError: the store failed, or time ran out; the next pass uploads the rest.
@@ -238,7 +239,7 @@ class ArtifactSync(Worker):
         until: Callable[[], float],
         failures: list[CloudspotError],
     ) -> dict[str, int]:
-        """Upload the files not yet uploaded; return the sizes of the uploaded by name, and add failures."""
+        """Upload changed files; return the uploaded files' sizes by name, and add errors to ``failures``."""
         sent: dict[str, int] = {}
 
         def send(found: Found) -> None:
@@ -270,7 +271,8 @@ class ArtifactSync(Worker):
             block = file.read(_BLOCK)
             if len(block) < _BLOCK:
                 found.check(file)
-                # Retry at once: the next pass may come late, and the machine may be paid for only to make it.
+                # Retry at once: the next pass may be far away, and the machine may be paid for only until
+                # that pass is done.
                 waits = retrying.until(until(), retrying.SHORT_WAITS)
                 retrying.retry(lambda: self._store.put(key, block), sleep=time.sleep, waits=waits)
                 return

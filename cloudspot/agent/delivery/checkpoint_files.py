@@ -21,21 +21,21 @@ from cloudspot.host.bounded_reads import read_at_most
 from cloudspot.host.names import is_safe_name
 
 MAX_POINTER_BYTES = 4096
-"""The greatest size of a file that only names a checkpoint."""
+"""The maximum size of a file that only names a checkpoint."""
 SKIPPED = ("__pycache__", ".git", ".venv", "*.pyc", ".cloudspot-*.partial")
 """Names that are never part of a checkpoint."""
 _PROC = Path("/proc")
 _STEP = re.compile(r"(\d+)(?:_steps)?$")
-"""The suffix ``_steps`` is Stable-baselines3's, in ``ppo_1000_steps.zip``."""
+"""Stable-baselines3 adds the suffix ``_steps``, as in ``ppo_1000_steps.zip``."""
 _DATED = re.compile(
     r"\d{4}([-_.])[01]\d\1[0-3]\d(?:[-_.T ]+[0-2]\d(?:[-_.:h]?[0-5]\d){1,2})?$"
     r"|\d{8}[-_.T][0-2]\d(?:[-_.:]?[0-5]\d){1,2}$"
 )
-"""A name such as 2026-11-20_15-30-53, whose last number is of seconds, not of steps."""
+"""A name such as 2026-11-20_15-30-53, whose last number is seconds, not a step."""
 _LINK_NAME = re.compile("latest|last|newest|current|best|checkpoint|ckpt", re.IGNORECASE)
-"""The names of links that count as pointers; a link of another name may be a module of the code."""
+"""The names of links that count as pointers; a link with another name may be a module of the code."""
 _EDGE_BYTES = 256
-"""The bytes of a file's old end that are compared to distinguish a file that grew from a rewritten one."""
+"""The number of bytes at a file's old end that are compared, to tell a grown file from a rewritten one."""
 
 
 class CheckpointFiles:
@@ -52,14 +52,14 @@ class CheckpointFiles:
         self._skipped_path = any_of(pattern for pattern in skipped if "/" in pattern)
         self._beside = beside
         self.ignored: Mapping[str, Stamp] = {}
-        """The code's files: if the whole directory is watched, they are no checkpoint until they change."""
+        """The code's files: if the whole directory is watched, checkpoints exclude them until they change."""
         self._edges: dict[str, tuple[Stamp, bytes]] = {}
         self._finished: dict[str, tuple[Version, Finished | None]] = {}
 
     def looks(self, is_settled: Callable[[Look], bool] = lambda _: False) -> list[Look] | None:
-        """Return the checkpoints found, or None if a directory disappeared meanwhile; then look again.
+        """Return the checkpoints found, or None if a directory disappeared meanwhile: then call again.
 
-        Writing processes are not searched for in looks that ``is_settled`` accepts: the search is slow if
+        Looks that ``is_settled`` accepts are not searched for writing processes: this search is slow if
         processes have many files open.
         """
         try:
@@ -85,7 +85,7 @@ class CheckpointFiles:
         return judged
 
     def writers(self, inodes: Iterable[int], *, with_maps: bool = True) -> frozenset[int]:
-        """Return the inodes of the files that some process can write to; see the function ``writers``."""
+        """Return which of the inodes some process can write to; see the function ``writers``."""
         return writers(frozenset(inodes), self._work.stat().st_dev, with_maps=with_maps)
 
     def _is_directory(self, name: str) -> bool:
@@ -109,7 +109,7 @@ class CheckpointFiles:
         return Look(name, step_of(Path(name).name), files, roots)
 
     def _below(self, name: str) -> Iterator[tuple[str, Stamp]]:
-        """Yield the regular files below a directory, and the links to such files of the same directory."""
+        """Yield the regular files below a directory, and the links to regular files in the same directory."""
         root = self._work if name == "." else self._work / name
         base = len(str(self._work)) + 1
         for parent, directories, names in os.walk(root):
@@ -140,7 +140,7 @@ class CheckpointFiles:
         ]
 
     def _with_pointers(self, look: Look, matched: Collection[str]) -> Look:
-        """Add the small files and the links beside a checkpoint that name it, such as ``latest``."""
+        """Add the small files and the links beside a checkpoint that name it, such as a file ``latest``."""
         if look.name == ".":
             return look
         found = {}
@@ -152,7 +152,7 @@ class CheckpointFiles:
                     if path in matched or path in look.files or self.is_excluded(path):
                         continue
                     text = None
-                    with suppress(OSError):  # it may be gone by now
+                    with suppress(OSError):  # it may have been deleted
                         text = self._pointer(entry)
                     if text is not None and text[1] in wanted:
                         found[path] = text[0]
@@ -161,7 +161,7 @@ class CheckpointFiles:
         return replace(look, files={**look.files, **found}, pointers=frozenset(found))
 
     def _pointer(self, entry: os.DirEntry[str]) -> tuple[Stamp, str] | None:
-        """Return the stamp and the text of a small file or the target of a link; None for any other entry."""
+        """Return a small file's stamp and text, or a link's stamp and target; None for any other entry."""
         status = entry.stat(follow_symlinks=False)
         stamp = Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
         if entry.is_symlink():
@@ -171,7 +171,7 @@ class CheckpointFiles:
         return stamp, _content(entry.path, stamp)
 
     def _judged(self, look: Look, written_to: Collection[int]) -> Look:
-        """Add whether the files' content shows that they are complete, and which files are written to."""
+        """Add whether the files' content shows that they are complete, and which files are being written."""
         known, appended = self._finished.get(look.name), set[str]()
         if known is None or known[0] != look.version:
             appended = {path for path, stamp in look.files.items() if self._has_grown(path, stamp)}
@@ -206,22 +206,22 @@ class CheckpointFiles:
         return finish_of(self._work / look.name, files)
 
     def is_excluded(self, path: str) -> bool:
-        """Return whether a path belongs to no checkpoint, even if the whole directory is a checkpoint."""
+        """Return whether a path is excluded from every checkpoint, even if the whole directory is one."""
         parts = path.split("/")
         return any(self._fits(one, "/".join(parts[:end])) for end, one in enumerate(parts, 1))
 
     def _fits(self, name: str, path: str) -> bool:
-        """Return whether an exclusion pattern fits the name or, if the pattern has a slash, the path."""
+        """Return whether an exclusion pattern matches the name or, if the pattern has a slash, the path."""
         return bool(self._skipped_name.match(name) or self._skipped_path.match(path))
 
 
 def any_of(patterns: Iterable[str]) -> re.Pattern[str]:
-    """Return an expression that matches if any of the patterns matches."""
+    """Return a regular expression that matches if any of the patterns matches."""
     return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
 
 
 def _selectors(root: str) -> frozenset[str]:
-    """Return the texts that name a checkpoint: its name, its path, or its number."""
+    """Return the texts that identify a checkpoint: its name, its path and its number."""
     name = root.rpartition("/")[2]
     step = step_of(name) if file_step_of(name) is None else file_step_of(name)
     digits = {str(step), *_STEP.findall(name)} if step is not None else set()
@@ -239,7 +239,7 @@ def expand(work: Path, pattern: str) -> list[Path]:
 
 
 def root_of(path: str, patterns: Sequence[str]) -> str | None:
-    """Return the leading part of a safe path that a pattern matches, or None if no pattern does."""
+    """Return the shortest leading part of a safe path that matches a pattern, or None if there is none."""
     parts = path.split("/")
     prefixes = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
     return next((one for one in [".", *prefixes] if any(_is_match(one, each) for each in patterns)), None)
@@ -265,7 +265,7 @@ def is_pointer(root: Path, path: str, roots: Collection[str]) -> bool:
 
 
 def may_replace(work: Path, path: str, patterns: Sequence[str]) -> bool:
-    """Return whether a pointer may be written to the path: nothing or another pointer is there."""
+    """Return whether a pointer may be written to the path: it does not exist or is another pointer."""
     if not os.path.lexists(work / path):
         return True
     text = _text_of(work / path)
@@ -276,7 +276,7 @@ def may_replace(work: Path, path: str, patterns: Sequence[str]) -> bool:
 
 
 def _text_of(path: Path) -> str | None:
-    """Return the text of a small file or the target of a link; None for anything else."""
+    """Return the text of a small file or the target of a link; None for any other path."""
     try:
         if path.is_symlink():
             return str(path.readlink())
@@ -287,12 +287,12 @@ def _text_of(path: Path) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _content(path: str, _stamp: Stamp) -> str:
-    """Return the text of a small file, which is read once for each stamp."""
+    """Return the text of a small file, which is read only once for each stamp."""
     return _text_of(Path(path)) or ""
 
 
 def step_of(name: str) -> int | None:
-    """Return the number that ends a directory's name, apart from a suffix ``_steps``.
+    """Return the number at the end of a directory's name, ignoring a suffix ``_steps``.
 
     Return None if the name ends with no number, with a date, or with a number too large for a step.
     """
@@ -301,7 +301,7 @@ def step_of(name: str) -> int | None:
 
 
 def file_step_of(path: str) -> int | None:
-    """Return the number that ends a file's name before its suffixes, by the rules of ``step_of``."""
+    """Return the number at the end of a file's name, before its suffixes, by the rules of ``step_of``."""
     name = path.rpartition("/")[2]
     while (stem := name.rpartition(".")[0]) and not name.rpartition(".")[2].isdigit():
         name = stem
@@ -309,16 +309,16 @@ def file_step_of(path: str) -> int | None:
 
 
 def writers(inodes: Collection[int], device: int, *, with_maps: bool = True) -> frozenset[int]:
-    """Return the inodes of the files of a device that some process can write to.
+    """Return which of the inodes of a device some process can write to.
 
-    Such a process has the file open for writing or, only ``with_maps`` (slower), mapped for writing.
-    Processes of other users are not seen, and none are where there is no ``/proc``, as on macOS.
+    Such a process has the file open for writing or, if ``with_maps`` (slower), mapped for writing. Processes
+    of other users are not seen; without ``/proc``, as on macOS, no process is.
     """
     own, found = str(os.getpid()), set()
     for process in _PROC.iterdir() if inodes and _PROC.joinpath("self/fd").is_dir() else []:
         if not process.name.isdigit() or process.name == own:
             continue
-        with suppress(OSError), os.scandir(f"{process}/fd") as descriptors:  # ended meanwhile, or not ours
+        with suppress(OSError), os.scandir(f"{process}/fd") as descriptors:  # it ended, or is not ours
             for descriptor in descriptors:
                 with suppress(OSError):
                     status = descriptor.stat()
@@ -331,7 +331,7 @@ def writers(inodes: Collection[int], device: int, *, with_maps: bool = True) -> 
 
 
 def _mapped(maps: Path, inodes: Collection[int], device: int) -> frozenset[int]:
-    """Return which of the files a process has mapped as shared and writable."""
+    """Return which of the inodes a process has mapped as shared and writable."""
     found = set()
     for line in maps.read_bytes().splitlines():
         _, access, _, place, inode, *_ = line.split(None, 5)
@@ -349,9 +349,9 @@ def _writes(fdinfo: Path) -> bool:
 
 
 def _stamp(path: str, root: Path) -> Stamp | None:
-    """Return the stamp of a regular file, or of the file in the same directory that a link leads to."""
+    """Return the stamp of a regular file, or of the file below ``root`` that a link leads to."""
     try:
-        status = os.lstat(path)  # a Path is far slower, and there may be ten thousand files
+        status = os.lstat(path)  # a Path is far slower, and there may be 10,000 files
         if stat.S_ISLNK(status.st_mode):
             if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
                 return None
@@ -366,7 +366,7 @@ def _stamp(path: str, root: Path) -> Stamp | None:
 def files_below(root: Path) -> list[Path]:
     """Return the regular files below the directory, sorted.
 
-    The script may be writing and deleting there, and rglob would raise if a directory disappeared.
+    The script may be writing and deleting files there, and rglob would raise if a directory disappeared.
     """
     found = [Path(parent) / name for parent, _, names in os.walk(root) for name in names]
     return sorted(path for path in found if path.is_file() and not path.is_symlink())

@@ -1,4 +1,4 @@
-"""Restore the newest checkpoint of the lineage that verifies to this node's disk."""
+"""Restore the lineage's newest checkpoint that passes verification to this node's disk."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ class Restored:
     """The restored checkpoint and its files."""
 
     checkpoint: CheckpointId | None
-    """None if there is no checkpoint, and the job starts at step 0."""
+    """None if there is no checkpoint, so the job starts at step 0."""
     directory: Path | None = None
     """For a session's checkpoint: the directory that CLOUDSPOT_RESTORE names."""
     directory_name: str | None = None
-    """For a script's own checkpoint: its directory, or its first file, relative to the working directory."""
+    """For a script's own checkpoint: its directory or its first file, relative to the working directory."""
     files: frozenset[str] = frozenset()
-    """The paths of its files, relative to the working directory."""
+    """The paths of the checkpoint's files, relative to the working directory."""
     skipped: tuple[Skipped, ...] = ()
     contents: frozenset[ChunkContent] = frozenset()
-    """The contents of its chunks."""
+    """The contents of the checkpoint's chunks."""
     on_demand: Manifest | None = None
-    """The manifest, if this node's share is fetched later: for a session's checkpoint, only the files were
-    created, and ``OnDemandFetch`` fetches the ranges that the ranks ask for; for one that scripts saved on
-    several nodes, ``restore_own`` fetches it."""
+    """The manifest, if this node's share is fetched later. For a session's checkpoint, only empty files were
+    created, and ``OnDemandFetch`` fetches the ranges that the ranks ask for. For a checkpoint that scripts
+    saved on several nodes, ``restore_own`` fetches the share."""
 
 
 def restore_newest(context: NodeContext, *, check: Callable[[], None] | None = None) -> Restored:
-    """Fetch the best candidate of the lineage; skip and log candidates that do not verify.
+    """Fetch the best candidate of the lineage; skip and log candidates that fail verification.
 
-    A candidate that is deleted meanwhile was superseded by a newer one, which is tried instead. ``check`` is
-    called again and again, and raises to end the restore; by default, it raises on an order to leave.
+    If a candidate is deleted during the restore, a newer one has replaced it and is tried instead. ``check``
+    is called repeatedly and raises to end the restore; by default, it raises after an order to leave.
 
     Raises:
-        LeavingError: there were checkpoints, but none of them verifies: starting from step 0 would throw the
-            work away without asking.
+        LeavingError: checkpoints exist, but all fail verification: starting from step 0 would throw the work
+            away without asking.
     """
     node, check = context.node, check or context.obey
     for late in context.retry_until(lambda: manifests.complete(context.store, context.journal, node.job_id)):
@@ -107,7 +107,7 @@ def _damaged(context: NodeContext, checkpoint: CheckpointId) -> Skipped:
 def newest_candidate(
     context: NodeContext, journal: Sequence[JournalRecord], skipped: Sequence[Skipped]
 ) -> CheckpointId | None:
-    """Return the checkpoint that ``restore_newest`` would try first, apart from the skipped ones."""
+    """Return the checkpoint that ``restore_newest`` would try first if it ignored ``skipped``."""
     found = context.retry_until(
         lambda: retention.standing_checkpoints(context.store, context.node.job_id, journal)
     )
@@ -120,10 +120,10 @@ def restore_this(
 ) -> Restored | None:
     """Fetch the checkpoint that another node has chosen, unless it is already restored here.
 
-    Return None if it has been deleted: the generation that was to resume from it cannot start here.
+    Return None if the checkpoint was deleted: the generation that was to resume from it cannot start here.
 
     Raises:
-        LeavingError: the checkpoint does not verify here.
+        LeavingError: the checkpoint fails verification here.
     """
     if restored is not None and restored.checkpoint == checkpoint:
         return restored
@@ -155,7 +155,7 @@ def _fetch(
     if manifest.kind == "directory":
         paths, _, roots = _paths_of(context, manifest)
         restored = replace(restored, directory_name=min(roots), files=frozenset(paths))
-        if len(manifest.parts) > 1:  # this node's parts are not known before its place is
+        if len(manifest.parts) > 1:  # this node's parts depend on its place, not yet known
             chunks = stored_chunks(node.job_id, manifest)
             context.retry_until(lambda: check_sizes(context.store, node.job_id, manifest, chunks))
             return replace(restored, on_demand=manifest)
@@ -183,13 +183,15 @@ def _fetch(
 
 
 def restore_own(context: NodeContext, restored: Restored, *, place: int, num_nodes: int) -> Restored:
-    """Fetch this node's share of a checkpoint that scripts have saved on several nodes.
+    """Fetch this node's share of a checkpoint that scripts on several nodes saved.
 
-    If as many nodes saved it, the share is the part of the node in the same place, otherwise all parts. Call
-    it once the generation is known; any other checkpoint was restored before.
+    If the number of nodes is the same as at the save, the share is the part of the node with the same place,
+    otherwise all parts. Call this once the generation is known; any other kind of checkpoint has been
+    restored by then.
 
     Raises:
-        CorruptData: a chunk does not verify, which was reported to all nodes, or the checkpoint was deleted.
+        CorruptData: a chunk fails verification, which was reported to all nodes, or the checkpoint was
+            deleted.
     """
     manifest = restored.on_demand
     if manifest is None or manifest.kind != "directory":
@@ -219,7 +221,7 @@ def restore_own(context: NodeContext, restored: Restored, *, place: int, num_nod
 def _bring_files(
     context: NodeContext, manifest: Manifest, check: Callable[[], None], *, nodes: Sequence[int]
 ) -> None:
-    """Fetch the files that scripts have saved on these nodes, replacing any of the same name."""
+    """Fetch the files that scripts saved on these nodes, replacing existing files."""
     work, patterns = context.node.work, context.job.spec.checkpoint.patterns
     _, pointers, roots = _paths_of(context, manifest)
     for root in sorted({*roots} - {"."}):
@@ -237,14 +239,14 @@ def _bring_files(
 
 
 def _is_of_this_node(context: NodeContext, manifest: Manifest) -> bool:
-    """Return whether the files under the name of a script's checkpoint are that checkpoint or a newer one.
+    """Return whether the files at the paths of a script's checkpoint are that checkpoint or a newer one.
 
-    They are if this node's last generation has written it on rank 0 or has resumed from it: anything that
-    generation has left incomplete has been set aside.
+    They are if this node's last generation wrote the checkpoint on rank 0 or resumed from it: any files that
+    this generation left incomplete have been set aside.
     """
     memory = context.memory
     if memory.generation == 0:
-        return False  # nothing has run here, and a fork's checkpoint has generation 0 too
+        return False  # no training has run here, and a fork's checkpoint has generation 0 too
     if memory.generation == manifest.generation:
         return memory.first_rank == 0
     generations = generations_of(context.journal.known)
@@ -252,9 +254,10 @@ def _is_of_this_node(context: NodeContext, manifest: Manifest) -> bool:
 
 
 def _is_read_in_part(context: NodeContext, manifest: Manifest) -> bool:
-    """Return whether each of several nodes reads only a part, because it is sharded over several nodes.
+    """Return whether each node reads only a part of the checkpoint, because its state is sharded over nodes.
 
-    Only the ranks know which part, once they have built the model: each rank asks for the ranges it reads.
+    Only the ranks know which part, after they have built the model: each rank asks for the ranges that it
+    reads.
     """
     if context.job.spec.nodes.max == 1:
         return False
@@ -270,14 +273,14 @@ def _is_read_in_part(context: NodeContext, manifest: Manifest) -> bool:
 
 
 def _place_for(context: NodeContext, manifest: Manifest) -> tuple[Path, frozenset[int]]:
-    """Return where to restore a session's checkpoint, and the ranks whose parts may already be there.
+    """Return where to restore a session's checkpoint, and the ranks whose parts may already exist there.
 
-    These parts were restored before, or are slots of the arena from which they were uploaded. No process of
-    the training lives any more, so a part that has been verified does not change.
+    Such parts were restored before, or are arena slots that were uploaded as parts of this checkpoint. No
+    process of the training is alive any more, so a verified part no longer changes.
     """
     node = context.node
     places = node.restore_in_memory, node.restore
-    # A training that ended before its loop began may have been short of memory.
+    # A training run that ended before its loop began may have been short of memory.
     may_use_memory = context.memory.generation == 0 or context.memory.training_began_at > 0.0
     allowed = places if may_use_memory else places[1:]
     kept = next((place for place in allowed if fetching.is_restored(place, manifest)), None)
@@ -314,8 +317,8 @@ def _place_for(context: NodeContext, manifest: Manifest) -> tuple[Path, frozense
 def _has_memory(context: NodeContext, size: int, missing: int) -> bool:
     """Return whether memory has room for the missing bytes.
 
-    The training also needs room for the state in each process, for two slots, and, as an estimate, for as
-    much again. If nothing is missing, all of this fitted before, beside one more slot.
+    The training also needs room for each process's state, for two slots and, as an estimate, for the same
+    amount again. If no bytes are missing, all of this has fitted into memory before, with one slot more.
     """
     if missing == 0:
         return True
@@ -328,9 +331,9 @@ def _has_memory(context: NodeContext, size: int, missing: int) -> bool:
 
 
 def on_demand_here(context: NodeContext, checkpoint: CheckpointId) -> Restored | None:
-    """Return the checkpoint if an earlier agent of this machine has created its files for fetches on demand.
+    """Return the checkpoint if an earlier agent on this machine created its files to be fetched on demand.
 
-    Return None if it is not here or was fetched whole.
+    Return None if it is not here or was fetched completely.
 
     Raises:
         CorruptData: the manifest is malformed.
@@ -345,9 +348,9 @@ def on_demand_here(context: NodeContext, checkpoint: CheckpointId) -> Restored |
 
 
 def _paths_of(context: NodeContext, manifest: Manifest) -> tuple[list[str], list[str], list[str]]:
-    """Return the paths of a script's checkpoint (oldest first), of its pointers, and of its roots.
+    """Return a script's checkpoint as the paths of its files (oldest first), its pointers and its roots.
 
-    Refuse a checkpoint that would replace anything else in the working directory, such as the code.
+    Raise CorruptData if the checkpoint would replace other files of the working directory, such as the code.
     """
     patterns = context.job.spec.checkpoint.patterns
     found = [
@@ -402,7 +405,7 @@ def _bring(
 
 
 class _InsistentStore(WrappedStore):
-    """Retries each request by itself, so that a fetch continues after an outage where it stopped."""
+    """Retries each request separately, so after an outage a fetch continues where it stopped."""
 
     def __init__(self, context: NodeContext, check: Callable[[], None]) -> None:
         super().__init__(context.store)

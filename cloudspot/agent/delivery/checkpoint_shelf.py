@@ -1,4 +1,4 @@
-"""Keep the states that are set aside: the newest complete one, and one that may be complete."""
+"""Keep the states that are set aside: the newest complete one, and one that may turn out to be complete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class CheckpointShelf(Generic[K]):
     def __init__(self, take: Callable[[State], K | None], holds: Callable[[K], bool], memory: Memory) -> None:
         """Create an empty shelf.
 
-        ``take`` sets a state aside if it can; ``holds`` returns whether its files are still unchanged.
+        ``take`` sets a state aside if it can; ``holds`` returns whether the files set aside are still
+        unchanged.
         """
         self._take = take
         self._memory = memory
@@ -34,20 +35,20 @@ class CheckpointShelf(Generic[K]):
         self.ready: K | None = None
         """The newest complete state that is not in the store."""
         self._maybe: K | None = None
-        """The newest state that may prove complete when the next save begins."""
+        """The newest state that may be proved complete when the next save begins."""
         self._uploading: K | None = None
         self._known: set[State] = set()
-        """The states that are in the store or were given up."""
+        """The states that are in the store or were abandoned."""
         self._doubted: State | None = None
-        """The state that was last noted as doubtful."""
+        """The state that was last recorded as doubtful."""
 
     def begin(self, known: Iterable[State]) -> None:
-        """Note that a script is about to start, and which of its states the store has."""
+        """Record that a script is about to start, and which of its states the store has."""
         self._known.update(known)
         self._memory.last_sent = None
 
     def look(self, proved: Iterable[State], complete: Sequence[State], candidate: State | None) -> None:
-        """Set aside the new states of a look; the arguments are results of ``CheckpointWatch``."""
+        """Set aside the new states found by a look; the arguments are results of ``CheckpointWatch``."""
         for state in proved:
             self._confirm(state)
             self._promote(state)
@@ -62,9 +63,9 @@ class CheckpointShelf(Generic[K]):
             self._maybe = self._take(candidate)
 
     def begin_upload(self, state: State | None = None) -> K | None:
-        """Return the files to upload next, by default of the waiting state; call ``end_upload`` afterwards.
+        """Return the files to upload next, by default the waiting state's; call ``end_upload`` afterwards.
 
-        ``state`` must be complete. Return None if nothing waits or the state is gone.
+        ``state`` must be complete. Return None if no state waits or the state's files have changed.
         """
         if state is None or (self.ready is not None and self.ready.state == state):
             self._uploading, self.ready = self.ready, None
@@ -73,12 +74,12 @@ class CheckpointShelf(Generic[K]):
         kept = self._uploading
         if kept is not None and kept.state.evidence == "quiet" and kept.state != self._doubted:
             self._doubted = kept.state
-            # Note it before the commit, because a later agent may have to know of that commit.
+            # Record it before the commit, because a later agent may have to know of that commit.
             self._memory.doubtful.append(_sent(kept.state))
         return kept
 
     def end_upload(self, *, is_to_repeat: bool) -> None:
-        """Drop the uploaded state, or let it wait again if it must be repeated and no newer one waits."""
+        """Drop the uploaded state, or let it wait again if it must be repeated and no newer state waits."""
         kept, self._uploading = self._uploading, None
         if kept is not None and is_to_repeat and self.ready is None:
             self.ready = kept
@@ -86,14 +87,14 @@ class CheckpointShelf(Generic[K]):
             kept.drop()
 
     def note_commit(self, state: State) -> None:
-        """Note that a state is in the store or was given up."""
+        """Record that a state is in the store or was abandoned."""
         self._known.add(state)
         self._memory.last_sent = _sent(state)
         if state.evidence != "quiet":
             self._memory.doubtful = []
 
     def num_doubtful(self, was_confirmed: Callable[[str, Version], bool]) -> int:
-        """Return how many of the newest commits may be torn; for each, one more older commit is kept."""
+        """Return how many of the newest commits may be torn; one more older commit is kept for each."""
         doubtful = self._memory.doubtful
         confirmed = [number for number, one in enumerate(doubtful, 1) if was_confirmed(one.name, one.version)]
         del doubtful[: max(confirmed, default=0)]
@@ -102,19 +103,19 @@ class CheckpointShelf(Generic[K]):
     def _is_wanted(self, state: State) -> bool:
         """Return whether a state is new and no older than the waiting states and the last commit."""
         waiting = [one.state for one in (self.ready, self._uploading) if one is not None]
-        if (sent := self._memory.last_sent) is not None:  # nothing older is committed after it
+        if (sent := self._memory.last_sent) is not None:  # no older state is committed after it
             waiting.append(State(sent.name, sent.step, sent.version))
         return state not in (*waiting, *self._known) and all(one.order <= state.order for one in waiting)
 
     def _confirm(self, state: State) -> None:
-        """Note now that a state has more evidence than quiet; the watch soon knows only its successor."""
+        """Record now that a state is proved by more than quiet; soon the watch knows only its successor."""
         self.num_doubtful(lambda name, version: (name, version) == (state.name, state.version))
         for kept in (self.ready, self._uploading):
             if kept is not None and kept.state == state:
                 kept.state = state
 
     def _promote(self, state: State) -> None:
-        """Let a state that was set aside as perhaps complete wait for its upload."""
+        """Let a state that was set aside as perhaps complete wait to be uploaded."""
         kept = self._maybe
         if kept is None or kept.state != state:
             return

@@ -1,4 +1,4 @@
-"""The observed and the remembered states of a script's own checkpoint files."""
+"""The observed and the stored states of a script's own checkpoint files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 LOGS = ("*.log", "*.csv", "*.tsv", "*.jsonl", "events.out.tfevents.*", "*.wandb")
-"""Names of files that grow from save to save: they are part of a checkpoint but no evidence."""
+"""Names of files that grow from save to save: they are part of a checkpoint, but never evidence."""
 _LOG = re.compile("|".join(map(fnmatch.translate, LOGS)))
 
 Evidence = Literal["marker", "index", "next", "quiet", "exit"]
@@ -22,11 +22,11 @@ than in any pause; ``exit``: the script ended with status 0."""
 
 
 Finished = Literal["all", "own"]
-"""``all``: the checkpoint is complete; ``own``: these files are, but others may follow."""
+"""``all``: the checkpoint is complete; ``own``: these files are complete, but others may follow."""
 
 
 class Stamp(NamedTuple):
-    """A file's status that changes with its content, unless its times are set back."""
+    """The part of a file's status that changes with its content, unless the file's times are set back."""
 
     size: int
     written_at: int
@@ -45,36 +45,36 @@ class Look:
     name: str
     """The directory, or the first of the files, relative to the working directory."""
     step: int | None
-    """The number at the end of its name, or None."""
+    """The number at the end of the checkpoint's name, if any."""
     files: Mapping[str, Stamp]
-    """Its files by their paths relative to the working directory."""
+    """The checkpoint's files, by their paths relative to the working directory."""
     roots: tuple[str, ...]
-    """The directory, or the files."""
+    """The checkpoint's directory, or its files."""
     is_directory: bool = True
     pointers: frozenset[str] = frozenset()
-    """The files beside it that name it; they are in ``files`` too."""
+    """The files beside the checkpoint that name it; ``files`` contains them too."""
     appended: frozenset[str] = frozenset()
-    """The files that were only appended to since the previous look."""
+    """The files to which data was only appended since the previous look."""
     written_to: frozenset[str] = frozenset()
     """The files that a process has open for writing."""
     finished: Finished | None = None
-    """How much of it is complete, judged by its content; None if that does not show."""
+    """How much of the checkpoint is complete, judged by its content; None if the content does not show it."""
 
     @cached_property
     def version(self) -> Version:
-        """Its files with their stamps, sorted."""
+        """The checkpoint's files with their stamps, sorted."""
         return tuple(sorted(self.files.items()))
 
     @cached_property
     def places(self) -> frozenset[str]:
-        """The directories in which its marker may lie, as prefixes of paths."""
+        """The directories in which the checkpoint's marker may be, as prefixes of paths."""
         bases = {self.name} if self.is_directory else {root.rpartition("/")[0] for root in self.roots}
         return frozenset("" if base in {"", "."} else f"{base}/" for base in bases)
 
 
 @dataclass(frozen=True)
 class State:
-    """The files of a checkpoint when it was, or may have been, complete."""
+    """The files of a checkpoint at a moment when it was, or may have been, complete."""
 
     name: str
     step: int | None
@@ -83,12 +83,12 @@ class State:
 
     @property
     def written_at(self) -> int:
-        """The time of the last write to one of its files (ns)."""
+        """The time of the last write to any of the files (ns)."""
         return max((stamp.written_at for _, stamp in self.version), default=0)
 
     @property
     def order(self) -> tuple[int, int]:
-        """The key by which states are sorted by age."""
+        """The key that sorts states by age."""
         return self.step or 0, self.written_at
 
 
@@ -115,32 +115,32 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 class Memory(msgspec.Struct, kw_only=True):
-    """The observations that a later agent of the machine needs."""
+    """The observations that a later agent on the machine needs."""
 
     came_with_code: tuple[str, ...] = ()
-    """The roots that were there before the machine's first script."""
+    """The roots that existed before the machine's first script."""
     code: dict[str, Stamp] = {}
-    """If the whole working directory is watched: all other files that were there then."""
+    """If the whole working directory is watched: all other files that existed then."""
     before: dict[str, Version] | None = None
-    """The checkpoints from before the newest script's start; None if none was started here."""
+    """The checkpoints from before the newest script's start; None if no script was started here."""
     settled: dict[str, Settled] = {}
     repeated: set[str] = set()
-    """The checkpoints that the newest script has completed and then rewritten."""
+    """The checkpoints that the newest script completed and then rewrote."""
     asked: dict[str, Asked] | None = None
     pause: float = 0.0
     """The longest observed pause within a save (s)."""
     num_saves: int = 0
-    """The number of saves observed from their beginning to that of the next save."""
+    """The number of saves observed from their own beginning to the beginning of the next save."""
     rewrites: bool = False
     """Whether the script rewrites files of a checkpoint in place."""
     seen: dict[str, Version] = {}
-    """The checkpoints that the newest look has found."""
+    """The checkpoints found in the newest look."""
     written: set[str] = set()
-    """The paths of the files that were begun in the current or else the last save."""
+    """The paths of the files that were begun in the current save, or else in the last one."""
     last_sent: Sent | None = None
     """The newest script's last committed state."""
     doubtful: list[Sent] = []
-    """The states with no evidence but quiet, since the last state with more evidence."""
+    """The states whose only evidence is quiet, since the last state with stronger evidence."""
 
 
 def is_log(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""Decide which states of a script's own checkpoint files are complete, from looks and without any I/O."""
+"""Decide from looks, without any I/O, which states of a script's own checkpoint files are complete."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from cloudspot.agent.delivery.checkpoint_states import (
 )
 
 SETTLED_SECONDS = 10.0
-"""Until three saves have been seen, files that no process has written to for this long are complete."""
+"""Until three saves have been observed, files count as complete after being quiet for this long."""
 KNOWN_SECONDS = 2.0
-"""How long files must be quiet if their content shows that they are complete: other ranks may still write.
-Also the lower bound of ``quiet_seconds``."""
+"""How long files must be quiet if their content shows that they are complete, because other ranks may still
+write. Also the lower bound of ``quiet_seconds``."""
 MAX_GONE = 20
-"""The number of deleted checkpoints that are remembered."""
+"""The number of deleted checkpoints that are kept in memory."""
 RESTLESS_SECONDS = 300.0
 """The user is warned of a checkpoint that has been incomplete for this long."""
 ENOUGH_SAVES = 3
 """After this many saves, the longest pause within a save determines how long files must be quiet."""
 INCOMPLETE_FILE = "checkpoint-is-incomplete.txt"
-"""The file that Hugging Face's Trainer keeps in the directory while it saves because of SIGTERM."""
+"""The file that Hugging Face's Trainer keeps in the directory while SIGTERM makes it save."""
 
 
 @dataclass
 class _Seen:
     look: Look
     active_at: float
-    """When it last changed or was open for writing (monotonic)."""
+    """When the checkpoint last changed or was open for writing (monotonic)."""
     stable: Version | None = None
-    """Its version if two looks found the same one, and no process writing; reset by the next change."""
+    """The version that two looks found unchanged, with no process writing; the next change resets it."""
     rest: Look | None = None
-    """The last look that found such a version; kept during later changes."""
+    """The last look that found a stable version; kept during later changes."""
 
 
 @dataclass
@@ -51,16 +51,16 @@ class _Save:
 
     active_at: float
     pause: float = 0.0
-    """The longest pause in it up to the newest change (s)."""
+    """The longest pause in the save up to its newest change (s)."""
     pause_at_rest: float = 0.0
-    """The longest pause in it up to the change before the last rest (s)."""
+    """The longest pause in the save up to the change before its last rest (s)."""
 
 
 class CheckpointWatch:
     """Follows the checkpoints of one script through successive looks.
 
-    Only events while the script lives prove that a checkpoint is complete: after its end, a half-written
-    checkpoint is quiet too. Moments are monotonic.
+    Only events while the script is alive prove that a checkpoint is complete: after the script's end, a
+    half-written checkpoint is quiet too. Moments are monotonic.
     """
 
     def __init__(self, complete_file: str | None, incomplete_file: str | None, memory: Memory) -> None:
@@ -72,21 +72,21 @@ class CheckpointWatch:
         self._seen: dict[str, _Seen] = {}
         self._logs: set[str] = set()
         self._born: dict[str, int] = {}
-        """The number of the save in which each file was last begun; 0 before the script's first save."""
+        """The number of the save in which each file was last begun; 0 if before the script's first save."""
         self._follows_another = memory.before is not None
-        """Whether an earlier agent has looked at the script, but this agent not yet."""
+        """Whether an earlier agent has observed the script, but this agent has not yet."""
         self._save: _Save | None = None
         self._number = 0
         self._rewritten: set[str] = set()
         """The checkpoints whose rewriting has begun since the script was asked to save."""
         self._incomplete_since: dict[str, float] = {}
         self.save_seconds: float | None = None
-        """How long the script took to write the newest checkpoint whose writing was observed."""
+        """How long the script took to write the newest checkpoint that was observed while it was written."""
 
     # --- events -----------------------------------------------------------------------------------
 
     def begin(self, looks: Sequence[Look]) -> None:
-        """Note that a script is about to start: existing checkpoints are not its work."""
+        """Record that a script is about to start: the script did not write the existing checkpoints."""
         memory = self.memory
         if memory.before is None:
             memory.came_with_code = tuple(root for look in looks for root in look.roots)
@@ -106,10 +106,10 @@ class CheckpointWatch:
         self._follows_another = False
 
     def look(self, looks: Sequence[Look], now: float) -> tuple[State, ...]:
-        """Take in a look while the script lives.
+        """Process a look while the script is alive.
 
-        Return the states that only the beginning of the next save has proved complete: their files may be
-        overwritten already.
+        Return the states that were proved complete only by the beginning of the next save: their files may
+        already be overwritten.
         """
         looks = [look for look in looks if look.files]  # an empty directory is not the beginning of a save
         self._note_logs(looks)
@@ -136,12 +136,12 @@ class CheckpointWatch:
         return proved
 
     def _follow(self, looks: Sequence[Look], now: float) -> list[Look]:
-        """Continue where an earlier agent stopped; return the looks as that agent would have seen them."""
+        """Continue where an earlier agent stopped; return the looks with the files that have grown since."""
         memory, self._follows_another = self.memory, False
         found = []
         for look in looks:
             known = dict(memory.seen.get(look.name, ()))
-            # The contents were not compared, but a rewritten file is rarely larger than before.
+            # The contents were not compared, but a rewritten file is rarely larger than the old one.
             grown = {
                 path
                 for path, old in known.items()
@@ -159,7 +159,7 @@ class CheckpointWatch:
         return found
 
     def _note_look(self, looks: Iterable[Look]) -> None:
-        """Remember a look for an agent that may have to continue from here."""
+        """Store a look for an agent that may have to continue from here."""
         seen = {look.name: look.version for look in looks}
         if seen != self.memory.seen:
             self.memory.seen = seen
@@ -167,7 +167,7 @@ class CheckpointWatch:
             self.has_news = True
 
     def _forget(self, names: Collection[str]) -> None:
-        """Forget all but the last few checkpoints that the script has deleted."""
+        """Forget all deleted checkpoints but the last few."""
         gone = [name for name in self.memory.settled if name not in names]
         for name in gone[:-MAX_GONE]:
             del self.memory.settled[name]
@@ -176,12 +176,13 @@ class CheckpointWatch:
             self._born = {path: number for path, number in self._born.items() if path in there}
 
     def end(self, looks: Sequence[Look], *, exited_0: bool, is_leaving: bool) -> None:
-        """Note that the script has ended.
+        """Record that the script has ended.
 
-        Status 0 proves that all checkpoints it has written are complete or, if it was asked to save, all that
-        it has begun since then. Exception: a checkpoint that lacks a file of the previous one, because the
-        process may have ended while a thread was saving. Status 0 proves nothing if the node ``is_leaving``
-        and the script was not asked: a handler of SIGTERM may have ended it in the middle of a save.
+        Status 0 proves that all checkpoints written by the script are complete or, if it was asked to save,
+        all checkpoints begun since then. A checkpoint that lacks a file of the previous one is an exception,
+        because the process may have ended while a thread was saving. Status 0 proves nothing if the node
+        ``is_leaving`` and the script was not asked to save: a handler of SIGTERM may have ended it during a
+        save.
         """
         self._note_logs(looks)
         for look in looks:
@@ -198,22 +199,24 @@ class CheckpointWatch:
             if not self.is_new(look) or not expected <= self._kinds(look):
                 continue
             says_so = self._says_finished(look, expected)
-            # With status 0: it was being written when the script was asked, and perhaps again afterwards.
+            # With status 0, a checkpoint was being written when the script was asked, and may have been
+            # written again later.
             if says_so and (exited_0 or self.is_answer(look)):
                 self._settle(look, "index")
             elif exited_0 and self.is_answer(look):
                 self._settle(look, "exit")
 
     def ask(self, looks: Sequence[Look]) -> None:
-        """Note that the script is asked to save now: a checkpoint begun from now on is its answer."""
+        """Record that the script is asked to save now: a checkpoint begun from now on is its answer."""
         if self.memory.asked is not None:
             return
         expected = self._kinds_before(looks)
         self.memory.asked = {
             look.name: Asked(
                 look.version,
-                # A checkpoint that the script has not touched was restored or came with the code. One that
-                # is complete by its content may be too new to be trusted, but is not being written now.
+                # A checkpoint that the script has not touched was restored or came with the code. A
+                # checkpoint whose content shows that it is complete may be too new to be trusted, but is not
+                # being written now.
                 self.is_complete(look) or self._says_finished(look, expected) or not self.is_new(look),
             )
             for look in looks
@@ -235,7 +238,7 @@ class CheckpointWatch:
         return before is None or not self._is_same(before, look.version)
 
     def is_answer(self, look: Look | State) -> bool:
-        """Return whether the script has begun to write the checkpoint after it was asked to save."""
+        """Return whether the script began to write the checkpoint after it was asked to save."""
         asked = self.memory.asked
         if asked is None or not self.is_new(look):
             return False
@@ -246,14 +249,14 @@ class CheckpointWatch:
         return has_changed and (then.was_complete or look.name in self._rewritten)
 
     def is_complete(self, look: Look) -> bool:
-        """Return whether the checkpoint is in a state that was seen complete."""
+        """Return whether the checkpoint's current state was found to be complete."""
         settled = self.memory.settled.get(look.name)
         if settled is None or not self._is_same(settled.version, look.version):
             return False
         return self._may_be_complete(look)
 
     def complete(self, looks: Iterable[Look]) -> tuple[State, ...]:
-        """Return the complete states that were written here, the newest last."""
+        """Return the complete states that were written here, newest last."""
         # A checkpoint that no script here has written was restored or came with the code.
         found = [
             State(look.name, look.step, self.own_version(look), self.memory.settled[look.name].evidence)
@@ -263,7 +266,7 @@ class CheckpointWatch:
         return tuple(sorted(found, key=lambda state: state.order))
 
     def candidate(self) -> State | None:
-        """Return the newest state that may prove complete when the next save begins."""
+        """Return the newest state that may be proved complete when the next save begins."""
         found = [
             State(name, seen.look.step, seen.stable)
             for name, seen in self._seen.items()
@@ -274,7 +277,7 @@ class CheckpointWatch:
         return max(found, key=lambda state: state.order, default=None)
 
     def was_confirmed(self, name: str, version: Version) -> bool:
-        """Return whether more evidence than quiet has shown a state complete."""
+        """Return whether a state is proved complete by more than quiet."""
         settled = self.memory.settled.get(name)
         return settled is not None and settled.evidence != "quiet" and self._is_same(settled.version, version)
 
@@ -283,7 +286,7 @@ class CheckpointWatch:
         return self._strip(look.version)
 
     def logs_of(self, look: Look) -> Mapping[str, Stamp]:
-        """Return the files of a checkpoint that grow from save to save; they are uploaded at their length."""
+        """Return a checkpoint's files that grow from save to save; they are uploaded at their length."""
         return {path: stamp for path, stamp in look.files.items() if path in self._logs}
 
     def torn(self, looks: Sequence[Look], *, only_incomplete: bool = True) -> tuple[Look, ...]:
@@ -294,7 +297,7 @@ class CheckpointWatch:
         new = tuple(filter(self.is_new, looks))
         if not only_incomplete:
             return new
-        # The script may have deleted files of an older checkpoint, from which it does not resume.
+        # The script may have deleted files of an older checkpoint, but it does not resume from that one.
         newest = max((each.step or 0 for each in looks if self.is_complete(each)), default=0)
         return tuple(
             each
@@ -303,13 +306,13 @@ class CheckpointWatch:
         )
 
     def restless(self, now: float) -> tuple[str, ...]:
-        """Return the names of the checkpoints that the script writes but has not completed for long."""
+        """Return the names of the checkpoints that the script has left incomplete for too long."""
         since = self._incomplete_since.items()
         return tuple(name for name, moment in since if now - moment >= RESTLESS_SECONDS)
 
     @property
     def quiet_seconds(self) -> float:
-        """How long a checkpoint must not be written to until it counts as complete."""
+        """How long a checkpoint must be quiet before it counts as complete."""
         least = KNOWN_SECONDS if self.memory.num_saves >= ENOUGH_SAVES else SETTLED_SECONDS
         return max(least, self.memory.pause)
 
@@ -324,12 +327,12 @@ class CheckpointWatch:
                     self._logs.add(path)
 
     def _changes(self, looks: Sequence[Look]) -> frozenset[str]:
-        """Note the changes, and return the checkpoints that show that a save has begun.
+        """Record the changes, and return the checkpoints whose changes show that a new save has begun.
 
         A save writes each file once, so a rewritten or deleted file belongs to the next save.
         """
         there = {path for look in looks for path in look.files}
-        inodes = {stamp.inode for look in looks for stamp in look.files.values()}  # of renamed files, too
+        inodes = {stamp.inode for look in looks for stamp in look.files.values()}  # renamed files included
         begun = {
             name
             for name, seen in self._seen.items()
@@ -341,7 +344,7 @@ class CheckpointWatch:
             old = {} if seen is None else seen.look.files
             for path in look.appended - self._logs:
                 if self._born.get(path, self._number) < self._number:
-                    self._logs.add(path)  # no save appends to a file of the save before
+                    self._logs.add(path)  # no save appends to the previous save's files
             for path, stamp in look.files.items():
                 if old.get(path) == stamp or (path in look.appended and path in old):
                     continue
@@ -355,18 +358,18 @@ class CheckpointWatch:
                 elif (
                     seen is None and self._number > 0 and path not in self._logs and not self._has_begun(look)
                 ):
-                    begun.add(look.name)  # a checkpoint that was not there before
+                    begun.add(look.name)  # a new checkpoint
         if self.was_asked:
             self._rewritten |= begun
         return frozenset(begun)
 
     def _has_begun(self, look: Look) -> bool:
-        """Return whether files of this step were seen before, when the checkpoint had another first file."""
+        """Return whether files of this step were seen before under another first file."""
         seen = (known.look for known in self._seen.values() if not known.look.is_directory)
         return not look.is_directory and any(known.step == look.step for known in seen)
 
     def _note_saves(self, looks: Sequence[Look], begun: Collection[str], now: float) -> tuple[State, ...]:
-        """Follow the saves and their pauses; return the states that a new save proves complete."""
+        """Follow the saves and their pauses; return the states that a new save's start proves complete."""
         proved: list[State] = []
         changed = [look for look in looks if self._has_changed(look)]
         active = [look for look in looks if look.written_to - self._logs]
@@ -409,9 +412,9 @@ class CheckpointWatch:
         return tuple(proved)
 
     def _rest_before(self, seen: _Seen, looks: Sequence[Look]) -> Look | None:
-        """Return a checkpoint's look from before the next save, which began with a file of a new name.
+        """Return the stable look before the next save, if that save began with a file of a new name.
 
-        Until that save has rewritten an old file, the new file might still belong to the save before.
+        Until that save has rewritten an old file, the new file might still belong to the previous save.
         """
         now = next((look for look in looks if look.name == seen.look.name), None)
         if seen.rest is None or now is None or not self._kinds_before(looks) <= self._kinds(seen.rest):
@@ -450,10 +453,10 @@ class CheckpointWatch:
         return self._complete_file is None or self._has(look, self._complete_file)
 
     def _is_marked(self, look: Look) -> bool:
-        """Return whether its complete file is at least as new as every other file.
+        """Return whether a checkpoint's marker is at least as new as every other file of the checkpoint.
 
-        An older complete file belongs to an earlier save that is being overwritten, or other ranks have
-        written later. A checkpoint without any other file has no marker.
+        An older marker belongs to an earlier save that is being overwritten, or other ranks have written
+        later. A checkpoint that has no other file counts as unmarked.
         """
         own = {path: stamp for path, stamp in look.files.items() if path not in look.pointers | self._logs}
         markers = [path for path in own if self._is_marker(look, path)]
@@ -468,9 +471,9 @@ class CheckpointWatch:
         return max(own[path].written_at for path in markers) >= newest
 
     def _says_finished(self, look: Look, expected: frozenset[str]) -> bool:
-        """Return whether a checkpoint's content, or a file that has disappeared, shows that it is complete.
+        """Return whether its content, or the removal of ``incomplete_file``, shows a checkpoint complete.
 
-        ``expected`` has the kinds of files that another, complete checkpoint has.
+        ``expected`` contains the kinds of files that another, complete checkpoint has.
         """
         if self._complete_file is not None:
             return False
@@ -478,8 +481,8 @@ class CheckpointWatch:
             return bool(look.files) and not self._has(look, self._incomplete_file)
         if look.finished != "own":
             return look.finished is not None
-        # Only a previous checkpoint shows that no other file follows; if files are rewritten, those of the
-        # previous save are still there.
+        # Only an earlier checkpoint shows that no other file follows; if the script rewrites its files, those
+        # of the previous save are still there.
         if not look.is_directory:
             return bool(self.memory.settled)
         return bool(expected) and look.name not in {*self.memory.settled, *(self.memory.before or ())}
@@ -496,14 +499,14 @@ class CheckpointWatch:
         return name is not None and any(path == place + name for place in look.places)
 
     def _is_remains(self, look: Look) -> bool:
-        """Return whether a checkpoint is the rest of a complete one that a script has begun to delete."""
+        """Return whether a checkpoint is the rest of a complete one that the script has begun to delete."""
         settled, before = self.memory.settled.get(look.name), (self.memory.before or {}).get(look.name)
         own = set(self.own_version(look))
         known = [self._strip(version) for version in (settled and settled.version, before) if version]
         return any(own < set(version) for version in known)
 
     def _kinds_before(self, looks: Sequence[Look]) -> frozenset[str]:
-        """Return the kinds of files of the newest complete checkpoint; the next one should have them too."""
+        """Return the kinds of files in the newest complete checkpoint; the next should have them too."""
         complete = [
             look for look in looks if look.files and (self.is_complete(look) or not self.is_new(look))
         ]
@@ -511,7 +514,7 @@ class CheckpointWatch:
         return frozenset() if newest is None else self._kinds(newest)
 
     def _kinds(self, look: Look) -> frozenset[str]:
-        """Return the names of the files without their numbers, which may be steps."""
+        """Return the files' names without numbers, which may be steps."""
         own = look.files.keys() - self._logs
         return frozenset(_without_numbers(path.removeprefix(look.name + "/")) for path in own)
 
@@ -533,7 +536,7 @@ class CheckpointWatch:
         self.has_news = True
 
     def _seconds_to_write(self, name: str, version: Version) -> float:
-        """Return the time from the first to the last change of the new files in a checkpoint (s)."""
+        """Return the time between the first and the last change of a checkpoint's new files (s)."""
         settled, before = self.memory.settled.get(name), (self.memory.before or {}).get(name)
         known = {*(settled.version if settled else ()), *(before or ())}
         times = [entry[1].written_at for entry in self._strip(version) if entry not in known]

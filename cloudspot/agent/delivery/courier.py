@@ -1,7 +1,7 @@
 """Upload sealed arena slots and complete checkpoint directories, and commit them.
 
-The trainer never waits for an upload: it goes on with the other slot meanwhile. A seal that a killed agent
-had taken is still there under another name, and is taken again.
+The trainer never waits for an upload: it uses the other slot meanwhile. A seal that a killed agent had
+claimed still exists under another name, and is claimed again.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
 MAX_SEAL_BYTES = 256 << 20
-"""A seal holds the table of the part and all state that is not in tensors."""
+"""A seal contains the table of the part and all state that is not in tensors."""
 MAX_BACKOFF_SECONDS = 5.0
 HURRIED_BACKOFF_SECONDS = 0.5
 """The longest backoff after a notice: the agent must not sleep through the end of an outage."""
 YIELD_SECONDS = 0.5
-"""How long the other nodes leave the commit of a save to the node of rank 0."""
+"""How long the other nodes leave a save's commit to the node of rank 0."""
 SETTLE_DIRECTORIES_SECONDS = 600.0
-"""An unreadable directory holds up the next generation no longer than this."""
+"""An unreadable directory delays the next generation by this long at most."""
 WARN_SHARE = 0.7
-"""The share of the notice that an upload may take before the user is warned."""
+"""If an upload takes more than this share of the notice, the user is warned."""
 LAST_UPLOAD_FACTOR = 1.2
-"""How much longer the upload of a last save may take than the previous one, which was throttled."""
+"""How many times longer than the previous upload, which was throttled, the upload of a last save may take."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class _SealFile:
 
 
 class Courier(Worker):
-    """A thread that uploads and commits the seals of the trainer, a drain's first."""
+    """A thread that uploads and commits the trainer's seals, those of a drain first."""
 
     def __init__(self, context: NodeContext, *, before_upload: Callable[[], None] = lambda: None) -> None:
-        """``before_upload`` delivers what a checkpoint that is no last save must not come before."""
+        """``before_upload`` is called before each upload that is not a last save, to deliver earlier data."""
         super().__init__("courier")
         self._before_upload = before_upload
         self._context = context
@@ -75,12 +75,11 @@ class Courier(Worker):
         self._status = context.status
         self._orders = context.orders
         self._seals: dict[tuple[int, ...], Seal] = {}
-        """The seals that were read and whose upload has not ended, by their numbers."""
+        """The seals that were read and are not fully uploaded, by their numbers."""
         self._begun: dict[tuple[int, ...], parts.Upload] = {}
-        """The unfinished uploads of this agent, by the seals' numbers."""
+        """The uploads that this agent has begun and not finished, by the seals' numbers."""
         self._served: frozenset[str] = frozenset()
-        """The hand-offs of ended generations without a seal; they are skipped, because there may be
-        hundreds."""
+        """The hand-offs of ended generations without seals; they are skipped, as there may be hundreds."""
         self._wake = threading.Event()
         self._busy = threading.Lock()
         """Held during an upload."""
@@ -97,7 +96,7 @@ class Courier(Worker):
         """Whether there may be old checkpoints to delete."""
         self._collecting: threading.Thread | None = None
         self._orphans_at = 0.0
-        """When to look next for objects without a manifest (monotonic)."""
+        """When to look next for orphaned objects, which no manifest names (monotonic)."""
         self._num_nodes = spec.nodes.max
         """The number of nodes that train."""
 
@@ -108,7 +107,7 @@ class Courier(Worker):
             self._directories.start()
 
     def begin(self, generation: Generation, restored: Restored) -> None:
-        """Serve a new generation: write its tuning, and note the restored chunks, which need no upload."""
+        """Serve a new generation: write its tuning, and record the restored chunks, which need no upload."""
         handoff = self._node.handoff(generation.number)
         with self._busy:
             left = {seal.path.parent.parent.name for seal in self._pending()}
@@ -125,12 +124,12 @@ class Courier(Worker):
         self._write_tuning(handoff)
 
     def adopt(self) -> None:
-        """Serve a generation that an earlier agent has begun and whose trainer is still running."""
+        """Serve a generation that an earlier agent began and whose trainer is still running."""
         if self._directories is not None:
             self._directories.adopt()
 
     def ask_script(self) -> None:
-        """Note that a script without a session is asked now to save and leave."""
+        """Record that a script without a session is now asked to save and leave."""
         if self._directories is not None:
             self._directories.ask()
 
@@ -140,20 +139,20 @@ class Courier(Worker):
         return None if self._directories is None else self._directories.answered_at
 
     def has_answer(self) -> bool:
-        """Return whether the script has completed a checkpoint on request, at least on this node's disk."""
+        """Return whether the script has completed a requested checkpoint, at least on this node's disk."""
         return self._directories is not None and self._directories.has_answer()
 
     def end_of_trainer(self, *, exited_0: bool, is_leaving: bool) -> None:
-        """Note that the trainer of this generation has ended; call this before anything slow."""
+        """Record that the trainer of this generation has ended; call this before anything slow."""
         self._may_seal = False
         if self._directories is not None:
             self._directories.end_of_script(exited_0=exited_0, is_leaving=is_leaving)
 
     def settle(self) -> None:
-        """Wait until all saves of an ended generation are in the bucket, or an order comes.
+        """Wait until all saves of an ended generation are in the bucket, or the node gets an order.
 
-        Its trainer is dead, so no further seal will come. Then free the slots, except those whose content is
-        in the bucket: the next generation may resume from them.
+        The trainer has ended, so no further seal will appear. Then free the slots, except those whose content
+        is in the bucket: the next generation may resume from them.
         """
         until = time.monotonic() + SETTLE_DIRECTORIES_SECONDS
         while not self._orders.pending and self._work_left(with_directories=time.monotonic() < until):
@@ -171,7 +170,7 @@ class Courier(Worker):
     def finish(self, *, until: Callable[[], float]) -> bool:
         """Upload and commit the rest; return whether everything is in the bucket.
 
-        ``until`` returns when to end (monotonic); that moment may become earlier.
+        ``until`` returns the moment to stop (monotonic), which may move earlier.
         """
         self._may_seal = False
         left = self._thread.is_alive() and self._work_left()
@@ -214,7 +213,7 @@ class Courier(Worker):
             self._wake.clear()
 
     def _work_left(self, *, with_directories: bool = True) -> bool:
-        # Wait for the lock, so that a thread that takes it again and again lets this one in.
+        # Wait for the lock, so that a thread that keeps acquiring it lets this one in.
         if self._busy.acquire(timeout=POLL_SECONDS):
             try:
                 if self._pending():
@@ -227,8 +226,8 @@ class Courier(Worker):
     def _pending(self) -> list[_SealFile]:
         """Return the seals on this node in the order in which to upload them.
 
-        The last save of a generation goes first: the machine may be about to go, and earlier seals are worth
-        less. Seals that were already taken follow, then all others by step.
+        The last save of a generation comes first: the machine may be about to disappear, and earlier seals
+        are worth less. Next come the seals that were already claimed, then all others by step.
         """
         found = []
         handoffs = self._node.directory / "generations"
@@ -243,17 +242,17 @@ class Courier(Worker):
         )
 
     def _is_last(self, path: Path, name: files.SealName) -> bool:
-        """Return whether a seal is its rank's last of the generation, of a drain or the end of the loop."""
+        """Return whether a seal is its rank's last of the generation, from a drain or the end of the loop."""
         try:
             return self._seal(path, name).kind != "interval"
         except CorruptData:  # malformed, or withdrawn meanwhile
             return False
 
     def _seal(self, path: Path, name: files.SealName) -> Seal:
-        """Return a seal, which is read only once.
+        """Return the content of a seal, which is read only once.
 
         Raises:
-            CorruptData: the file is gone or malformed, or its seal does not belong to its name.
+            CorruptData: the file is missing or malformed, or its content does not match its name.
         """
         seal = self._seals.get(name.number)
         if seal is None:
@@ -267,20 +266,20 @@ class Courier(Worker):
         return seal
 
     def _carry_seals(self) -> None:
-        # List the seals again after each upload: a drain that was sealed meanwhile comes next.
+        # List the seals again after each upload: a drain that was sealed during the upload comes next.
         while not self._stopped.is_set() and (pending := self._pending()):
             seal = pending[0]
             may_wait = not seal.name.taken or seal.name.number in self._begun
             if not seal.is_last and may_wait and self._expects_drain():
-                return  # the upload could hold up that of the drain
+                return  # this upload could delay the drain's
             taken = seal.path.with_name(seal.name.taken_name)
             if not seal.name.taken:
                 try:
                     seal.path.rename(taken)
                 except FileNotFoundError:  # the trainer withdrew it for a drain
                     continue
-            # Unless it is urgent, the node of rank 0 goes first: if all nodes saw a whole save at once, each
-            # would make all requests of a commit.
+            # Unless the save is urgent, the node of rank 0 goes first: if all nodes saw a complete save at
+            # once, each would make all the requests of a commit.
             more = any(one.name.number[:3] == seal.name.number[:3] for one in pending[1:])
             waits = not (seal.is_last or more or 0 in self._status.ranks)
             try:
@@ -288,14 +287,14 @@ class Courier(Worker):
             except parts.GaveWay as error:
                 _log.info("%s to a generation's last save", error)
             except (CorruptData, manifests.Superseded):
-                # Another try would not help, and the trainer needs the slot.
+                # Another attempt would not help, and the trainer needs the slot.
                 _log.exception("%s is given up", seal.name.file_name)
                 self._forget(taken, seal.name)
 
     def _expects_drain(self) -> bool:
         """Return whether a rank here was asked to leave by a deadline and may still seal its last state.
 
-        This is False once the trainer has ended; at the latest, the drain's guard ends it.
+        It is False once the trainer has ended; the drain's guard ends it at the latest.
         """
         status = self._status
         if not self._may_seal or self._orders.reclaim is None or not status.has_session:
@@ -309,8 +308,8 @@ class Courier(Worker):
     def _gives_way(self, name: files.SealName) -> bool:
         """Return whether to interrupt the upload of this interval save for a sealed last save.
 
-        Finish it first if this is its last part here and the deadline is too near for the last save: the
-        interval save is then likelier to be whole in time.
+        Finish the upload first if it is this node's last part of the save and too little time is left for the
+        last save: then the interval save is likelier to be completed in time.
         """
         others = [seal for seal in self._pending() if seal.name.number != name.number]
         if not any(seal.is_last for seal in others):
@@ -375,19 +374,19 @@ class Courier(Worker):
         self._begun.pop(name.number, None)
 
     def _commit(self, save: SaveId, began: float | None) -> Commit | None:
-        """Commit the save if it is whole; ``began`` is the start of its upload (monotonic), if known."""
+        """Commit the save if it is complete; ``began`` is the start of its upload (monotonic), if known."""
         context, known = self._context, self._context.known_parts
         writer = new_nonce()
         commit = manifests.try_commit(
             self._store, context.journal, context.job_id, save, known=known, writer=writer
         )
-        # Even if another node uploads the last part: a drain here must know how long this node's upload
-        # takes.
+        # Record the time even if another node uploads the last part: a drain here must know how long this
+        # node's uploads take.
         if began is not None:
             self._uploaded(time.monotonic() - began)
         if commit is not None:
             self._committed(commit)
-            # Only the node that has appended the commit deletes old checkpoints.
+            # Only the node that appended the commit deletes old checkpoints.
             self._has_committed = self._has_committed or commit.writer == writer
         return commit
 
@@ -405,21 +404,21 @@ class Courier(Worker):
         newest = status.committed
         if newest is None or commit.id > newest:
             status.committed = commit.id
-        # The parts of this checkpoint and of older ones are not needed any more.
+        # The parts of this checkpoint and of older ones are no longer needed.
         known = self._context.known_parts
         for key, part in list(known.items()):
             if part.save.checkpoint <= commit.id:
                 known.pop(key, None)
         seconds = status.upload_seconds or 0.0
-        # The story of the job has each commit, so not every node's log needs it too.
+        # The job's story includes each commit, so not every node's log needs it too.
         _log.debug("committed checkpoint %s (%d bytes, %.2f s)", commit.id, commit.size, seconds)
 
     def _start_collecting(self) -> None:
-        """Delete old checkpoints in a thread beside the uploads: a drain must not wait for deletions."""
+        """Delete old checkpoints in a separate thread, because a drain must not wait for deletions."""
         if self._collecting is None or not self._collecting.is_alive():
             self._collecting = threading.Thread(target=self._collect, name="retention", daemon=True)
             self._collecting.start()
-            self._has_committed = False  # after the start: ``finish`` waits while either holds
+            self._has_committed = False  # after the start: ``finish`` waits while either is true
 
     def _is_collecting(self) -> bool:
         collecting = self._collecting
@@ -428,7 +427,7 @@ class Courier(Worker):
     def _collect(self) -> None:
         try:
             with_orphans = time.monotonic() >= self._orphans_at
-            # A commit that may be torn must not take the place of a good one.
+            # A commit that may be torn must not count toward the checkpoints to keep.
             doubtful = 0 if self._directories is None else self._directories.num_doubtful()
             retention.collect(
                 self._store,
@@ -439,7 +438,7 @@ class Courier(Worker):
             )
             if with_orphans:
                 self._orphans_at = time.monotonic() + retention.ORPHAN_GRACE_SECONDS
-            self._context.journal.copy()  # in this thread, beside the uploads
+            self._context.journal.copy()  # in this thread, so that uploads continue
         except CloudspotError as error:
             _log.warning("old checkpoints stay until the next commit: %s", error)
 
@@ -455,7 +454,7 @@ class Courier(Worker):
 
 @contextmanager
 def _mapped_slot(seal: Seal, what: str) -> Iterator[memoryview]:
-    """Lend the bytes of a seal's slot.
+    """Provide the bytes of a seal's slot while the context is open.
 
     Raises:
         CorruptData: the bytes cannot be read; the message names ``what``.
@@ -481,7 +480,7 @@ def _age_seconds(seal: Seal) -> float | None:
 
 
 def _read_seal(path: Path) -> bytes:
-    """Return the bytes of a seal; raise CorruptData if there are too many."""
+    """Return the bytes of a seal; raise CorruptData if it is too long."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size > MAX_SEAL_BYTES:
             raise CorruptData(f"{path.name} is longer than {MAX_SEAL_BYTES} bytes")

@@ -43,17 +43,17 @@ from cloudspot.jobstore.layout.records import CheckpointId, Commit, SaveId
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25
-"""The least time between two looks."""
+"""The minimum time between two looks."""
 LOOK_SHARE = 0.05
-"""The share of a core that looking may take."""
+"""The share of a core that the looks may take."""
 NUM_TRIES = 100
-"""The greatest number of looks in a row if directories change during each."""
+"""The maximum number of looks in a row if a directory disappears during each."""
 COMMIT_SECONDS = 5.0
-"""The least time between two commits while the script trains."""
+"""The minimum time between two commits while the script trains."""
 COMPARE_SECONDS = 5.0
-"""How often a node without a part in the checkpoints looks for a commit to compare its files with."""
+"""How often a node that uploads no part of the checkpoints looks for a commit to compare its files with."""
 BEGUN_SECONDS = 1.0
-"""How often to look for the first node's upload while this node has a state to upload."""
+"""How often a node with a state to upload checks whether the first node has begun an upload."""
 _HOW = {
     "marker": "proven complete by {marker}",
     "index": "proven complete by what its framework writes last",
@@ -68,15 +68,15 @@ class _ChangedError(TransientError):
 
 
 class DirectoryUploads(Worker):
-    """Sets aside each new complete state of the checkpoints, and uploads it.
+    """Sets aside each new complete state of the checkpoints, then uploads it.
 
-    A thread keeps looking at the checkpoints, even during an upload.
+    A thread watches the checkpoints, even during an upload.
 
-    A checkpoint's step is the number at the end of its name. If it has no number, or the number is taken or
-    not beyond the newest commit, it gets the next free step, which then only gives the order.
+    A checkpoint's step is the number at the end of its name. If the name has no number, or the number is used
+    or not beyond the newest commit, the checkpoint gets the next free step, which then only gives the order.
 
     If each node uploads a part (``checkpoint.nodes``), the number identifies the state whose parts belong
-    together. While the script runs, the first node chooses and notes it, and the others follow.
+    together. While the script runs, the first node chooses this number and records it, and the others follow.
     """
 
     def __init__(
@@ -104,16 +104,16 @@ class DirectoryUploads(Worker):
         self._memory_path = node.directory / "checkpoint-watch.json"
         memory = Memory()
         with suppress(FileNotFoundError):
-            # Names may not be UTF-8: Python's json can escape such names and read them back.
+            # Names may not be valid UTF-8, but Python's json can escape such names and restore them.
             memory = convert(json.loads(self._memory_path.read_bytes()), Memory)
         self._watch = CheckpointWatch(spec.complete_file, spec.incomplete_file, memory)
         self._files.ignored = memory.code
         self._steps: dict[int, State | None] = {}
-        """The steps taken in this generation with their states; None for a state of an earlier agent."""
+        """The steps used in this generation, with their states; None for a state of an earlier agent."""
         self._looking = threading.RLock()
         """Held while the watch or the shelf changes."""
         self._hurries = threading.Event()
-        """Set to interrupt a copy that holds the lock, because the caller that waits for it has no time."""
+        """Set to interrupt a copy that holds the lock, because its caller cannot wait for the lock."""
         self._looked_at, self._look_seconds = float("-inf"), 0.0
         self._looks: tuple[Look, ...] = ()
         self._shelf = CheckpointShelf(
@@ -123,17 +123,17 @@ class DirectoryUploads(Worker):
         self._num_linked = Counter[int]()
         self._committed_at = float("-inf")
         self._brought_step = 0
-        """The newest step whose part this node has uploaded or given up in this generation."""
+        """The newest step of this generation whose part this node has uploaded or abandoned."""
         self._lacking: tuple[int, float] | None = None
-        """The oldest uncommitted step, and when this node's part of it was uploaded (monotonic)."""
+        """The oldest uncommitted step, with the time when this node's part of it was uploaded (monotonic)."""
         self._begun: tuple[int, ...] = ()
         self._begun_at = float("-inf")
         self._has_compared = False
         self._compare_at = float("-inf")
-        """When to check next whether the newest commit has this node's files (monotonic)."""
+        """When to check next whether the newest commit contains this node's files (monotonic)."""
         self._alive = False
         self.answered_at: float | None = None
-        """When the checkpoint that the script saved on request was committed (monotonic)."""
+        """When the checkpoint that the script saved on request was committed (monotonic), or None."""
         for left in node.staging.glob("checkpoint-*"):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -177,7 +177,7 @@ class DirectoryUploads(Worker):
         self._alive = True
 
     def ask(self) -> None:
-        """Note that the script is asked now to save and leave."""
+        """Record that the script is now asked to save and leave."""
         self._hurries.set()
         with self._looking:
             try:
@@ -188,13 +188,13 @@ class DirectoryUploads(Worker):
                 self._hurries.clear()
 
     def has_answer(self) -> bool:
-        """Return whether the script has completed a checkpoint on request."""
+        """Return whether the script has completed a requested checkpoint."""
         with self._looking:
             found = [*self.unsent(), *self._watch.complete(self._looks)]
             return self.answered_at is not None or any(map(self._watch.is_answer, found))
 
     def end_of_script(self, *, exited_0: bool = False, is_leaving: bool = True) -> None:
-        """Note that no script writes any more: an incomplete checkpoint stays incomplete."""
+        """Record that no script writes any more: an incomplete checkpoint stays incomplete."""
         with self._looking:
             self._alive = False
             self._watch.end(self._look_again(), exited_0=exited_0, is_leaving=is_leaving)
@@ -202,21 +202,21 @@ class DirectoryUploads(Worker):
             self._looked_at = float("-inf")
 
     def set_aside_torn(self) -> None:
-        """Move away the checkpoints that the script left incomplete when it ended.
+        """Move the checkpoints that the script left incomplete when it ended out of its way.
 
-        A script that resumes from its newest checkpoint would otherwise resume from a torn one. They are kept
-        on the node: a checkpoint may be complete without any proof.
+        Otherwise, a script that resumes from its newest checkpoint would resume from a torn one. They stay on
+        the node, because a checkpoint may be complete without proof of it.
         """
         if self._status.has_session:
             return
         with self._looking:
-            # A node without a part in the checkpoints has only files that no checkpoint has.
+            # A node that uploads no part of the checkpoints has only files that no checkpoint contains.
             looks = self._look_again()
             torn = self._watch.torn(looks, only_incomplete=self._brings_part)
             self._set_aside(looks, torn, "was not complete when the script ended")
 
     def _set_aside_newer(self, restored: Restored) -> None:
-        """Move away states newer than the restored one: other nodes lack them, so they were not committed."""
+        """Move away states newer than the restored one: they were not committed, as other nodes lack them."""
         step = -1 if restored.checkpoint is None else restored.checkpoint.step
         looks = self._look_again()
         newer = [
@@ -229,11 +229,11 @@ class DirectoryUploads(Worker):
         self._set_aside(looks, newer, "is not what the job resumes from")
 
     def _set_aside(self, looks: Sequence[Look], gone: Sequence[Look], why: str) -> None:
-        # A file without a step belongs to the kept checkpoints too.
+        # A file whose name has no step belongs to the kept checkpoints too.
         kept = {path for look in looks if look not in gone for path in look.files}
         for path in sorted({path for look in gone for path in (*look.roots, *_written_with(look))} - kept):
             if not os.path.lexists(self._node.work / path):
-                continue  # it was moved with the directory above it
+                continue  # it was moved with its parent directory
             target = self._move_away(path)
             _log.warning("%s %s; it is set aside as %s", printable(path), why, printable(str(target)))
 
@@ -256,7 +256,7 @@ class DirectoryUploads(Worker):
                     _log.warning("the checkpoints cannot be looked at now: %s", error)
 
     def _look_again(self) -> tuple[Look, ...]:
-        """Return the looks, repeating them if a directory disappears meanwhile."""
+        """Look at all checkpoints and return the looks; look again if a directory disappears meanwhile."""
         for _ in range(NUM_TRIES):
             if (looks := self._files.looks(lambda _: True)) is not None:
                 self._looks = tuple(looks)
@@ -265,14 +265,14 @@ class DirectoryUploads(Worker):
         return self._looks
 
     def _look(self, *, now: bool = False) -> bool:
-        """Look at the checkpoints, if it is time, and set aside complete states; return whether that applies.
+        """Look at the checkpoints if it is time, and set aside complete states; return whether any may exist.
 
-        It does not while the script has a session, or if this node has no part in the checkpoints.
+        There are none while the script has a session, or if this node uploads no part of the checkpoints.
         """
         if self._status.has_session or not self._brings_part:
             return False
         if self._status.generation != self._context.memory.generation:
-            return False  # no script has started here: all files were restored or came with the code
+            return False  # no script has started here: every file was restored or came with the code
         began, used = time.monotonic(), time.thread_time()
         if (
             not now
@@ -330,10 +330,10 @@ class DirectoryUploads(Worker):
     # --- uploading ----------------------------------------------------------------------------------
 
     def carry(self, commit: Callable[[SaveId, float], Commit | None]) -> None:
-        """Upload new complete states; call ``commit`` with the id and the time of taking (monotonic) of each.
+        """Upload new complete states; call ``commit`` with the id and the upload's start (monotonic) of each.
 
         Raises:
-            TransientError: the store failed; the next call continues.
+            TransientError: the store failed; call again to continue.
         """
         hurries = not self._alive or self._watch.was_asked or self._context.orders.pending
         while (state := self._choose()) is not None:
@@ -358,10 +358,10 @@ class DirectoryUploads(Worker):
                     self._shelf.end_upload(is_to_repeat=has_failed)
 
     def _expects_answer(self) -> bool:
-        """Return whether the script has begun to save on request while an older state waits for its upload.
+        """Return whether the script has begun the requested save while an older state waits for its upload.
 
-        The upload of the older state could take the time that the newer one needs. The older state is
-        uploaded if the script ends without completing the newer one.
+        Uploading the older state could take the time that the newer one needs. The older state is uploaded if
+        the script ends without completing the newer one.
         """
         ready = self._shelf.ready
         if not self._alive or not self._watch.was_asked or ready is None:
@@ -369,7 +369,7 @@ class DirectoryUploads(Worker):
         return not self._watch.is_answer(ready.state) and any(map(self._watch.is_answer, self._looks))
 
     def unsent(self) -> list[State]:
-        """Return the newest complete state that is not in the bucket, in a list, which may be empty."""
+        """Return a list with the newest complete state that is not in the bucket, or an empty list."""
         with self._looking:
             may_have = self._look()
             ready = self._shelf.ready
@@ -377,7 +377,7 @@ class DirectoryUploads(Worker):
             return found if self._num_parts == 1 else [one for one in found if self._may_bring(one)]
 
     def num_doubtful(self) -> int:
-        """Return how many of the newest commits may be torn; for each, one more older commit is kept."""
+        """Return how many of the newest commits may be torn; one more older commit is kept for each."""
         with self._looking:
             return self._shelf.num_doubtful(self._watch.was_confirmed)
 
@@ -385,14 +385,14 @@ class DirectoryUploads(Worker):
         state = taken.state
         try:
             while not self._carry(taken, save := self._choose_id(state), commit):
-                pass  # another state has this id
+                pass  # another state has this step
         except _ChangedError as error:
             with self._looking:
-                self._watch.memory.rewrites = True  # a link did not protect it
+                self._watch.memory.rewrites = True  # a link did not protect the file
             _log.info("%s; the next complete state will be uploaded", error)
             return
         with self._looking:
-            self._shelf.note_commit(taken.state)  # the next save may have confirmed it meanwhile
+            self._shelf.note_commit(taken.state)  # the next save may have confirmed it by now
             self._watch.has_news = True
             self._committed_at = time.monotonic()
             self._brought_step = max(self._brought_step, save.step)
@@ -400,7 +400,7 @@ class DirectoryUploads(Worker):
                 self.answered_at = time.monotonic()
 
     def _carry(self, taken: SetAside, save: SaveId, commit: Callable[[SaveId, float], Commit | None]) -> bool:
-        """Upload and commit a state, or give it up; return False if the id is already taken."""
+        """Upload and commit a state, or abandon it; return False if the id is already used."""
         state, num_parts = taken.state, self._num_parts
         self._steps[save.step] = state
         began = time.monotonic()
@@ -435,11 +435,11 @@ class DirectoryUploads(Worker):
             if num_parts > 1:
                 if committed is None and self._lacking is None:
                     self._lacking = save.step, time.monotonic()
-                return True  # the node that uploads the last part commits
+                return True  # the node with the last upload commits
             if committed is None:
                 raise TransientError(f"{printable(state.name)} was uploaded, but the store does not list it")
             if committed.id != save.checkpoint:
-                return False  # a later checkpoint was committed meanwhile
+                return False  # a later checkpoint was committed first
         except CorruptData:
             if num_parts == 1 and self._stands(save):
                 self._steps[save.step] = None
@@ -485,12 +485,12 @@ class DirectoryUploads(Worker):
 
     @property
     def _brings_part(self) -> bool:
-        """Whether the files that the script writes here are a part of the checkpoint."""
+        """Whether the files that the script writes on this node are a part of the checkpoint."""
         return 0 in self._status.ranks or self._num_parts > 1
 
     @property
     def _leads(self) -> bool:
-        """Whether this node may choose the state to upload: it is first, or its script has ended."""
+        """Whether this node may choose the state to upload: it is the first node, or its script has ended."""
         return 0 in self._status.ranks or not self._alive
 
     def _choose(self) -> State | None:
@@ -511,7 +511,7 @@ class DirectoryUploads(Worker):
         return self._unmatched(state) is None and (state.step or 0) > self._brought_step
 
     def _unmatched(self, state: State) -> str | None:
-        """Return why a state's number does not identify the other nodes' parts, or None if it does."""
+        """Return why a state's number does not identify the other nodes' parts, or None if it does so."""
         known_step = self._status.restored_step
         if state.step is None:
             why = "its name does not end with its step"
@@ -525,7 +525,7 @@ class DirectoryUploads(Worker):
         return f"{name} is not uploaded: {why}, so it is unknown which files of other nodes belong to it"
 
     def _lacks_parts(self) -> str | None:
-        """Return a warning about checkpoints that lack parts of other nodes."""
+        """Return a warning if a checkpoint lacks parts of other nodes, or None."""
         newest = head(self._context.journal.known)
         if self._lacking is None or time.monotonic() < self._lacking[1] + RESTLESS_SECONDS:
             return None
@@ -538,7 +538,7 @@ class DirectoryUploads(Worker):
         )
 
     def _suggest_all(self) -> None:
-        """Warn once if a commit lacks files of this node, which the script may need to resume."""
+        """Warn once if a commit lacks files of this node that the script may need to resume."""
         status, now = self._status, time.monotonic()
         if self._has_compared or self._brings_part or status.has_session or now < self._compare_at:
             return
@@ -580,7 +580,7 @@ class DirectoryUploads(Worker):
             self._status.warn("memory", text)
 
     def _restlessness(self) -> str | None:
-        """Return a warning about checkpoints that have been incomplete for too long."""
+        """Return a warning about checkpoints that have been incomplete for too long, or None."""
         names = self._watch.restless(time.monotonic()) if self._alive else ()
         if not names:
             return None
@@ -598,7 +598,7 @@ class DirectoryUploads(Worker):
         return f"{shown} was not complete for {minutes:.0f} minutes, so it is not uploaded: {why}"
 
     def _misnamed(self, ready: Sequence[State]) -> str | None:
-        """Return a warning about a checkpoint that was written last but does not count as the newest."""
+        """Return a warning if the checkpoint that was written last does not count as the newest, or None."""
         written = [one for one in ready if one.step is not None and self._watch.is_new(one)]
         last = max(written, key=lambda one: one.written_at, default=None)
         if last is None or last.step == ready[-1].step:
@@ -609,7 +609,7 @@ class DirectoryUploads(Worker):
         )
 
     def _put_back_code(self) -> None:
-        """Put back files of the code that were set aside and not restored, because a new machine has them."""
+        """Restore code files that were set aside and not replaced: on a new machine they would exist."""
         node, submission = self._node, self._context.job.submission
         names = [
             name
@@ -622,7 +622,7 @@ class DirectoryUploads(Worker):
         code = node.staging / "code"
         extract_bundle(data, code, sha256=submission.code_sha256)
         for name in names:
-            if (code / name).exists():  # otherwise the job's setup has created it
+            if (code / name).exists():  # otherwise the job's setup created it
                 (node.work / name).parent.mkdir(parents=True, exist_ok=True)
                 (code / name).rename(node.work / name)
                 _log.info("%s is put back as it came with the code", printable(name))
@@ -630,7 +630,7 @@ class DirectoryUploads(Worker):
 
 
 def _written_with(look: Look) -> list[str]:
-    """Return the pointers that were written since the checkpoint was begun."""
+    """Return the pointers that were written since the first file of the checkpoint was written."""
     begun = min(
         (stamp.written_at for path, stamp in look.files.items() if path not in look.pointers), default=0
     )
@@ -638,7 +638,7 @@ def _written_with(look: Look) -> list[str]:
 
 
 def _links_warning(name: str, links: Sequence[str]) -> str | None:
-    """Return a warning about the links of a checkpoint directory that its checkpoints lack."""
+    """Return a warning about the links in a checkpoint directory that its checkpoints lack, or None."""
     if not links:
         return None
     return (
@@ -648,7 +648,7 @@ def _links_warning(name: str, links: Sequence[str]) -> str | None:
 
 
 def _free_path(path: Path) -> Path:
-    """Return the path or, if it is taken, the path with a number behind it."""
+    """Return the path or, if it exists, the path with a number appended."""
     if not path.exists():
         return path
     numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(2))

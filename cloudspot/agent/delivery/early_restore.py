@@ -1,4 +1,4 @@
-"""Restore the newest checkpoint of a session while the node prepares; the setup does not touch its files."""
+"""Restore a session's newest checkpoint while the node prepares; the setup does not touch its files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAVE_SECONDS = 5.0
 
 
 class EarlyRestore(Worker):
-    """A thread that restores on a machine that has not trained yet; it ends with the ``with`` block."""
+    """A thread that restores a checkpoint before a machine first trains; the ``with`` block ends it."""
 
     def __init__(self, context: NodeContext) -> None:
         super().__init__("early restore")
@@ -26,9 +26,9 @@ class EarlyRestore(Worker):
         self._error: BaseException | None = None
 
     def __enter__(self) -> EarlyRestore:
-        """Begin, unless this machine has trained or a script saves its own checkpoints.
+        """Begin the restore, unless this machine has trained or a script saves its own checkpoints.
 
-        A script's checkpoints are in the working directory, where the setup works.
+        A script's own checkpoints are in the working directory, where the setup works.
         """
         context = self._context
         if context.memory.generation == 0 and context.job.spec.checkpoint.directory is None:
@@ -36,17 +36,17 @@ class EarlyRestore(Worker):
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """End the restore, finished or not."""
+        """End the restore, even if it is not finished."""
         self.stop()
         self._join(LEAVE_SECONDS)
 
     def finish(self) -> Restored | None:
-        """Wait until the restore has ended; return its result, or None if it was not begun.
+        """Wait until the restore has ended; return its result, or None if no restore was begun.
 
         The restored checkpoint was the newest when the restore began.
 
         Raises:
-            LeavingError: no checkpoint verifies, or an order to leave came.
+            LeavingError: no checkpoint passes verification, or the node was ordered to leave.
             CloudspotError: the store or the disk fails permanently.
         """
         if self._thread.is_alive():
@@ -68,7 +68,8 @@ class EarlyRestore(Worker):
             found = restore_newest(context, check=self._check)
             if found.on_demand is None:
                 return found
-            # The ranks will ask for the ranges they read: probably those their predecessors have uploaded.
+            # The ranks will ask for the ranges that they need, which are probably those that their
+            # predecessors uploaded.
             likely = likely_ranges(context, found.on_demand)
             try:
                 bring(context, found, likely, what="this node read ahead", pause=self._pause)

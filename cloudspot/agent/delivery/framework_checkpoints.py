@@ -14,7 +14,7 @@ from cloudspot.host.bounded_reads import read_at_most
 
 _TRAINER_STATE = "trainer_state.json"
 MAX_STATE_BYTES = 128 << 20
-"""A trainer that logs a million steps writes less; a longer file counts as unfinished."""
+"""A trainer that logs a million steps writes less; a longer file counts as incomplete."""
 _RANDOM_STATE = "random_states_0.pkl"
 _LAST_OF_ACCELERATE = re.compile(r"random_states_\d+\.pkl|custom_checkpoint_\d+\.pkl")
 _CKPT = ".ckpt"
@@ -23,20 +23,20 @@ _DISTRIBUTED = ".metadata"
 
 
 def finish_of(path: Path, files: Sequence[tuple[str, int, int]]) -> Finished | None:
-    """Return whether a library's last file is in the directory, and whether other files may follow it.
+    """Return whether the file that a library writes last is there, and whether others may follow it.
 
-    Other ranks may still write for a moment, so a checkpoint that was just written to is not complete yet.
-    ``files`` has the path, size and modification time (ns) of each file.
+    Other ranks may still write for a moment, so the caller must wait until a new checkpoint has been quiet.
+    ``files`` contains the path, size and modification time (ns) of each file.
 
-    ``all``: transformers' ``Trainer._save_checkpoint``, also ms-swift's, writes ``trainer_state.json`` last.
-    Lightning's ``ModelCheckpoint`` writes a ``.ckpt`` for each checkpoint, a zip archive that ends with its
+    ``all``: the ``Trainer._save_checkpoint`` of transformers and ms-swift writes ``trainer_state.json`` last.
+    Lightning's ``ModelCheckpoint`` writes one ``.ckpt`` file per checkpoint, a zip archive that ends with its
     table.
 
-    ``own``: accelerate's ``save_state`` writes the random states, and then the objects that the script has
-    registered. ``torch.distributed.checkpoint`` renames its table to ``.metadata`` once all ranks have
-    written their files; Lightning's ``FSDPStrategy`` then adds ``meta.pt``. ``save_pretrained`` writes its
-    shards, then the ``*.index.json`` that names them; the optimizer's state is written later. Sources: the
-    code of transformers 5.23, ms-swift 4.6, accelerate 1.15, Lightning 2.6 and torch 2.9 (read 2026-11).
+    ``own``: accelerate's ``save_state`` writes the random states, and then the script's registered objects.
+    ``torch.distributed.checkpoint`` renames its table to ``.metadata`` once all ranks have written their
+    files; Lightning's ``FSDPStrategy`` then adds ``meta.pt``. ``save_pretrained`` writes its shards, then the
+    ``*.index.json`` that names the shards; the optimizer's state is written later. Sources: the code of
+    transformers 5.23, ms-swift 4.6, accelerate 1.15, Lightning 2.6 and torch 2.9 (read 2026-11).
     """
     names = {name for name, _, _ in files}
     if INCOMPLETE_FILE in names or not files:
@@ -58,9 +58,9 @@ def finish_of(path: Path, files: Sequence[tuple[str, int, int]]) -> Finished | N
 
 
 def is_whole_file(path: Path) -> bool:
-    """Return whether a checkpoint file has a table of contents and the length that follows from it.
+    """Return whether a checkpoint file has a table of contents, and the length that the table gives.
 
-    ``torch.save`` writes a zip archive, which ends with its table. A safetensors file begins with its table.
+    ``torch.save`` writes a zip archive, which ends with the table. A safetensors file begins with the table.
     """
     if _is_archive(path):
         return True
@@ -77,7 +77,7 @@ def is_whole_file(path: Path) -> bool:
 
 
 def _shards_of(path: Path) -> frozenset[str]:
-    """Return the file names in an index or, if the index is unfinished, a name that no file has."""
+    """Return the file names in an index or, if the index is incomplete, a name that no file has."""
     try:
         return frozenset(json.loads(read_at_most(path, MAX_STATE_BYTES))["weight_map"].values())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):

@@ -1,7 +1,8 @@
 """Deliver the lines of the node's log files to the sink once and in order, even through an outage.
 
-A batch is numbered and written to disk before it is delivered. An agent that is killed before it notes a
-delivery delivers the same batch again, and readers drop the repeated lines by their numbers.
+A batch's lines are numbered and written to disk before the batch is delivered. An agent that is killed before
+it records a delivery is followed by one that delivers the same batch again; readers drop the repeated lines
+by their numbers.
 """
 
 from __future__ import annotations
@@ -31,32 +32,32 @@ from cloudspot.model import LogRecord
 _log = logging.getLogger(__name__)
 
 BATCH_BYTES = 1 << 20
-"""A batch with this much text is full; it may exceed the limit by one read of one file."""
+"""A batch with this many bytes is full; it may exceed the limit by one read of one file."""
 BATCH_LINES = 10_000
-"""A batch with this many lines is full: each line adds 100 bytes in a segment, and more in memory."""
+"""A batch with this many lines is full: each line adds 100 bytes in a segment, and even more in memory."""
 FLUSHES_PER_SECOND = 2.5
-"""The highest rate of deliveries of all nodes but the first together."""
+"""The maximum number of deliveries per second by all nodes together, the first node excepted."""
 MAX_BACKOFF_SECONDS = 15.0
 UNFINISHED_SECONDS = 20.0
 """An unfinished line is delivered after this long: a progress bar may end its line only hours later."""
 _CONTINUING = bytes(range(0x80, 0xC0))
-"""The bytes of UTF-8 that begin no character."""
+"""The UTF-8 bytes that do not begin a character."""
 _WHOLE_LINES = (METRICS, UTILIZATION)
-"""Programs read the lines of these sources, so unfinished lines of them are not delivered."""
+"""Programs read the lines of these sources, so their unfinished lines are not delivered."""
 
 
 class _Position(msgspec.Struct, kw_only=True):
-    """The pump's position; rewritten whole before and after each delivery."""
+    """The pump's position; the whole record is rewritten before and after each delivery."""
 
     next_seq: int = 0
     offsets: dict[str, int] = msgspec.field(default_factory=dict)
-    """By file name, the offset of the first byte that is not in a batch yet."""
+    """By file name, the offset of the first byte that is not yet in a batch."""
     pending: list[LogRecord] = msgspec.field(default_factory=list)
-    """The numbered lines, which may have been delivered already."""
+    """The numbered lines of the current batch, which may have been delivered already."""
 
 
 def flush_seconds_of(rank: int, *, num_nodes: int, asked_seconds: float) -> float:
-    """Return the time between a node's deliveries: for the first as asked, for many others longer."""
+    """Return the time between a node's deliveries: as asked for the first node, more if there are many."""
     return asked_seconds if rank == 0 else max(asked_seconds, num_nodes / FLUSHES_PER_SECOND)
 
 
@@ -82,9 +83,9 @@ class LogPump(Worker):
         self._now = now
         self._files: list[tuple[Path, str]] = []
         self._unfinished: dict[str, tuple[int, datetime]] = {}
-        """By file name, where the unfinished line begins, and when it was first seen."""
+        """By file name, the offset at which the unfinished line begins, and when it was first seen."""
         self._cuts: dict[str, int] = {}
-        """By file name, where an unfinished line was last cut."""
+        """By file name, the offset at which an unfinished line was last cut."""
         self._lock = threading.Lock()
         self._wait = wait or self._stopped.wait
         self._failures = 0
@@ -95,13 +96,13 @@ class LogPump(Worker):
             self._position = _Position()
 
     def follow(self, path: Path, source: str) -> None:
-        """Deliver all of the file's lines from now on; it need not exist yet."""
+        """Deliver all of the file's lines from now on; the file need not exist yet."""
         with self._lock:
             if (path, source) not in self._files:
                 self._files.append((path, source))
 
     def finish(self, *, deadline: float) -> bool:
-        """Deliver all remaining lines, unfinished ones too; return whether all were delivered.
+        """Deliver all remaining lines, including unfinished ones; return whether all were delivered.
 
         ``deadline`` is monotonic.
         """
@@ -137,8 +138,8 @@ class LogPump(Worker):
     def _deliver(self, *, final: bool) -> bool:
         """Deliver the lines in the files; return False if the sink failed.
 
-        Lines that are written during a delivery wait for the next call, unless they fill a batch. Otherwise,
-        a training that logs all the time would make a request for every few lines.
+        Lines written during a delivery wait for the next call, unless they fill a batch. Otherwise, a
+        training run that logs continuously would cause a request for every few lines.
         """
         may_be_more = True
         while may_be_more or self._position.pending:
@@ -163,7 +164,7 @@ class LogPump(Worker):
         return True
 
     def _collect(self, *, final: bool) -> bool:
-        """Number a batch of lines; return whether it is full, so that there may be more."""
+        """Number a batch of lines; return whether the batch is full, so more lines may follow."""
         with self._lock:
             files = tuple(self._files)
         room = BATCH_BYTES
@@ -173,7 +174,7 @@ class LogPump(Worker):
         return room <= 0
 
     def _take_lines(self, path: Path, source: str, *, final: bool) -> int:
-        """Number the file's next lines; return their size, or ``BATCH_BYTES`` if there may be more."""
+        """Number the file's next lines; return their size, or ``BATCH_BYTES`` if more lines may follow."""
         position = self._position
         offset = position.offsets.get(path.name, 0)
         try:
@@ -188,7 +189,7 @@ class LogPump(Worker):
         if final and is_all:
             end = len(data)
         elif end == 0 and (not is_all or self._is_overdue(path.name, offset, data, source)):
-            end = len(data) - len(_begun(data))  # the rest of the line will be a separate line
+            end = len(data) - len(_begun(data))  # the rest of the line becomes another line
             cut_at = offset + end
         num_lines = BATCH_LINES - len(position.pending)
         rest = b"".join(data[:end].split(b"\n", num_lines)[num_lines:])
@@ -196,7 +197,7 @@ class LogPump(Worker):
         is_all = is_all and not rest
         lines = split_lines(data[:end])
         if lines and not lines[0] and self._cuts.get(path.name) == offset:
-            del lines[0]  # only the newline of a line that was delivered without it
+            del lines[0]  # only the newline of a delivered line
         if cut_at is not None:
             self._cuts[path.name] = cut_at
         for line in lines:
@@ -223,13 +224,14 @@ class LogPump(Worker):
         return begin == offset and now - since >= timedelta(seconds=UNFINISHED_SECONDS)
 
     def _save(self) -> None:
-        # If the disk is full, delivering the lines that report it matters more than a repeat after a restart.
+        # If the disk is full, it is more important to deliver the lines that report it than to avoid repeated
+        # lines after a restart.
         with suppress(OSError):
             write_whole(self._path, msgspec.json.encode(self._position))
 
 
 def _begun(data: bytes) -> bytes:
-    """Return the bytes at the end that may be half of a character or of a Windows newline."""
+    """Return the bytes at the end that may be part of an unfinished character or Windows newline."""
     if data.endswith(b"\r"):
         return b"\r"
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -238,10 +240,10 @@ def _begun(data: bytes) -> bytes:
 
 
 def split_lines(data: bytes) -> list[bytes]:
-    """Return the lines; a carriage return does not end a line.
+    """Return the lines without their line ends; a carriage return does not end a line.
 
-    A progress bar redraws itself with carriage returns, and a line for each state would flood the log. One
-    line keeps all states, and a reader shows the last.
+    A progress bar redraws itself with carriage returns, and one line for each state would flood the log. A
+    single line holds all states, and readers show the last one.
     """
     lines = data.split(b"\n")
     if not lines[-1]:

@@ -1,4 +1,4 @@
-"""Estimate from the journal how often a job loses steps that an interval save would have kept; pure."""
+"""Estimate from the journal how often a job loses steps that an interval save would have kept."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from cloudspot.jobstore.layout.records import Commit, Generation, JournalRecord
 
 PRIOR_LOSSES: Final = 1.0
 PRIOR_NODE_SECONDS: Final = 86400.0
-"""A job begins as if one such loss had occurred in one day of one node."""
+"""The prior: one such loss in one day of one node."""
 JOINT_LOSSES_PER_SECOND: Final = 1.0 / (7 * 86400.0)
-"""The least rate: once a week, all machines of the job fail at once, for example with their zone. No job runs
-for long enough to learn that rate by itself."""
+"""The minimum rate: once a week, all machines of the job fail at once, for example with their zone. No job
+runs long enough to measure that rate itself."""
 
 
 def losses_per_second(records: Iterable[JournalRecord], num_nodes: int) -> float:
-    """Return the expected rate, over all nodes of the job, of losses after which steps are repeated.
+    """Return the expected rate, summed over the job's nodes, of losses after which steps are repeated.
 
     A loss is a generation that did not end with a drain, the end of its loop, or a save by its survivors. A
-    generation without any save counts, because it is unknown whether it made a step. The rate of a node is
-    the mean of a gamma distribution: the prior's losses and time plus the job's own. Only time in which
-    commits prove that a generation trained counts, so time spent waiting for machines does not.
+    generation without any save counts, because it may have made steps. The rate per node is the mean of a
+    gamma distribution: the prior's losses and time plus the job's own. Only time in which commits prove that
+    a generation trained is counted, so waiting for machines is not.
     """
     losses, node_seconds = PRIOR_LOSSES, PRIOR_NODE_SECONDS
     current: Generation | None = None

@@ -1,4 +1,4 @@
-"""Fetch the ranges of a sharded checkpoint that the ranks ask for; no node reads all of it."""
+"""Fetch the ranges of a sharded checkpoint that the ranks ask for; no node reads the whole checkpoint."""
 
 from __future__ import annotations
 
@@ -26,29 +26,30 @@ _log = logging.getLogger(__name__)
 POLL_SECONDS = 0.02
 IDLE_SECONDS = 2.0
 MAX_WANTED_BYTES = 64 << 20
-"""The greatest size of a rank's request."""
+"""The maximum size of a rank's request."""
 Ranges = Mapping[str, Sequence[tuple[int, int]]]
-"""The ranges of each file: the first byte, and the end after the last."""
+"""By file, the ranges to fetch: the first byte, and the end after the last byte."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """``wanted-R.json``: the ranges that a rank reads."""
+    """``wanted-R.json``: the ranges that rank R reads."""
 
     nonce: str
-    """The answer ``fetched-R`` repeats it."""
+    """The answer ``fetched-R`` repeats this nonce."""
     ranges: dict[str, tuple[tuple[Tally, Tally], ...]]
 
 
 def bring(
     context: NodeContext, restored: Restored, ranges: Ranges, *, what: str, pause: Callable[[float], None]
 ) -> None:
-    """Fetch and verify ranges of a checkpoint's files; the line in the log begins with ``what``.
+    """Fetch and verify ranges of a checkpoint's files; the log line begins with ``what``.
 
-    During an outage of the store, wait with ``pause``, which takes seconds and raises to end the call early.
+    During an outage of the store, wait with ``pause``, which takes a number of seconds and raises to end the
+    call early.
 
     Raises:
-        CorruptData: a chunk does not verify, although it was read twice. It was reported to all nodes, unless
-            the checkpoint was deleted meanwhile.
+        CorruptData: a chunk fails verification even after a second read. This was reported to all nodes,
+            unless the checkpoint has been deleted.
         CloudspotError: the store or the disk fails permanently.
     """
     manifest, directory, store, job_id = restored.on_demand, restored.directory, context.store, context.job_id
@@ -78,9 +79,9 @@ def bring(
 
 
 def likely_ranges(context: NodeContext, manifest: Manifest) -> Ranges:
-    """Return the parts of the ranks that the ranks of this new node will probably replace.
+    """Return the parts of the ranks that the ranks of this new node will probably replace, as ranges.
 
-    A launch replaces the whole job, or its nodes take the last places.
+    A launch replaces either all nodes of the job or the last ones.
     """
     procs, seat = context.job.spec.procs_per_node, context.seat
     intents = (one for one in context.journal.known if isinstance(one, Intent) and one.launch == seat.launch)
@@ -95,31 +96,31 @@ def likely_ranges(context: NodeContext, manifest: Manifest) -> Ranges:
 
 
 class OnDemandFetch(Worker):
-    """A thread that answers the ranks of a generation on this node; it ends with the ``with`` block.
+    """A thread that answers a generation's ranks on this node; it ends with the ``with`` block.
 
-    An agent that takes over from a killed one answers the waiting ranks.
+    After an agent is killed, the next one answers the waiting ranks.
     """
 
     def __init__(self, context: NodeContext, find: Callable[[], Restored | None], handoff: Path) -> None:
         """Create the thread, which calls ``find`` until it returns the checkpoint to resume from.
 
-        If that is not fetched ``on_demand``, there is nothing to do.
+        If that checkpoint is not fetched ``on_demand``, the thread does nothing.
         """
         super().__init__("on-demand fetch")
         self._context = context
         self._find = find
         self._handoff = handoff
         self.error: Exception | None = None
-        """Why waiting ranks will get no answer."""
+        """Why waiting ranks will get no answer, if there is an error."""
         self.may_succeed_otherwise = False
-        """Whether the next start resumes from another checkpoint, or restores it to the disk."""
+        """Whether the next start may avoid the error, with another checkpoint or one restored to the disk."""
 
     def __enter__(self) -> OnDemandFetch:
         self.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        # Nothing may write to these files once the next generation's checkpoint replaces them.
+        # No thread may write to these files once the next generation's checkpoint replaces them.
         self.stop()
         self._join()
 
@@ -137,7 +138,7 @@ class OnDemandFetch(Worker):
             self.error = error
 
     def _serve(self, restored: Restored) -> None:
-        # Answer not only the known ranks of this node: a command may start others.
+        # Answer not only the known ranks of this node, because a command may start more.
         while not self._stopped.wait(IDLE_SECONDS if self._has_begun() else POLL_SECONDS):
             asked = {}
             for path in self._handoff.glob("wanted-*.json"):
@@ -161,7 +162,7 @@ class OnDemandFetch(Worker):
                 write_whole(answer, wanted.nonce.encode())
 
     def _has_begun(self) -> bool:
-        """Return whether all known ranks have finished reading; their command may start others later."""
+        """Return whether all known ranks have finished reading; a command may start more ranks later."""
         ranks = self._context.status.ranks
         return all(files.begun_loop_path(self._handoff, rank).exists() for rank in ranks)
 

@@ -1,4 +1,4 @@
-"""Find the outputs of the training below the working directory, and choose which are kept."""
+"""Find the training's outputs below the working directory, and choose which are kept."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from cloudspot.jobfile.spec import SIGNALS, JobSpec
 _log = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 30
-"""How much a job keeps if ``run.outputs`` does not name its outputs."""
+"""The maximum size of a job's kept outputs if ``run.outputs`` does not name any."""
 OTHERS_SHARE = 0.25
-"""The share of it for all nodes but the first of the training together, if there may be several nodes."""
+"""The share of ``MAX_BYTES`` for all nodes but the training's first, if there may be several nodes."""
 MAX_NAMED = 20
-"""The number of files that a line of the log names."""
+"""The maximum number of files named in one line of the log."""
 SECRETS = (
     ".env", ".env.*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "*.jks", "*.kdbx",
     "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".netrc", "_netrc", ".pypirc", ".npmrc",
@@ -48,7 +48,7 @@ SECRETS = (
 )  # fmt: skip
 """Names of files that are never kept, in lower case."""
 SECRET_DIRECTORIES = (".git", ".hg", ".svn", ".ssh", ".gnupg", "gcloud", ".gcloud", ".kube", ".docker")
-"""Names of directories whose files are never kept."""
+"""Names of directories whose files are never kept, in lower case."""
 LEFTOVERS = (
     "core", "core.[0-9]*", "*.core", "vgcore.*", "*.stackdump", "*.pyc", "*.tmp", "*.temp", "*.part",
     "*.partial", "*.incomplete", "*.lock", "*.pid", "*.swp", "*~", "*.cache", ".nfs*", ".fuse_hidden*",
@@ -61,17 +61,17 @@ CACHES = (
 )  # fmt: skip
 """Names of directories whose files are kept only if ``run.outputs`` names them without a wildcard."""
 HIDDEN_RESULTS = frozenset({".hydra"})
-"""Hidden directories that are no caches: ``.hydra`` has the configuration of a run."""
+"""Hidden directories that are not caches: ``.hydra`` contains the configuration of a run."""
 CACHE_MARKS = frozenset({"pyvenv.cfg", "conda-meta", "CACHEDIR.TAG"})
 """A directory with one of these entries is a virtual environment or a cache."""
 PROGRAMS = ("*.py", "*.pyc", "*.pyw", "*.so", "*.so.*", "*.dylib", "*.dll", "*.pyd")
-"""Names of files that are kept but not restored: a script could import them instead of a package."""
+"""Names of files that are kept but not restored: a script could import such a file instead of a package."""
 _IS_SECRET, _IS_SECRET_DIRECTORY = any_of(SECRETS), any_of(SECRET_DIRECTORIES)
 _IS_LEFTOVER, _IS_CACHE, _IS_PROGRAM = any_of(LEFTOVERS), any_of(CACHES), any_of(PROGRAMS)
 
 
 class Stamp(NamedTuple):
-    """A file's status that changes with its content; no program can set the last of its times."""
+    """The part of a file's status that changes with its content; no program can set ``changed_at``."""
 
     size: int
     written_at: int
@@ -89,17 +89,17 @@ class Found(NamedTuple):
     """A file that should be in the bucket."""
 
     name: str
-    """The path relative to its directory, separated by ``/``."""
+    """The path relative to the outputs or artifacts directory, separated by ``/``."""
     path: Path
     stamp: Stamp
     is_exact: bool = False
-    """Whether an upload counts only if the file has not changed meanwhile."""
+    """Whether an upload counts only if the file did not change during it."""
 
     def check(self, file: BinaryIO) -> None:
-        """Check the file again after it was read.
+        """Check the file again after reading it.
 
         Raises:
-            FileNotFoundError: another file was read, or the read content may be torn.
+            FileNotFoundError: another file was read, or the content that was read may be torn.
         """
         stamp = stamp_of(os.fstat(file.fileno()))
         if stamp.inode != self.stamp.inode or (self.is_exact and stamp != self.stamp):
@@ -107,22 +107,22 @@ class Found(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The changes that bring the outputs into the bucket."""
+    """The changes that bring the bucket's outputs up to date."""
 
     files: list[Found]
     """The files to upload."""
     in_the_way: list[str]
-    """The names to delete before: a name and one below it cannot both be in a store."""
+    """The names to delete first, because a store cannot hold both a name and another name below it."""
     older: list[str]
-    """The names to delete afterwards to make room."""
+    """The names to delete afterwards, to make room."""
 
 
 class Outputs:
-    """Finds the files that the training has written below the working directory, and chooses which are kept.
+    """Finds the files that the training has written below the working directory, and chooses which to keep.
 
-    While the training runs, a file counts once no process has it open for writing and it has not changed for
-    ten seconds, or for two if the machine must leave; logs count at their current length. If there is no room
-    for all files, the newest are kept, and older ones are deleted from the bucket.
+    While the training runs, a file counts as finished once no process has it open for writing and it has not
+    changed for ten seconds, or two if the machine must leave; logs count at their current length. If there is
+    no room for all files, the newest are kept, and older ones are deleted from the bucket.
     """
 
     def __init__(
@@ -134,9 +134,10 @@ class Outputs:
         is_leaving: Callable[[], bool] = lambda: False,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Create it; ``warn`` replaces the node's warning about a subject.
+        """Create it; ``warn`` sets or clears the node's warning about a subject.
 
-        ``is_leaving`` returns whether the machine must leave. ``now`` is the clock that dates files.
+        ``is_leaving`` returns whether the machine must leave. ``now`` is the clock that files' times are
+        compared with.
         """
         spec = job.checkpoint
         self.directory = node.work
@@ -153,27 +154,26 @@ class Outputs:
         self._markers = frozenset({spec.complete_file, spec.incomplete_file})
         self._literal = frozenset(posixpath.normpath(pattern) for pattern in self.patterns or ())
         self._mark = node.directory / "training-began"
-        """Files that have not changed since this file was made came with the code, the setup or a
-        checkpoint."""
+        """Files unchanged since this file was made came with the code, the setup or a checkpoint."""
         self._is_training = False
         self.stored: dict[str, int] = {}
-        """The sizes of the outputs that this node has in the bucket, by their names."""
+        """The sizes of this node's outputs in the bucket, by name."""
         self._busy: dict[str, Stamp] = {}
         """The files that processes had open for writing at the last look."""
         self._doubtful: dict[str, Stamp] = {}
         """The files that the training may not have finished writing."""
         self._messages: dict[str, str] = {}
         self._reported: dict[str, frozenset[str]] = {}
-        """By reason, the names of the files in the last message about files that are not kept."""
+        """By reason, the file names in the last log message about files that are not kept."""
 
     def begin_training(self) -> None:
-        """Note that the training starts or is already running: files written from now on are outputs."""
+        """Record that the training starts or is already running: files written from now on are outputs."""
         if not self._mark.exists():
             self._mark.touch()
         self._is_training = True
 
     def end_training(self, *, exited_0: bool) -> None:
-        """Note that no process of the training writes any more."""
+        """Record that no process of the training writes any more."""
         if not self._is_training:
             return
         self._is_training = False
@@ -196,9 +196,9 @@ class Outputs:
             )
 
     def plan(self, get_room: Callable[[], float], is_sent: Callable[[Found], bool]) -> Plan:
-        """Return the finished files to upload, and the names to delete from the bucket for them.
+        """Return the finished files to upload, and the names to delete from the bucket to make room for them.
 
-        ``get_room`` returns how many bytes this node may have there; it is called only if that matters.
+        ``get_room`` returns how many bytes this node may store there; it is called only if needed.
 
         Raises:
             OSError: a directory disappeared meanwhile; call again.
@@ -230,7 +230,7 @@ class Outputs:
         return Plan(wanted, in_the_way, older)
 
     def may_return(self, name: str) -> bool:
-        """Return whether a file of the bucket may be restored to the working directory."""
+        """Return whether a file in the bucket may be restored to the working directory."""
         if not is_safe_name(name):
             return False
         paths = _prefixes(name)
@@ -249,7 +249,7 @@ class Outputs:
     # --- internals ----------------------------------------------------------------------------------
 
     def _find(self) -> list[Found]:
-        """Return all outputs, even if there is no room for them; none before the training has begun."""
+        """Return all outputs, even if there is no room for them; none exist before the training begins."""
         if not self._mark.exists():
             return []
         began = self._mark.stat().st_ctime_ns
@@ -277,9 +277,9 @@ class Outputs:
     def _below(
         self, root: str, own: Collection[str], unlistable: dict[str, int]
     ) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield the regular files below a directory, or the file itself, except leftovers.
+        """Yield the regular files below a directory, or the path itself if it is a file, without leftovers.
 
-        ``own`` has the roots of the checkpoints.
+        ``own`` contains the roots of the checkpoints.
         """
         apart = {*own, *self._apart} - {"."}
         is_out = root != "." and (not is_safe_name(root) or find_symlink(self.directory, root) is not None)
@@ -308,7 +308,7 @@ class Outputs:
                 yield name, status
 
     def _names_checkpoint(self, name: str, status: os.stat_result, own: Collection[str]) -> bool:
-        """Return whether a file beside a checkpoint marks it complete or names it."""
+        """Return whether a file beside a checkpoint marks that checkpoint as complete or names it."""
         if posixpath.basename(name) in self._markers:
             return True
         return status.st_size <= MAX_POINTER_BYTES and is_pointer(self.directory, name, own)
@@ -335,7 +335,7 @@ class Outputs:
         text = f"{len(files)} outputs are not kept because {why}: {listed(files)}" if files else None
         self._warn(why, text)
         known = self._reported.get(why, frozenset())
-        # Sizes change all the time, so log again only for new names, or at the end for the complete list.
+        # Sizes change constantly, so log again only for new names, or at the end for the complete list.
         if (
             text is not None
             and text != self._messages.get(why)
@@ -346,13 +346,13 @@ class Outputs:
 
 
 def _in_the_way(stored: Collection[str], names: Collection[str]) -> list[str]:
-    """Return the stored names that are directories now, or are below a name that is a file now."""
+    """Return the stored names that are now directories, or are below a name that is now a file."""
     above = {path for name in names for path in _prefixes(name)[:-1]}
     return [name for name in stored if name in above or any(path in names for path in _prefixes(name)[:-1])]
 
 
 def listed(files: Mapping[str, int]) -> str:
-    """Return the names of the largest files with their sizes, and a summary of the rest."""
+    """Return the names of the largest files with their sizes, and a summary of the other files."""
     by_size = sorted(files, key=lambda name: (-files[name], name))
     texts = [f"{printable(name)} ({size_text(files[name])})" for name in by_size[:MAX_NAMED]]
     rest = by_size[MAX_NAMED:]
@@ -362,7 +362,7 @@ def listed(files: Mapping[str, int]) -> str:
 
 
 def _status(path: str) -> os.stat_result | None:
-    """Return the status of a regular file, or None if it is not one or is gone."""
+    """Return the status of a regular file; None if the path does not exist or is no regular file."""
     try:
         status = os.lstat(path)  # a Path is far slower, and there may be many files
     except OSError:
@@ -371,7 +371,7 @@ def _status(path: str) -> os.stat_result | None:
 
 
 def _prefixes(name: str) -> list[str]:
-    """Return the directories above a file from the top down, and the file."""
+    """Return the directories above a file, from the top down, and then the file."""
     segments = name.split("/")
     return ["/".join(segments[:end]) for end in range(1, len(segments) + 1)]
 

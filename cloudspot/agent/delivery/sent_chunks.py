@@ -1,4 +1,4 @@
-"""The chunks that this node knows to be in the bucket, so that a save need not upload them again."""
+"""The chunks that this node knows to be in the bucket, so that a save does not upload them again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cloudspot.jobstore.layout.records import CheckpointId, Chunk, Part, SaveId
 
 
 class SentChunks:
-    """The contents of the restored chunks and of the last part that each rank has uploaded."""
+    """The contents of the restored chunks and of the last part that each rank uploaded."""
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
@@ -20,16 +20,16 @@ class SentChunks:
         """The chunks of the newest base, for all ranks of this node."""
 
     def begin(self, restored: frozenset[ChunkContent]) -> None:
-        """Begin a generation with the restored chunks; ranks may have moved between nodes."""
+        """Begin a generation with the restored chunks; ranks may have moved to other nodes."""
         self._restored = restored
         self._sent.clear()
 
     def note(self, part: Part) -> None:
-        """Note that a part was sent."""
+        """Record that a part was uploaded."""
         self._sent[part.rank] = contents(part.chunks)
 
     def sharing(self, save: SaveId, rank: int) -> Sharing:
-        """Return the chunks that a rank's part of a save may share."""
+        """Return the known chunks that a rank's part of a save may refer to instead of uploading them."""
         context = self._context
         likely = self._restored.union(*self._sent.values())
         return Sharing(

@@ -15,13 +15,13 @@ from cloudspot.agent.delivery.checkpoint_states import Stamp, State
 from cloudspot.jobstore.layout.records import File, file_of
 
 ROOM = 3
-"""A copy is made only if the disk has room for this many: the script's next save needs room too."""
+"""A copy is made only if the disk has room for this many copies: the script's next save needs some."""
 _FICLONE = 0x40049409
-"""The request that shares the blocks of another file, copy on write (linux/fs.h)."""
+"""The ioctl request that makes a file share the blocks of another one, copy on write (linux/fs.h)."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 Way = Literal["clone", "link", "copy", "direct"]
-"""A ``link`` protects a file from being deleted or replaced, but ``direct`` protects it from nothing."""
+"""A ``link`` protects a file from being deleted or replaced; ``direct`` gives no protection."""
 
 
 class _Stamp(NamedTuple):
@@ -30,11 +30,10 @@ class _Stamp(NamedTuple):
     inode: int
     changed_at: int
     names: tuple[int, int]
-    """The number of names, and how often a name was added here, because another name may have gone each
-    time."""
+    """The number of names, and how often a name was added here: the first may hide that one was removed."""
 
     def is_still(self, other: _Stamp) -> bool:
-        """Return whether the file was not written to; adding or deleting a name changes its time too."""
+        """Return whether the file was not written to; a change of its names changes ``changed_at`` too."""
         is_explained = self.changed_at == other.changed_at or self.names != other.names
         return self[:3] == other[:3] and is_explained
 
@@ -52,7 +51,7 @@ class SetAside:
         num_linked: Counter[int],
         is_own: bool = True,
     ) -> None:
-        """Create it; ``is_own`` is whether the root is the agent's; for ``num_linked``, see ``set_aside``."""
+        """Create it; ``is_own`` is whether the agent owns the root; for ``num_linked``, see ``set_aside``."""
         self.state = state
         self.is_own = is_own
         self.root = root
@@ -63,14 +62,14 @@ class SetAside:
 
     @property
     def is_safe(self) -> bool:
-        """Whether the script cannot change the files any more."""
+        """Whether the script can no longer change the files."""
         return self.ways <= {"clone", "copy"}
 
     def note(self, source: Path, stamp: Stamp) -> None:
-        """Note a source file that must not change for as long as the state is not safe.
+        """Record a source file that must not change while the state is not safe.
 
         Raises:
-            OSError: the file does not have this stamp any more.
+            OSError: the file no longer has this stamp.
         """
         self._sources[source] = found = _stamp(source, self._num_linked)
         if found[:3] != stamp:
@@ -91,7 +90,7 @@ class SetAside:
         return not writers({stamp.inode for stamp in self._sources.values()})
 
     def drop(self) -> None:
-        """Delete the files: otherwise, files that the script deletes would stay on the disk."""
+        """Delete the files: otherwise, files deleted by the script would still use disk space."""
         if self.is_own:
             shutil.rmtree(self.root, ignore_errors=True)
 
@@ -108,11 +107,11 @@ def set_aside(
     writers: Callable[[Collection[int]], Collection[int]],
     gives_up: Callable[[], bool] = lambda: False,
 ) -> SetAside | None:
-    """Set aside a state; return None if it is gone or a process writes to it.
+    """Set aside a state; return None if it no longer exists or a process writes to it.
 
-    ``logs`` may grow meanwhile: they are copied at their length in the stamp. ``links`` are pointers, whose
-    target is stored as text. With ``must_copy``, the script writes to its files in place, and a hard link
-    does not protect them. While ``gives_up`` returns True, nothing is copied, and the result is None if a
+    ``logs`` may grow in the meantime: they are copied up to the length in the stamp. ``links`` are pointers,
+    whose targets are stored as text. ``must_copy`` says that the script writes to its files in place, so hard
+    links do not protect them. While ``gives_up`` returns True, no file is copied, and the result is None if a
     copy is needed. ``num_linked`` counts how often each inode was linked here, for any state.
     """
     shutil.rmtree(root, ignore_errors=True)
@@ -121,7 +120,7 @@ def set_aside(
     size = sum(stamp.size for _, stamp in state.version)
     may_copy = shutil.disk_usage(root.parent).free >= ROOM * size
     try:
-        # The oldest first, because they are restored in that order.
+        # Set aside the oldest file first, because files are restored in that order.
         for path, stamp in sorted((*state.version, *logs.items()), key=lambda entry: entry[1].written_at):
             source, target = work / path, root / path
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +169,7 @@ def _where_it_is(
     num_linked: Counter[int],
     writers: Callable[[Collection[int]], Collection[int]],
 ) -> SetAside | None:
-    """Return an unchanged state in the script's directory, because there is no room to set it aside."""
+    """Return an unchanged state in the script's directory, because the disk has no room to set it aside."""
     stamps = {**{path: stamp for path, stamp in state.version if path in own}, **logs}
     try:
         files = tuple(
@@ -195,11 +194,11 @@ def _take(
     may_copy: bool,
     gives_up: Callable[[], bool],
 ) -> Way:
-    """Set aside one file; raise OSError if it is gone or the disk has no room for a copy."""
+    """Set aside one file; raise OSError if it is missing or the disk has no room for a copy."""
     if _clone(source, target):
         return "clone"
     if not must_copy:
-        with suppress(OSError):  # on another file system, or on one without hard links
+        with suppress(OSError):  # another file system, or no hard links
             os.link(source, target)
             return "link"
     if not may_copy:
@@ -210,7 +209,7 @@ def _take(
 
 
 def _clone(source: Path, target: Path) -> bool:
-    """Return whether the file system could make the two files share their blocks."""
+    """Return whether the file system could make the two files share blocks."""
     try:
         import fcntl
     except ImportError:
@@ -228,7 +227,7 @@ def _copy(source: Path, target: Path, size: int, gives_up: Callable[[], bool] = 
     """Copy the first ``size`` bytes of a file.
 
     Raises:
-        FileNotFoundError: the file is shorter now, or the copy was given up.
+        FileNotFoundError: the file is shorter now, or the copy was interrupted.
     """
     with source.open("rb") as from_file, target.open("xb") as to_file:
         left = size

@@ -1,12 +1,12 @@
 """Write the metrics of ``run.log()`` to TensorBoard event files among the artifacts.
 
-This module encodes TFRecord's framing and five messages of protobuf itself: tensorboard and protobuf would be
+This module encodes TFRecord's framing and five protobuf messages itself: tensorboard and protobuf would be
 larger than the rest of the agent's environment, which every machine installs before it trains.
 
-Each generation has its own files, whose names sort by its number. The first begins with a session's start at
-the step from which the generation resumed: readers then drop earlier generations' metrics from that step on.
-After a few MiB a new file is begun: a changed artifact is uploaded whole, every half minute, and one file
-with a week of steps would hold up the checkpoints.
+Each generation has its own files, whose names sort by its number. The first file begins with a session start
+at the step from which the generation resumed, so readers drop earlier generations' metrics from that step on.
+After a few MiB a new file is begun: a changed artifact is uploaded whole every half minute, and one file with
+a week of steps would delay the checkpoints.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ DIRECTORY = "tensorboard"
 """Below the artifacts."""
 _VERSION = b"brain.Event:2"
 MAX_FILE_BYTES = 4 << 20
-"""A file that has reached this size gets no more records."""
+"""No more records are added to a file that has reached this size."""
 BLOCK_BYTES = 1 << 20
-"""How much of the metrics is read at a time; the limit of a line's length."""
+"""The size of one read of the metrics; also the maximum length of a line."""
 
 
 @dataclass
@@ -39,9 +39,9 @@ class _Position:
     """How far a generation's metrics have been written to its event files."""
 
     offset: int = 0
-    """The offset of the first byte of the metrics that is not written yet."""
+    """The offset of the first byte of the metrics that has not been converted yet."""
     skip: int = 0
-    """The number of lines from there on that an earlier agent of this machine has already written."""
+    """The number of lines after that offset that an earlier agent of this machine has already converted."""
     part: int = 0
     """The index of the current file."""
     size: int = 0
@@ -49,7 +49,7 @@ class _Position:
 
 
 class EventFiles:
-    """Turns the metrics of this node's generations into event files; not thread-safe."""
+    """Converts the metrics of this node's generations to event files; not thread-safe."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -58,13 +58,13 @@ class EventFiles:
         self._complaint = ""
 
     def begin(self, generation: int, step: int) -> None:
-        """Note the step from which a generation resumes."""
+        """Record the step from which a generation resumes."""
         self._starts[generation] = step
 
     def update(self, should_end: Callable[[], bool] = lambda: False) -> None:
         """Append the metrics logged since the last call; log an error if a file cannot be written.
 
-        End early once ``should_end`` returns True, because a restarted agent may have long metrics to
+        Stop early once ``should_end`` returns True, because a restarted agent may have long metrics to
         convert. The next call continues from there.
         """
         for handoff in sorted(self._node.directory.glob("generations/*")):
@@ -76,7 +76,7 @@ class EventFiles:
             try:
                 self._update(generation, metrics_path(handoff, 0), should_end)
             except OSError as error:
-                # The file may now end in the middle of a record: the next call checks that.
+                # The file may now end with an incomplete record: the next call checks that.
                 self._positions.pop(generation, None)
                 if str(error) != self._complaint:
                     self._complaint = str(error)
@@ -96,7 +96,7 @@ class EventFiles:
                 is_more = len(data) == BLOCK_BYTES
                 end = data.rfind(b"\n") + 1
                 if is_more and end == 0:
-                    end = len(data)  # the session writes no line this long
+                    end = len(data)  # the session never writes such a long line
                 lines = data[:end].splitlines()
                 self._append(generation, position, [_Line.parse(line) for line in lines[position.skip :]])
                 position.skip = max(0, position.skip - len(lines))
@@ -123,18 +123,18 @@ class EventFiles:
 
 
 def _path(directory: Path, generation: int, part: int) -> Path:
-    """Return a file's path; sorted by name, the parts of a generation are in order."""
+    """Return a file's path; sorting by name puts a generation's parts in order."""
     suffix = f"-{part:06d}" if part else ""
     return directory / f"events.out.tfevents.generation-{generation:06d}{suffix}"
 
 
 def _num_head_records(part: int) -> int:
-    """Return how many records precede the metrics: the version, and in the first file the session's start."""
+    """Return how many records precede the metrics: the version and, in the first file, the session start."""
     return 1 if part else 2
 
 
 def _resume(directory: Path, generation: int) -> _Position:
-    """Return where an earlier agent of this machine stopped, and cut off an unfinished record."""
+    """Return where an earlier agent of this machine stopped, after cutting off an incomplete record."""
     position = _Position()
     part = 0
     while True:
@@ -152,7 +152,7 @@ def _resume(directory: Path, generation: int) -> _Position:
 
 
 def _measure(file: BinaryIO) -> tuple[int, int]:
-    """Return the number of whole records and their size in bytes."""
+    """Return the number of complete records and their size in bytes."""
     num_records, end, length = 0, 0, file.seek(0, os.SEEK_END)
     while length >= end + 16:
         file.seek(end)
@@ -165,7 +165,7 @@ def _measure(file: BinaryIO) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Line:
-    """A line of the metrics; a malformed line has no values, but it counts."""
+    """A line of the metrics; a malformed line has no values, but is still counted."""
 
     step: int
     time: float
@@ -188,7 +188,7 @@ class _Line:
         return _record(_event(self.time, self.step, _bytes(5, scalars)))
 
 
-# --- protobuf: a field is its number and wire type, and its value ---------------------------------
+# --- protobuf: a field is its number and wire type, then its value --------------------------------
 # Source: tensorflow/core/util/event.proto and framework/summary.proto (checked 2026-11).
 
 

@@ -1,1 +1,1 @@
-"""Decide what follows the end of a training: another start, or the node's exit record."""
+"""Decide what follows the end of the training: another start, or the node's exit record."""

@@ -1,4 +1,4 @@
-"""The exit record of a node: its outcome, and proof that it runs no user code any more."""
+"""The exit record of a node: its outcome, and proof that the node no longer runs user code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudspot.model import NodeIdentity
 def write_exit_record(
     store: ObjectStore, node: Node, identity: NodeIdentity, leaving: Leaving, status: Status | None = None
 ) -> None:
-    """Write the exit record, unless one exists."""
+    """Write the exit record, unless it exists."""
     status = Status() if status is None else status
     step = status.progress()[0]
     if leaving.outcome in {"drained", "stopped"} and leaving.saved_step is not None:

@@ -1,4 +1,4 @@
-"""The end of a node: deliver everything it still holds, then write its exit record."""
+"""The end of a node: deliver all files and lines that only the node has, then write its exit record."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ _log = logging.getLogger(__name__)
 UPLOAD_SECONDS = 3600.0
 """How long a node without a deadline tries to deliver its last checkpoint, which only this node has."""
 LAST_WORD_SECONDS = 600.0
-"""How long it tries to deliver the artifacts, the log lines and the exit record, for each."""
+"""How long a node without a deadline tries to deliver artifacts, log lines and exit record, each."""
 POLL_SECONDS = 0.25
-"""The time between two looks for the other nodes' parts of the last checkpoint."""
+"""The interval at which a node looks for the other nodes' parts of the last checkpoint."""
 _COMMITTED, _INCOMPLETE, _GIVEN_UP = "committed", "parts of other nodes are missing", "given up"
 _UNKNOWN = "the store does not say"
 PASS_SECONDS = 10.0
 PASS_SHARE = 0.3
-"""The share of the remaining time, up to ``PASS_SECONDS``, that the last log lines wait for a pass."""
+"""The share of the remaining time, up to ``PASS_SECONDS``, for which the last log lines wait for a pass."""
 KEEP_BACK_SECONDS = 1.0
 KEEP_BACK_SHARE = 0.15
-"""The share of a notice, up to ``KEEP_BACK_SECONDS``, that uploads leave for the last lines and the exit
-record."""
+"""The share of a notice, up to ``KEEP_BACK_SECONDS``, left for the last lines and the exit record."""
 
 
 class FinalDelivery:
@@ -50,7 +49,7 @@ class FinalDelivery:
         stop_heartbeat: Callable[[], None],
         end_pass: Callable[[float], None],
     ) -> None:
-        """Create it; ``end_pass`` waits, up to a time limit, for the end of a pass that drives the job."""
+        """Create it; ``end_pass`` waits until the current pass has ended, or for a number of seconds."""
         self._context = context
         self._courier = courier
         self._artifacts = artifacts
@@ -59,19 +58,19 @@ class FinalDelivery:
         self._end_pass = end_pass
 
     def leave(self, leaving: Leaving) -> None:
-        """Deliver everything in this order: checkpoints, artifacts, log lines, the exit record.
+        """Deliver the checkpoints, the artifacts, the log lines and the exit record, in this order.
 
-        If a notice comes meanwhile, the delivery ends by its deadline.
+        If a notice comes meanwhile, the delivery ends by the notice's deadline.
         """
         leaving = self.deliver(leaving)
         self.fall_silent()
         self.say_last_word(leaving)
 
     def deliver(self, leaving: Leaving) -> Leaving:
-        """Deliver checkpoints and artifacts; return how the node leaves, which a loss of them may change."""
+        """Deliver checkpoints and artifacts; return the outcome, which may change if some were lost."""
         context = self._context
         context.status.state = "ending"
-        # Even an unneeded node may alone have its last checkpoint, until another generation begins.
+        # Even an unneeded node may be the only one with its last checkpoint, until another generation begins.
         is_outrun = not counts(context.journal.known, context.status.generation)
         upload_seconds = 0.0 if leaving.outcome == "superseded" and is_outrun else UPLOAD_SECONDS
         uploaded = self._courier.finish(until=self._until(upload_seconds))
@@ -83,7 +82,7 @@ class FinalDelivery:
         )
         if leaving.outcome == "succeeded":
             leaving = self._without_loss(leaving, uploaded=uploaded, synced=synced)
-        # The output of the pass on the job and on a missing right must be among the last lines.
+        # The last lines must include the pass's output about the job and about a missing right.
         now = time.monotonic()
         left = context.orders.deadline(otherwise=now + LAST_WORD_SECONDS) - now
         self._end_pass(min(PASS_SECONDS, PASS_SHARE * max(0.0, left)))
@@ -99,7 +98,7 @@ class FinalDelivery:
         self._stop_heartbeat()
 
     def say_last_word(self, leaving: Leaving) -> bool:
-        """Write the exit record; return whether it stands."""
+        """Write the exit record; return whether it was written."""
         context = self._context
         end = time.monotonic() + LAST_WORD_SECONDS
         return _attempt(
@@ -113,9 +112,9 @@ class FinalDelivery:
         )
 
     def _until(self, seconds: float) -> Callable[[], float]:
-        """Return a function that returns when (monotonic) uploads must end.
+        """Return a function that returns the moment at which uploads must end (monotonic).
 
-        They must end after ``seconds`` or, after a notice, shortly before the machine goes.
+        It is ``seconds`` from now or, after a notice, shortly before the machine is reclaimed.
         """
         otherwise = time.monotonic() + seconds
 
@@ -129,7 +128,7 @@ class FinalDelivery:
         return until
 
     def _without_loss(self, leaving: Leaving, *, uploaded: bool, synced: bool) -> Leaving:
-        """Return the outcome, but not a success if work is missing in the bucket: the job must go on."""
+        """Return the outcome; it is not a success if the bucket lacks work, because the job must continue."""
         orders = self._context.orders
         if uploaded:
             checkpoint_state = self._find_last_checkpoint(leaving)
@@ -149,10 +148,10 @@ class FinalDelivery:
         return replace(leaving, outcome="failed", detail=detail, exit_code=1, final=None)
 
     def _find_last_checkpoint(self, leaving: Leaving) -> str:
-        """Return whether the last step's state was committed, if a session has sealed it.
+        """Return whether the last step's state was committed, if a session sealed it.
 
         Look in the store, because an earlier agent of this machine may have committed it. After a notice,
-        wait for the parts of the other nodes; without one, they live on and complete the checkpoint.
+        wait for the other nodes' parts; otherwise, those nodes stay and complete the checkpoint.
         """
         context = self._context
         step, status = leaving.saved_step, context.status
@@ -180,7 +179,7 @@ class FinalDelivery:
             status.committed = max(commit.id, status.committed or commit.id)
             return _COMMITTED
         missing = manifests.missing_ranks(store, job_id, checkpoint)
-        # Do not wait for a part that this node itself has given up.
+        # Do not wait for a part that this node itself has abandoned.
         return _GIVEN_UP if missing is None or missing & set(status.ranks) else _INCOMPLETE
 
 

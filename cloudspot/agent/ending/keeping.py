@@ -1,7 +1,7 @@
-"""Keeps this machine for inspection after the job has failed for good: ``limits.keep_failed``.
+"""Keep this machine for inspection after the job has failed for good: ``limits.keep_failed``.
 
-The journal decides which machine is kept, and until when. This agent ends its own by then, whatever becomes
-of drivers and of the store; so does a process beside it, should the agent hang.
+The journal decides which machine is kept, and for how long. This agent ends its machine by then, even without
+drivers or the store; if the agent hangs, a process beside it does.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from cloudspot.story import inspection
 _log = logging.getLogger(__name__)
 
 CLAIM_SECONDS = 20.0
-"""How long a node that failed because of another one leaves it to that one to be kept."""
+"""How long a node whose failure was caused by another node waits for that node to be kept."""
 LOOK_SECONDS = 2.0
-"""The interval at which a node reads the journal while it waits for the decision of others."""
+"""The interval at which a node reads the journal while it waits for others to decide."""
 TRY_SECONDS = 60.0
-"""How long a node tries to be kept while the store does not answer."""
+"""How long a node that should be kept tries to record this while the store does not answer."""
 GUARD_SECONDS = 120.0
-"""If the agent has not ended the machine by this time after its deadline, a process beside the agent does."""
+"""If the agent has not ended the machine this long after its deadline, a process beside the agent does."""
 _GUARD = 'trap "" HUP; sleep "$0"; while :; do bash -c "$CLOUDSPOT_SHUTDOWN"; sleep 30; done'
 
 
 class Keeping:
-    """The time of one node after it has failed."""
+    """The time of a node after the job has failed."""
 
     def __init__(self, context: NodeContext, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._context = context
         self._sleep = sleep
         self._guard: subprocess.Popen[bytes] | None = None
         self._num_known = 0
-        """How many records the journal had when this node wrote its exit record."""
+        """The number of records in the journal when this node wrote its exit record."""
         self.is_kept = False
         """Whether the journal says that this machine is kept."""
 
     def may_follow(self, leaving: Leaving) -> bool:
-        """Return whether the machine may be kept after this end."""
+        """Return whether the machine may be kept after the node leaves in this way."""
         is_asked = self._context.job.spec.limits.keep_failed is not None
         return is_asked and leaving.outcome == "failed" and not self._context.orders.pending
 
@@ -59,7 +59,7 @@ class Keeping:
         """Record in the journal that the job has failed and that this machine is kept, if it is to be kept.
 
         Returns how the node leaves. If only a driver can judge whether the failure is final, the node waits
-        for that. Call this when everything is delivered.
+        for the driver's verdict. Call this after the delivery.
         """
         context = self._context
         if context.orders.pending:
@@ -76,7 +76,7 @@ class Keeping:
         return leaving
 
     def recall(self, said: Exit) -> bool:
-        """Continue for an earlier agent that wrote this exit record; return whether there is a reason to."""
+        """Continue after an agent that wrote this exit record; return whether the machine may be kept."""
         context = self._context
         records = context.retry_until(context.journal.read)
         is_waiting = said.waits_until is not None and context.now() < said.waits_until
@@ -87,9 +87,9 @@ class Keeping:
         return True
 
     def wait(self, waits_until_seconds: float) -> None:
-        """Wait until the machine may be ended; its exit record is written already.
+        """Wait until the machine may be ended; its exit record has already been written.
 
-        ``waits_until_seconds`` is the time in which a driver may still record that this machine is kept.
+        ``waits_until_seconds`` is how long a driver may still take to record that this machine is kept.
         """
         if not self.is_kept and not self._await_verdict(time.monotonic() + waits_until_seconds):
             return
@@ -116,13 +116,13 @@ class Keeping:
     # --- the journal --------------------------------------------------------------------------------
 
     def _claim(self, leaving: Leaving) -> None:
-        """Record that this machine is kept, unless another one is, or the job goes on or is over."""
+        """Record that this machine is kept, unless another one is, or the job continues or is over."""
         context = self._context
         waits = CLAIM_SECONDS if leaving.is_consequence else 0.0
         until = time.monotonic() + waits
         while True:
             records = context.journal.read()
-            if self._is_ours(records):  # an agent before this one, or a put whose answer was lost
+            if self._is_ours(records):  # an earlier agent's, or a put whose response was lost
                 self._is_in_time(records)
                 return
             if _kept(records) is not None or why_over(records, context.node.launch) is not None:
@@ -144,7 +144,8 @@ class Keeping:
                 if history.kept is None and history.stop is None:
                     _log.warning("limits.max_cost leaves no room to keep this machine for inspection")
                 return
-            # On the disk first: once others may read it, no agent of this machine forgets when it ends.
+            # Write the time to disk first: once others can read the record, every agent of this machine must
+            # know it.
             self._remember((record.until - record.at).total_seconds())
             if context.journal.append(record, history.num_records + 1):
                 self.is_kept = True
@@ -174,7 +175,7 @@ class Keeping:
         )
 
     def _is_in_time(self, records: tuple[JournalRecord, ...]) -> bool:
-        """Return whether time is left; note when it ends, unless this machine knows that already."""
+        """Return whether time is left; store when it ends, if this machine does not know that yet."""
         kept, memory = _kept(records), self._context.memory
         assert kept is not None, "this machine is kept"
         if memory.kept_until == 0.0:
@@ -194,7 +195,7 @@ class Keeping:
 
 
 def _kept(records: tuple[JournalRecord, ...]) -> Kept | None:
-    """Return the record of the machine that is kept since the job was last resumed, or None."""
+    """Return the record of the machine that has been kept since the job was last resumed, or None."""
     for record in reversed(records):
         if isinstance(record, Kept | Resumed):
             return record if isinstance(record, Kept) else None

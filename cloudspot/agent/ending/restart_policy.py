@@ -1,4 +1,4 @@
-"""Decide what follows a training that failed on this node: another start, or the end of the job."""
+"""Decide what follows a failed training run on this node: another start, or the end of the job."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ STUCK: Final = "trainer-stuck"
 NOT_CONNECTED: Final = "not-connected"
 NOT_RESTORED: Final = "not-restored"
 """Why the next generation starts (``records.Generation.why``): this one failed, made no step in time, could
-not connect its ranks (a port was taken, a connection failed), or waited for a checkpoint that does not verify
-or fits only on the disk. The last two are not the script's fault."""
+not connect its ranks (a port was taken, a connection failed), or waited for a checkpoint that fails
+verification or fits only on the disk. The script is not to blame for the last two."""
 WEIGHT = {NOT_CONNECTED: 0, FAILED: 1, STUCK: 2, NOT_RESTORED: 3}
-"""If nodes report different reasons for the end of a generation, the heaviest is the true one: the other
-ranks lose their connection when a rank fails, and the end of a stuck rank looks like a failure to them."""
+"""If nodes report different reasons for a generation's end, the one with the greatest weight is used: if a
+rank fails, the other ranks lose their connection, and they take a stuck rank's end for a failure."""
 CONNECTION_ERRORS = frozenset({"torch.distributed.DistNetworkError", "torch.distributed.DistStoreError"})
-"""The types of errors that may end a rank while it joins the others."""
+"""The types of errors that may end a rank while it joins the process group."""
 SENT_SIGNALS = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM})
-"""The signals that may come from outside: from the kernel if memory is short, a person, or a shutdown."""
+"""The signals that may come from outside: the kernel (if memory is short), a person, or a shutdown."""
 _FULL_DISK = re.compile(
     r"no space left on device|disk quota exceeded"
-    # The only text of torch.save's error on a full file system (seen with torch 2.13).
+    # The only message that torch.save gives on a full file system (seen with torch 2.13).
     r"|inline_container\.cc:\d+\] \. unexpected pos|PytorchStreamWriter failed writing",
     re.IGNORECASE,
 )
@@ -37,36 +37,36 @@ _LOST_CONNECTION = re.compile(
     r"connection (was )?(likely )?(closed|reset|aborted)|broken pipe|ncclRemoteError|remote process exit",
     re.IGNORECASE,
 )
-"""The errors of gloo, NCCL and sockets when the process at the other end is gone."""
+"""The errors of gloo, NCCL and sockets when the remote process is gone."""
 _WITH_DIGIT = re.compile(r"\S*\d\S*")
 AT_ONCE_SECONDS = 60.0
-"""A script without a session that fails twice in the same way within this time is not started again."""
+"""A script without a session that fails twice in the same way within this time is not restarted."""
 MAX_RESTART_WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of a training that neither finished nor was asked to leave."""
+    """The end of a training run that neither finished nor was asked to leave."""
 
     exit_code: int
     step: int
     """The newest step begun; for a script without a session, the restored step."""
     seconds: float
-    """The duration of the training."""
+    """How long the training ran."""
     has_session: bool
     why: FailureKind
     fingerprint: str | None
-    """A value that is equal for failures of the same kind; None if the script may not be the cause."""
+    """A value that is equal for failures of the same kind; None if the cause may lie outside the script."""
     is_cut_short: bool = False
-    """Whether it exited 0 in the middle of its session's loop."""
+    """Whether the training exited 0 in the middle of its session's loop."""
     is_consequence: bool = False
-    """Whether another node's failure has caused it, as far as is known."""
+    """Whether another node's failure caused this one, as far as is known."""
     brings_part: bool = True
     """Whether a new checkpoint proves progress of this node's script."""
 
     @property
     def tells_where(self) -> bool:
-        """Whether its progress is known: a script without a session does not report its steps."""
+        """Whether the failure's step is known: a script without a session does not report its steps."""
         return self.has_session or self.seconds < AT_ONCE_SECONDS
 
     def __str__(self) -> str:
@@ -89,17 +89,17 @@ class GiveUp:
 
 
 def has_connected(error: RankError) -> bool:
-    """Return whether an error before the first step is more than a failed connection of the ranks."""
+    """Return whether an error before the first step is more than a failure to connect the ranks."""
     # torch raises a plain RuntimeError for gloo's errors.
     gloo = error.type == "builtins.RuntimeError" and "connectFullMesh" in error.message
     return error.type not in CONNECTION_ERRORS and not gloo
 
 
 def fingerprint_of(exit_code: int, error: RankError | None) -> str | None:
-    """Return a value that is equal for failures of the same kind, or None if the script may not be the cause.
+    """Return a value that is equal for failures of the same kind, or None if the cause may be external.
 
-    ``error`` is the first one that a rank reported; without it, the exit status counts. Of the error's
-    message, only the first line counts, without words that have digits, such as addresses and paths.
+    ``error`` is the first error that a rank reported; without it, the exit status is used. Of the error's
+    message, only the first line is used, without words that contain digits, such as addresses and paths.
 
     A signal from outside, a full disk and a lost connection to another rank may hit any script.
     """
@@ -115,15 +115,15 @@ def fingerprint_of(exit_code: int, error: RankError | None) -> str | None:
 
 
 def has_lost_another(error: RankError) -> bool:
-    """Return whether the error says that another rank has ended or was not found."""
+    """Return whether the error means that another rank has ended or was not found."""
     texts = (error.message, *error.causes)
     return error.type in CONNECTION_ERRORS or any(_LOST_CONNECTION.search(text) for text in texts)
 
 
 def saved_without_progress(commits: Collection[Commit]) -> frozenset[CheckpointId]:
-    """Return the checkpoints saved after failures, of the generations that have no other checkpoints.
+    """Return the checkpoints that were saved after failures, in generations without any other checkpoint.
 
-    A training that saves between its failures makes progress.
+    A training run that saves between its failures makes progress.
     """
     failed = {each for each in commits if each.rescue is not None and each.rescue.cause == "failed"}
     others = {each.generation for each in commits if each not in failed}
@@ -136,11 +136,11 @@ def restarts_in_a_row(
     *,
     saved_by_failures: Collection[CheckpointId] = (),
 ) -> int:
-    """Return how many of the newest generations follow a failure of that kind, since the last new checkpoint.
+    """Return how many generations since the last new checkpoint started after failures of these kinds.
 
-    The first failure after that checkpoint counts. Commits of the newest generation do not count, because all
-    nodes must see the same records. Checkpoints ``saved_by_failures`` do not count, because each failure
-    makes one.
+    The first failure after that checkpoint is included. Commits of the newest generation do not count,
+    because all nodes must see the same records. Checkpoints ``saved_by_failures`` do not count, because each
+    failure makes one.
     """
     count = 0
     for number in reversed(range(len(generations))):
@@ -159,15 +159,16 @@ def _restored_step(generation: Generation) -> int:
 def decide_restart(
     failure: Failure, memory: NodeMemory, *, num_restarts: int, max_restarts: int
 ) -> float | GiveUp:
-    """Return the seconds to wait before the next start, or the decision to give up.
+    """Return the number of seconds to wait before the next start, or the decision to give up.
 
-    Note the failure in ``memory``, which the caller saves.
+    Record the failure in ``memory``, which the caller saves.
 
     Two failures at the same step and with the same fingerprint are the script's fault, even if other failures
-    came between them; otherwise ``max_restarts`` decides. A failed connection of the ranks is not the
-    script's fault, and may succeed on other machines.
+    came between them; otherwise ``max_restarts`` decides. A failure to connect the ranks is not the script's
+    fault, and other machines may succeed.
 
-    ``num_restarts`` counts the restarts of the same kind: after failures of the script, or of the connection.
+    ``num_restarts`` counts the restarts after failures of the same kind, either of the script or of the
+    connection.
     """
     wait = min(2.0**num_restarts - 1.0, MAX_RESTART_WAIT_SECONDS)
     if failure.why == NOT_CONNECTED:
@@ -183,5 +184,5 @@ def decide_restart(
         memory.failed_at_step, memory.failed_with = failure.step, failure.fingerprint
     if num_restarts >= max_restarts:
         return GiveUp(f"the training {failure} at step {failure.step}, after {num_restarts} restarts")
-    # The first restart is immediate: most faults are temporary, and the machines are paid for.
+    # The first restart is immediate, because most faults are temporary and the machines are paid for.
     return wait

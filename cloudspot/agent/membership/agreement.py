@@ -55,16 +55,16 @@ from cloudspot.jobstore.layout.records import (
 _log = logging.getLogger(__name__)
 
 WARN_SECONDS = 60.0
-"""A node that has waited this long for others warns which ones it waits for."""
+"""A node that has waited for others this long warns which nodes it waits for."""
 STILL_WELL_SECONDS = 2.0
-"""How long the finding that the others are well is reused without new requests."""
+"""How long the finding that the others are well is used again without new requests."""
 
 
 PROOF_SECONDS = peers.SUSPECT_SECONDS + 10.0
-"""When a generation is written, the last check of who lives may be at most this old."""
+"""When a generation is written, the last check of which nodes live may be at most this old."""
 MIN_HOLD_SECONDS = 60.0
 MAX_HOLD_SECONDS = 1800.0
-"""The bounds of ``nodes.hold`` if the job file derives it from the time that a start takes."""
+"""The bounds of ``nodes.hold`` if it is derived from the time that a start takes."""
 
 
 class Membership:
@@ -79,15 +79,15 @@ class Membership:
         self.current: Generation | None = None
         """The generation that this node runs, holds or last ran."""
         self.entered_at = 0.0
-        """When this node joined it (monotonic)."""
+        """When this node joined the current generation (monotonic)."""
         self._begun_at = 0.0
-        """When this node joined it, in ``heard_seconds``."""
+        """When this node joined the current generation, in ``heard_seconds``."""
         self._all_ran = False
-        """Whether all its members were seen running it."""
+        """Whether all members of the current generation were seen running it."""
         self._votes: FailureVotes | None = None
         self._rescue_votes: RescueVotes | None = None
         self._well_at = -math.inf
-        """When all others were last found well (monotonic)."""
+        """When all others were last found to be well (monotonic)."""
         self._patience = Patience()
 
     def start(self) -> None:
@@ -95,7 +95,7 @@ class Membership:
         self._peers.start()
 
     def stop(self) -> None:
-        """Stop listening: this node leaves."""
+        """Stop listening, because this node leaves."""
         self._peers.stop()
 
     @property
@@ -106,7 +106,7 @@ class Membership:
 
     @property
     def rescue_votes(self) -> RescueVotes:
-        """The reports on the state that members of the running generation hold after one was lost."""
+        """The reports on the state that the running generation's members hold after a loss."""
         assert self._rescue_votes is not None, "there are none before the first generation"
         return self._rescue_votes
 
@@ -142,13 +142,13 @@ class Membership:
         )
 
     def notice_deadline(self) -> float | None:
-        """Return the first deadline (monotonic) of other members with a notice, or None; make no request."""
+        """Return the earliest deadline (monotonic) of members with a notice, or None; make no request."""
         return (
             None if self.current is None else self._peers.notice_deadline(self._other_members(self.current))
         )
 
     def someone_leaves(self) -> bool:
-        """Look at the other members now; return whether one of them has a notice or is already drained."""
+        """Look at the other members now; return whether any of them has a notice or has drained."""
         if self.current is not None:
             self._peers.refresh()
         return self.notice_deadline() is not None or self.someone_drains()
@@ -184,17 +184,17 @@ class Membership:
         return isinstance(newest, Commit) and bool(self._peers.ready_newcomers())
 
     def has_replacement(self) -> bool:
-        """Return whether a newcomer is ready that replaces this or no particular node; make no request."""
+        """Return whether a ready newcomer replaces this node or no particular node; make no request."""
         principals = self._peers.roster.principals
         return any(principals.get(seat, self._seat) == self._seat for seat in self._peers.ready_newcomers())
 
     # --- between two generations ----------------------------------------------------------------
 
     def obey(self) -> None:
-        """Leave if the others have agreed to go on without this node; make no request.
+        """Leave if the others have agreed to continue without this node; make no request.
 
         Raises:
-            LeavingError: they have agreed on that.
+            LeavingError: the others have agreed to this.
         """
         newer = None if self.current is None else self._context.orders.newer_than(self.current)
         if newer is not None and self._seat not in newer.seats:
@@ -202,7 +202,7 @@ class Membership:
             raise LeavingError(Leaving("superseded", detail))
 
     def others_are_well(self) -> bool:
-        """Wait until the status of all other members is known; return whether all go on or have finished.
+        """Wait until the status of all other members is known; return whether each continues or has finished.
 
         Raises:
             LeavingError: this node must leave.
@@ -222,7 +222,8 @@ class Membership:
                 return set(current.seats) <= set(newer.seats)
             lost = {seat for seat in others if liveness[seat] in {Liveness.SUSPECT, Liveness.LEAVING}}
             beats = self._peers.beats()
-            # An ending member has yet to report its outcome, a draining one whether it has a notice.
+            # An ending member has not reported its outcome yet, and a draining one not whether it has a
+            # notice.
             unsaid = {
                 seat
                 for seat in others
@@ -242,32 +243,32 @@ class Membership:
         return frozenset() if self.current is None else self._peers.finished(self.current.number)
 
     def await_commit(self, step: int) -> None:
-        """Wait until the drain's checkpoint is committed, or a part of it can no longer come."""
+        """Wait until the drain's checkpoint is committed, or one of its parts can no longer appear."""
         if self.current is not None:
             await_commit(self._context, self._peers, self.current, step)
 
     def await_uploads(self) -> None:
-        """Wait until the others have delivered the checkpoints of their scripts, or no longer can."""
+        """Wait until the other nodes have delivered their scripts' checkpoints, or cannot any more."""
         spec, status = self._context.job.spec.checkpoint, self._context.status
         if self.current is not None and spec.directory is not None and not status.has_session:
             await_uploads(self._context, self._peers, self.current)
 
     def next(self, why: str) -> tuple[Generation, Restored]:
-        """Agree on the next generation to run, with its checkpoint restored on this node.
+        """Agree on the next generation to run, and restore its checkpoint on this node.
 
-        Wait while there are too few nodes, as a member of generations that do not train. The proposer
-        restores before it writes: ``restore_from`` names a checkpoint that was found whole, unless it is
-        fetched on demand. A newcomer restores ahead of time, and again only if the generation resumes from
-        another checkpoint.
+        While there are too few nodes, wait by joining generations that do no training. The proposer restores
+        before it writes the generation, so ``restore_from`` names a checkpoint that was found complete,
+        unless it is fetched on demand. A newcomer restores ahead of time, and again only if the generation
+        resumes from a different checkpoint.
 
         Raises:
-            LeavingError: this node is left out or not needed, has waited long enough, or an order came.
+            LeavingError: this node is left out, is not needed, has waited too long, or got an order.
         """
         context = self._context
         if self.current is not None and time.monotonic() - self._well_at > STILL_WELL_SECONDS:
             self._peers.ask()
         restored: Restored | None = None
-        checked = -1  # the known length of the journal when the restored checkpoint was the best
+        checked = -1  # the journal's length when the restored checkpoint was last found to be the best
         ready_at: float | None = None
         while True:
             context.obey()
@@ -310,10 +311,10 @@ class Membership:
                 restored = restore_this(context, found.generation.restore_from, restored)
                 if restored is not None:
                     return found.generation, restored
-                continue  # its checkpoint is deleted: another generation must follow
+                continue  # its checkpoint is deleted: another generation follows
             proposes = isinstance(found, Propose)
             is_old = len(known) != checked and (view.is_member or proposes)
-            # Damage in a checkpoint that is fetched on demand is noted outside the journal.
+            # Damage to a checkpoint that is fetched on demand is recorded outside the journal.
             may_be_damaged = proposes and restored is not None and restored.on_demand is not None
             if restored is None or is_old or may_be_damaged:
                 restored = restored or self._restored_early()
@@ -321,7 +322,7 @@ class Membership:
                 if restored is None or restored.checkpoint != best:
                     context.status.state = "restoring"
                     restored = restore_newest(context)
-                    continue  # the restore took a while: look again
+                    continue  # look again, because the restore took time
                 checked = len(known)
             if isinstance(found, Wait):
                 if context.status.state != "ready":
@@ -341,7 +342,7 @@ class Membership:
             if not view.is_member and context.retry_until(
                 lambda: manifests.complete(context.store, context.journal, context.job_id)
             ):
-                continue  # the members had uploaded more than they have committed
+                continue  # the members had uploaded more than they committed
             record = self._propose(found, known, restored, why)
             if record is None:
                 continue
@@ -353,12 +354,12 @@ class Membership:
                 return record, restored
 
     def _restored_early(self) -> Restored | None:
-        """Return the checkpoint that was restored during the setup, on the first call only."""
+        """On the first call, return the checkpoint that was restored during the setup; afterwards None."""
         early, self._early = self._early, None
         return None if early is None else early.finish()
 
     def _note_start(self) -> None:
-        """Note once the time from the launch's intent until this node was ready."""
+        """Record, only once, the time from the launch's intent until this node was ready."""
         memory, launch = self._context.memory, self._seat.launch
         if memory.start_seconds is None:
             intents = (one for one in self._context.journal.known if isinstance(one, Intent))
@@ -389,7 +390,7 @@ class Membership:
         return None
 
     def enter(self, generation: Generation) -> None:
-        """Join a generation: a new one, or one that an earlier agent here has started."""
+        """Join a generation: a new one, or one that an earlier agent of this node started."""
         self._context.status.warn("waiting", None)
         self.current = generation
         self.entered_at = time.monotonic()
@@ -407,7 +408,7 @@ class Membership:
     def _propose(
         self, found: Propose, known: Sequence[JournalRecord], restored: Restored, why: str
     ) -> Generation | None:
-        """Append the generation to what was ``known``; return None if another record came first."""
+        """Append the generation after the ``known`` records; return None if another record came first."""
         context = self._context
         beats = self._peers.beats()
         members = tuple(self._member(seat, beats.get(seat)) for seat in found.seats)
@@ -434,7 +435,7 @@ class Membership:
         return Member(launch=seat.launch, rank=seat.rank, instance_id=instance_id, address=address or "")
 
     def _why(self, why: str, roster: Roster, seats: Collection[Seat]) -> str:
-        """Return why a generation of these nodes starts; ``why`` is the reason of the training's end here."""
+        """Return why a generation of these nodes starts; ``why`` is why the training ended here."""
         if roster.newest is None:
             return "first"
         left, come = set(roster.members) - set(seats), set(seats) - set(roster.members)
@@ -444,11 +445,11 @@ class Membership:
             replaced = {roster.principals.get(seat) for seat in come}
             went_orderly = all(seat in replaced or self._peers.has_notice(seat) for seat in left)
             return "handed-over" if come and went_orderly else "regrouped"
-        # A failure still counts as a failure when nodes join.
+        # A failure still counts as a failure if nodes join.
         return "joined" if come and why not in WEIGHT else why
 
     def _port(self, first: Member) -> int:
-        """Return a port that was free on the first member, which only that node can choose."""
+        """Return a port that is free on the first member; only that node can choose it."""
         if first.seat == self._seat:
             return free_port()
         beat = self._context.retry_until(lambda: self._peers.read_beat(first.seat))
@@ -461,7 +462,8 @@ class Membership:
         return tuple(seat for seat in generation.seats if seat != self._seat)
 
     def _view(self, roster: Roster, *, patient: bool) -> View:
-        # Use the records that were read here, because another thread may have read more of the journal.
+        # Use the records that were read in this pass, because another thread may have read more of the
+        # journal.
         others = self._peers.others | (set(roster.members) - {self._seat})
         exits = {seat: self._peers.exit_record(seat) for seat in others}
         return View(

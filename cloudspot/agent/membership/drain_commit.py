@@ -1,6 +1,6 @@
-"""Wait for the commit of a drain before the survivors go on.
+"""Wait for a drain's commit before the survivors continue.
 
-Any node that sees all parts writes the commit. The wait also ends if a missing part can no longer come.
+Any node that sees all parts writes the commit. The wait also ends if a missing part can no longer appear.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from cloudspot.jobstore.layout.records import CheckpointId, Generation, Seat
 _log = logging.getLogger(__name__)
 
 COMMIT_SECONDS = 60.0
-"""How long the survivors of a drain wait for parts of nodes that have no notice."""
+"""How long the survivors of a drain wait for parts of nodes without a notice."""
 
 
 def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generation, step: int) -> None:
-    """Wait until the drain's checkpoint is committed, or a part of it can no longer come.
+    """Wait until the drain's checkpoint is committed, or one of its parts can no longer appear.
 
-    Another save of the same step may be whole first. Any node that sees all parts commits, because the node
-    that uploaded the last part may have gone.
+    Another save of the same step may be completed first. Any node that sees all parts commits, because the
+    node that uploaded the last part may be gone.
     """
     others = tuple(seat for seat in current.seats if seat != context.seat)
     if not others:
@@ -35,13 +35,14 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
     seems_whole = False
     while not context.orders.pending and context.orders.newer_than(current) is None:
         peers.refresh()
-        # First who is gone, then the parts: a gone node has put its parts before, or never will.
+        # First check which nodes are gone, then the parts: a gone node uploaded its parts before, or never
+        # will.
         gone = {seat for seat in others if peers.is_gone(seat)} | _settled(peers, current)
         if commit_if_whole(context, checkpoint) is not False:
             return
         missing = _missing_parts(context, checkpoint, current)
         if not missing and not seems_whole:
-            seems_whole = True  # the last part came after the attempt to commit: try again
+            seems_whole = True  # the last part arrived after the commit failed: try again
             continue
         if missing <= gone:
             return
@@ -51,7 +52,7 @@ def await_commit(context: NodeContext, peers: PeerHeartbeats, current: Generatio
 
 
 def commit_if_whole(context: NodeContext, checkpoint: CheckpointId) -> bool | None:
-    """Commit the checkpoint if a save of it is whole; return whether it is, or None if it cannot be."""
+    """Commit the checkpoint if a save of it is complete; return whether it is, or None if it never can be."""
     try:
         commit = context.retry_until(
             lambda: manifests.commit_whole(
@@ -69,8 +70,8 @@ def commit_if_whole(context: NodeContext, checkpoint: CheckpointId) -> bool | No
 def await_uploads(context: NodeContext, peers: PeerHeartbeats, current: Generation) -> None:
     """Wait until the other nodes have delivered their parts of the script's checkpoint, or no longer can.
 
-    By default, only the node of rank 0 uploads a part. A commit after the next generation's record would not
-    count.
+    By default, only the node of rank 0 uploads a part. A commit after the record of the next generation would
+    not count.
     """
     bringing = current.seats if context.job.spec.checkpoint.nodes == "all" else current.seats[:1]
     others = {seat for seat in bringing if seat != context.seat}

@@ -1,4 +1,4 @@
-"""Find out why a generation has ended: by the members' reports, and by whether they reach each other."""
+"""Find out why a generation ended, from the members' reports and from whether they can reach each other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def leaving_cut_off(context: NodeContext, cut_off: Collection[Seat]) -> Leaving:
 
 
 class FailureVotes:
-    """The reports of a generation's members on its end that this node has heard."""
+    """The reports of a generation's end that this node has received from its members."""
 
     def __init__(self, context: NodeContext, peers: PeerHeartbeats, generation: Generation) -> None:
         self._context = context
@@ -41,7 +41,7 @@ class FailureVotes:
     def failed_elsewhere(self) -> Failed | None:
         """Return another member's report that the generation has failed, or None; make no request.
 
-        Of several reports, the one with the heaviest reason counts.
+        If there are several reports, the one with the greatest weight is used.
         """
         return max(self._failures().values(), key=lambda failed: WEIGHT.get(failed.why, 0), default=None)
 
@@ -56,10 +56,10 @@ class FailureVotes:
         }
 
     def is_rendezvous_to_blame(self) -> bool:
-        """Return whether a torchrun started no rank because it did not meet its peers.
+        """Return whether torchrun started no rank because its rendezvous failed.
 
-        On the first member, this means that another program now listens on the endpoint's port; on the other
-        members, that the endpoint did not answer.
+        The first member checks whether another program now listens on the endpoint's port; the other members
+        know that the endpoint did not answer.
         """
         generation = self._generation
         if generation.seats[0] != self._context.seat:
@@ -67,15 +67,15 @@ class FailureVotes:
         return is_taken(int(generation.endpoint.rpartition(":")[2]))
 
     def expect_end(self) -> None:
-        """Begin to listen closely, because the training here is about to end with an error."""
+        """Begin to listen closely, because the training on this node is about to end with an error."""
         if not self._context.status.is_regrouping:
             self._peers.ask()
 
     def try_to_reach(self) -> frozenset[Seat]:
         """Return the members whose machines do not answer this one; call it when all members live.
 
-        The store shows that they live, so the network between the machines is cut, and the next generation is
-        without them.
+        The store shows that they are alive, so the network between the machines is cut, and the next
+        generation excludes these members.
         """
         generation, status = self._generation, self._context.status
         beats, finished = self._peers.beats(), self._peers.finished(generation.number)
@@ -90,7 +90,7 @@ class FailureVotes:
         return self.cut_off
 
     def others_reach_all(self) -> bool:
-        """Wait for the other live members' findings; return whether all members answer each other."""
+        """Wait for the findings of the other live members; return whether all members answer each other."""
         until = time.monotonic() + 2 * REACH_SECONDS
         waited_for = set(self._others) - self._peers.finished(self._generation.number)
         while True:
@@ -98,7 +98,7 @@ class FailureVotes:
             told = {seat: failed.unreachable for seat, failed in self._failures().items()}
             gone = {seat for seat in waited_for if self._peers.is_gone(seat)}
             exits = [self._peers.exit_record(seat) for seat in gone]
-            # The last heartbeat may be unread, but the exit record shows that another machine may succeed.
+            # The last heartbeat may be unread, but the exit record shows that other machines may succeed.
             if any(told.values()) or any(e and e.outcome == "failed" and not e.permanent for e in exits):
                 return False
             waited_for -= gone | {seat for seat in waited_for if told.get(seat) is not None}

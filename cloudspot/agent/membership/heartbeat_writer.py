@@ -1,4 +1,4 @@
-"""Write the node's heartbeat every few seconds, and read others' decisions about it."""
+"""Write the node's heartbeat every few seconds, and read the decisions of other nodes and of drivers."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ from cloudspot.errors import CloudspotError, CorruptData
 from cloudspot.jobstore.access.store_clock import clock_of
 from cloudspot.jobstore.access.stored_records import find_bytes
 from cloudspot.jobstore.layout import codec, keys
-from cloudspot.jobstore.layout.records import Heartbeat
+from cloudspot.jobstore.layout.records import HEARTBEAT_DIAGNOSTICS, Heartbeat
 from cloudspot.jobstore.nodes.heartbeat_size import change_count, fill_up
 
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 8.0
-"""A node's silence is noticed after 20 s."""
+"""At this interval, a node's silence is noticed after 20 s."""
 REGROUP_SECONDS = 0.2
 """The time between beats while the nodes agree on the next generation and wait for signs of life."""
 REGROUP_SECONDS_PER_NODE = 0.02
-"""With many nodes, the time between beats is at least this per node, to limit their requests."""
+"""If there are many nodes, the time between beats is at least this per node, to limit the nodes' requests."""
 LAST_BEAT_SECONDS = 2.0
 """How long to wait for the last beat: nothing depends on it, and the exit record must still be written."""
 LOOK_SECONDS = 1.0
-"""How often a node looks for others' decisions while the nodes agree on the next generation."""
+"""How often a node looks for decisions of others while the nodes agree on the next generation."""
 LONE_LOOK_SECONDS = 5.0
-"""How often a node without others to listen to looks otherwise: it should obey a request to stop promptly."""
+"""How often a node that listens to no others looks at other times: it should soon obey a stop request."""
 QUIET_LOOK_SECONDS = 60.0
-"""How often a node that listens to others looks otherwise: it hears of a stop and most other news from
-them."""
+"""How often a node that listens to others looks at other times: they report a stop and most other news."""
 
 
 class HeartbeatWriter(Worker):
-    """A thread that overwrites the node's heartbeat and looks for a stop, a new generation and the job's end.
+    """A thread that overwrites the node's heartbeat and checks for a stop, a new generation or the job's end.
 
     It beats at once when the node's state changes.
     """
@@ -46,15 +45,18 @@ class HeartbeatWriter(Worker):
         super().__init__("heartbeat")
         self._context = context
         self._status = context.status
-        # A later agent of this machine begins higher, because the peers take any change for a sign of life.
+        # A later agent of this machine starts with a higher count, because its peers take any change as a
+        # sign of life.
         self._counter = time.monotonic_ns() // 1_000_000
         self._num_changes: int | None = None
-        """The count of changes; None until an earlier agent's count is known."""
+        """The count of changes; None until the count of an earlier agent has been read."""
         self._moved_before = 0
         """``Heartbeat.moved_bytes`` of the previous agent."""
         self._told: object = None
-        """The content of the last beat that the peers need."""
+        """The content of the last beat that is needed by the peers."""
         self._tells_end = False
+        self._invalid: tuple[str, ...] = ()
+        """The fields that the last beat left out, because no reader would accept their values."""
 
     def stop(self) -> None:
         """End the thread after its current beat."""
@@ -62,14 +64,14 @@ class HeartbeatWriter(Worker):
         self._status.state_changed.set()
 
     def finish(self) -> None:
-        """End the thread with a last beat of the current status, and wait briefly for it."""
+        """End the thread with a last beat that has the current status, and wait briefly for the thread."""
         self._tells_end = True
         self.stop()
         self._join(LAST_BEAT_SECONDS)
 
     @property
     def beat_seconds(self) -> float:
-        """How long to wait until the next beat, if nothing changes."""
+        """The longest time until the next beat."""
         if self._status.is_regrouping:
             seconds = REGROUP_SECONDS_PER_NODE * self._status.num_live
             return min(max(REGROUP_SECONDS, seconds), HEARTBEAT_SECONDS)
@@ -77,7 +79,7 @@ class HeartbeatWriter(Worker):
 
     @property
     def look_seconds(self) -> float:
-        """How long to wait until the next look."""
+        """The time until the next look."""
         if self._status.is_regrouping:
             return LOOK_SECONDS
         return QUIET_LOOK_SECONDS if self._status.hears_others else LONE_LOOK_SECONDS
@@ -121,6 +123,11 @@ class HeartbeatWriter(Worker):
             agent=context.agent if context.job.spec.run.exec else "",
             at=context.now(),
         )
+        beat, invalid = codec.without_invalid(beat, HEARTBEAT_DIAGNOSTICS)
+        if invalid != self._invalid:
+            self._invalid = invalid
+            if invalid:
+                _log.warning("the heartbeat lacks values that are out of bounds: %s", ", ".join(invalid))
         told = beat.state, beat.generation, beat.failed, beat.survivors, beat.likeness, beat.idle is None
         if told != self._told:
             self._told, num_changes = told, num_changes + 1
@@ -128,17 +135,17 @@ class HeartbeatWriter(Worker):
         context.store.put(key, fill_up(codec.encode(beat), num_beats=self._counter, num_changes=num_changes))
 
     def look(self) -> None:
-        """Read others' decisions, except those that this node hears from other nodes."""
+        """Read others' decisions, except those that this node learns from other nodes."""
         if not self._status.hears_others:
             self._context.read_stop()
         self._context.read_journal()
 
     def _go_on_counting(self, key: str) -> int:
-        """Note an earlier agent's transferred bytes from its last heartbeat; return its count of changes."""
+        """Take an earlier agent's transferred bytes from its last heartbeat; return its count of changes."""
         data = find_bytes(self._context.store, key)
         if data is None:
             return 0
-        with suppress(CorruptData):  # the size of its heartbeat still counts
+        with suppress(CorruptData):  # its size still shows the count
             self._moved_before = codec.decode(data, Heartbeat, key=key).moved_bytes
         return change_count(len(data))
 
@@ -155,12 +162,12 @@ class HeartbeatWriter(Worker):
                 if now >= looked_at + self.look_seconds:
                     looked_at = now
                     self.look()
-                # Last, so that a failure holds up neither; the last known time of the store's clock still
-                # counts.
+                # Compare the clocks last, so that a failure delays neither beats nor looks; the last known
+                # time of the store's clock remains valid.
                 clock_of(self._context.store).compare(self._context.store)
             except CloudspotError as error:
                 _log.warning("no heartbeat: %s", error)
-                beat_at = min(beat_at, time.monotonic() + LOOK_SECONDS)  # soon: the others count the silence
+                beat_at = min(beat_at, time.monotonic() + LOOK_SECONDS)  # soon: the peers count the silence
             # Check again, because clearing an earlier change may also have cleared the event of ``stop``.
             if not self._stopped.is_set():
                 next_at = min(beat_at, looked_at + self.look_seconds)

@@ -1,4 +1,4 @@
-"""The seats that have no heartbeat yet: open, void, or just claimed."""
+"""The seats without a heartbeat: open, void, or just claimed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cloudspot.jobstore.layout.records import Seat, Slot
 from cloudspot.jobstore.nodes.launches import read_slots
 
 LOOK_SECONDS = 3.0
-"""The time between two looks at them while the nodes agree on a generation."""
+"""The time between two looks at these seats while the nodes agree on a generation."""
 
 
 class OpenSeats:
-    """Looks at the seats of the job's launches from which this node has heard nothing."""
+    """Looks at the seats of the job's launches that this node has not heard from."""
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
@@ -25,9 +25,9 @@ class OpenSeats:
         """When each seat was first seen unclaimed (monotonic)."""
         self._looked_at = -math.inf
         self.claimed: frozenset[Seat] = frozenset()
-        """The seats that were seen claimed."""
+        """The seats that are known to be claimed."""
         self.void: frozenset[Seat] = frozenset()
-        """The seats that no machine may claim any more."""
+        """The seats that no machine can claim any more."""
 
     def look(self, seats: Collection[Seat]) -> None:
         """Look at the seats that are not known to be claimed or void, unless the last look was just now.
@@ -53,7 +53,7 @@ class OpenSeats:
             self._seen.setdefault(seat, self._looked_at)
 
     def unclaimed(self, seats: Collection[Seat]) -> dict[Seat, float]:
-        """Return the unclaimed among the seats, each with the seconds since it was first seen."""
+        """Return those of the seats that are unclaimed, each with the seconds since it was first seen."""
         now = time.monotonic()
         return {
             seat: now - self._seen[seat]

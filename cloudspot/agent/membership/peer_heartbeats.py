@@ -1,9 +1,9 @@
 """Listen to the other members and the newcomers: their heartbeats, notices and exit records.
 
-One listing shows the nodes of all launches, so the number of requests grows with the number of nodes and not
-with its square. The listing shows who lives; a heartbeat is read only if its size shows that its node has
-changed (``heartbeat_size``). Each notice and exit record is read once. Nodes that a generation has left out
-and launches from before the job was last resumed are ignored.
+One listing shows the nodes of all launches, so the number of requests grows with the number of nodes, not
+with its square. The listing shows which nodes live; a heartbeat is read only if its size shows that its node
+has changed (``heartbeat_size``). Each notice and exit record is read once. Nodes that a generation has left
+out are ignored, and so are launches from before the job was last resumed.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _log = logging.getLogger(__name__)
 LISTEN_SECONDS = 5.0
 """How often the nodes are listed while the training runs; silence is measured between listings."""
 REGROUP_SECONDS = 0.1
-"""How often the nodes are listed while they agree on the next generation."""
+"""The interval at which the nodes are listed while they agree on the next generation."""
 REGROUP_SECONDS_PER_NODE = 0.02
-"""With many nodes, the time between listings is at least this per node, to limit their requests."""
+"""With many nodes, the time between listings is at least this per node, to limit the nodes' requests."""
 CLOSE_SECONDS = 10.0
-"""How long a node listens closely after a new question of who lives, or after another node's change."""
+"""How long a node listens closely after a new check of which nodes live, or after another node's change."""
 MAX_READS = 16
-"""The number of heartbeats that one pass reads; the rest wait for the next passes."""
+"""The maximum number of heartbeats that one pass reads; later passes read the others."""
 CERTIFICATE_SECONDS = 3.0
-"""How often a newcomer checks whether silent members have provably ended."""
+"""How often a newcomer checks whether silent members are proven to have ended."""
 
 _Version = tuple[datetime, int]
 """The time and the size of a heartbeat object; the pair changes with each beat."""
@@ -49,7 +49,7 @@ _NEVER: _Version = (datetime.min.replace(tzinfo=timezone.utc), 0)
 
 
 class PeerHeartbeats(Worker):
-    """Listens to the other nodes in a thread, and at once when ``refresh`` is called."""
+    """Listens to the other nodes, both in a thread and whenever ``refresh`` is called."""
 
     def __init__(self, context: NodeContext) -> None:
         super().__init__("peers")
@@ -60,28 +60,28 @@ class PeerHeartbeats(Worker):
         """Guards the clock and the heartbeats, which a pass writes."""
         self._roster = roster_of(())
         self._num_known = 0
-        """The number of journal records that the roster is made from."""
+        """The number of journal records that the roster was computed from."""
         self.open_seats = OpenSeats(context)
-        """The seats that have no heartbeat yet; looked at only while the nodes agree."""
+        """The seats without a heartbeat; looked at only while the nodes agree."""
         self._clock = PeerClock()
         self._beats: dict[Seat, Heartbeat | None] = {}
         self._read: dict[Seat, _Version] = {}
-        """The versions of the read heartbeats."""
+        """The versions of the heartbeats that were read."""
         self._unread: frozenset[Seat] = frozenset()
         """The nodes that have changed since their heartbeat was read."""
         self._lost: dict[Seat, float] = {}
         """The nodes that are silent or have written their exit record, and since when (monotonic)."""
-        # Create-only records never change, so each is read once and kept.
+        # Create-only records never change, so each is read only once.
         self._exits: dict[Seat, Exit] = {}
         self._deadlines: dict[Seat, float] = {}
-        """The deadlines (monotonic, upper bounds) of the nodes with a notice."""
+        """The deadlines (monotonic, upper bounds) of the nodes that have a notice."""
         self._certified: frozenset[Seat] = frozenset()
-        """The nodes whose machine has provably ended."""
+        """The nodes whose machine is proven to have ended."""
         self._certificates_at = -math.inf
         self._strangers: frozenset[Seat] = frozenset()
-        """The listed nodes that are not in the journal, or were left out."""
+        """The listed nodes that are not in the journal or were left out."""
         self._is_news = False
-        """Whether the journal must be read because of news in a listing."""
+        """Whether a listing had news, so the journal must be read."""
         self._close_until = -math.inf
         self._asked_at = -math.inf
         self._listening = threading.Event()
@@ -93,7 +93,7 @@ class PeerHeartbeats(Worker):
 
     @property
     def roster(self) -> Roster:
-        """The nodes that may be in the next generation, by the known journal records; makes no request."""
+        """The nodes that may be in the next generation, by the known journal records; no request is made."""
         known = self._context.journal.known
         if len(known) != self._num_known:
             self._roster, self._num_known = roster_of(known), len(known)
@@ -118,12 +118,12 @@ class PeerHeartbeats(Worker):
 
     @property
     def heard_seconds(self) -> float:
-        """The total time during which this node could hear."""
+        """The total time during which this node could listen."""
         with self._lock:
             return self._clock.heard_seconds
 
     def ask(self) -> None:
-        """Ask anew who lives; heartbeats come faster until that is settled."""
+        """Check again which nodes live; heartbeats come faster until this is known."""
         self._asked_at = self._certificates_at = time.monotonic()
         with self._lock:
             self._clock.mark(self._asked_at)
@@ -133,23 +133,23 @@ class PeerHeartbeats(Worker):
 
     @property
     def asked_seconds(self) -> float:
-        """The time since the last question of who lives."""
+        """The time since the last check of which nodes live was begun."""
         return time.monotonic() - self._asked_at
 
     def pause(self, *, despite_orders: bool = False) -> None:
-        """Wait before the next ``refresh``; an order, or ``despite_orders`` only a new one, ends the wait."""
+        """Wait before the next ``refresh``, until an order or, with ``despite_orders``, a new order."""
         orders = self._context.orders
         (orders.wait_for_news if despite_orders else orders.wait)(self._pause_seconds)
 
     def refresh(self) -> None:
-        """Look at the other nodes now; retry until that succeeds."""
+        """Look at the other nodes now; retry until it succeeds."""
         self._context.retry_until(self._pass)
 
     def look_for_certificates(self) -> None:
-        """Check which silent members have provably ended, so that this node need not wait for their silence.
+        """Check which silent members are proven to have ended, so that this node need not wait for them.
 
-        This makes a request for each of them every few seconds, but none at first, because heartbeats come
-        soon.
+        This makes one request per silent member every few seconds, but none at first, because heartbeats
+        arrive soon.
         """
         context, newest = self._context, self.roster.newest
         if newest is None or time.monotonic() < self._certificates_at + CERTIFICATE_SECONDS:
@@ -171,20 +171,20 @@ class PeerHeartbeats(Worker):
     # --- what is known, without requests -----------------------------------------------------------
 
     def beats(self) -> dict[Seat, Heartbeat | None]:
-        """Return the last read heartbeats of the others."""
+        """Return the heartbeats of the others that were read last."""
         with self._lock:
             return dict(self._beats)
 
     @property
     def unread(self) -> frozenset[Seat]:
-        """The others whose newest heartbeat has unread news."""
+        """The other nodes whose newest heartbeat has news that was not read."""
         with self._lock:
             return self._unread
 
     def lost(self, seats: Collection[Seat], *, generation: int) -> frozenset[Seat]:
         """Return which of the nodes are gone without having finished.
 
-        A node that had a notice does not count as lost while its drain may still go on.
+        A node that had a notice does not count as lost while its drain may still be in progress.
         """
         now = time.monotonic()
         with self._lock:
@@ -199,7 +199,7 @@ class PeerHeartbeats(Worker):
         return frozenset(gone & set(seats) - self.finished(generation))
 
     def finished(self, generation: int) -> frozenset[Seat]:
-        """Return the nodes known to have finished the training in this generation."""
+        """Return the nodes that are known to have finished the training in this generation."""
         exits = list(self._exits.items())  # another thread may add one
         return frozenset(
             seat
@@ -208,7 +208,7 @@ class PeerHeartbeats(Worker):
         )
 
     def liveness(self, seat: Seat, *, has_come: bool = False) -> Liveness:
-        """Return another node's liveness; if ``has_come``, any heartbeat at all proves that it lives."""
+        """Return another node's liveness; with ``has_come``, any heartbeat at all proves it alive."""
         with self._lock:
             heard, beat = self._clock.liveness(seat), self._beats.get(seat)
             if seat in self._unread and heard is not Liveness.SUSPECT:
@@ -219,7 +219,7 @@ class PeerHeartbeats(Worker):
         return seat in self._exits or seat in self._deadlines or seat in self._certified
 
     def ready_newcomers(self) -> frozenset[Seat]:
-        """Return the newcomers that report that they are ready, and are neither silent nor about to go."""
+        """Return the newcomers that report that they are ready, except silent and leaving ones."""
         with self._lock:
             beats = dict(self._beats)
             silent = self._clock.suspects(beats)
@@ -231,13 +231,13 @@ class PeerHeartbeats(Worker):
         )
 
     def is_gone(self, seat: Seat) -> bool:
-        """Return whether a node has written its exit record, has provably ended, or is silent."""
+        """Return whether a node has written its exit record, is proven to have ended, or is silent."""
         with self._lock:
             is_silent = self._clock.liveness(seat) is Liveness.SUSPECT
         return is_silent or seat in self._exits or seat in self._certified
 
     def exit_record(self, seat: Seat) -> Exit | None:
-        """Return a node's exit record, or None."""
+        """Return a node's exit record, or None if it was not read."""
         return self._exits.get(seat)
 
     def has_notice(self, seat: Seat) -> bool:
@@ -245,7 +245,7 @@ class PeerHeartbeats(Worker):
         return seat in self._deadlines
 
     def notice_deadline(self, seats: Collection[Seat]) -> float | None:
-        """Return the first deadline (monotonic, an upper bound) of the nodes with a notice, or None."""
+        """Return the earliest deadline (monotonic, an upper bound) of the nodes with a notice, or None."""
         deadlines = dict(self._deadlines)
         return min((deadlines[seat] for seat in seats if seat in deadlines), default=None)
 
@@ -277,7 +277,7 @@ class PeerHeartbeats(Worker):
 
         Raises:
             TransientError: the store failed; no silence is counted. The results of earlier requests are kept,
-                so that passes succeed in the end even if the store fails often.
+                so that a pass eventually succeeds even if the store fails often.
         """
         with self._passing:
             asked_at = time.monotonic()
@@ -316,7 +316,7 @@ class PeerHeartbeats(Worker):
             self._context.status.num_live = len(others - gone) + 1
             if is_stopped:
                 self._context.read_stop()
-            # A node that regroups reads the journal every second anyway.
+            # A node that is regrouping reads the journal every second anyway.
             if self._is_news and not self._context.status.is_regrouping:
                 self._context.read_journal()
                 self._is_news = False
@@ -324,8 +324,7 @@ class PeerHeartbeats(Worker):
     def _list(self, roster: Roster) -> tuple[dict[keys.Form, dict[Seat, _Version]], bool, frozenset[Seat]]:
         """Return the versions of the other nodes' records in the store, by kind and node.
 
-        Also return whether there is a request to stop, and the listed nodes that cannot be in the next
-        generation.
+        Also return whether a stop is requested, and the listed nodes that cannot be in the next generation.
         """
         found: dict[keys.Form, dict[Seat, _Version]] = {form: {} for form in keys.REPORTS}
         context = self._context
@@ -334,7 +333,7 @@ class PeerHeartbeats(Worker):
         context.status.hears_others = bool(may_live)
         context.status.hears_calls = False
         if not may_live:
-            return found, False, frozenset()  # for example, a job of one node has nobody to listen to
+            return found, False, frozenset()  # for example, a job with one node has no others
         is_stopped, strangers = False, set[Seat]()
         stop = keys.stop(context.job_id, context.job.submission.resumption)
         call = keys.remote_call(context.job_id, *context.seat)
@@ -354,7 +353,7 @@ class PeerHeartbeats(Worker):
         return found, is_stopped, frozenset(strangers)
 
     def _changed(self, versions: Mapping[Seat, _Version]) -> list[Seat]:
-        """Return the nodes whose heartbeats have news, the one read longest ago first."""
+        """Return the nodes whose heartbeats have news, starting with the one that was read longest ago."""
         changed = []
         for seat, version in versions.items():
             read = self._read.get(seat)
@@ -368,7 +367,7 @@ class PeerHeartbeats(Worker):
         notice: Notice | None = self._find(keys.notice, seat)
         if notice is None:
             return
-        # Both moments are by the other node's clock; it is unknown how long ago it wrote them.
+        # Both times are by the other node's clock; it is unknown how long ago the notice was written.
         left = (notice.deadline - notice.at).total_seconds()
         self._deadlines[seat] = time.monotonic() + left
 

@@ -1,7 +1,7 @@
-"""Detect failed nodes, and decide on the next generation (P3); pure.
+"""Detect failed nodes, and decide on the next generation (P3); no I/O.
 
-There is no leader. Each agent looks at the same records and heartbeats and reaches its own verdict. Only one
-of them can create the generation record, which makes that agent's verdict valid for all.
+The protocol has no leader. Each agent looks at the same records and heartbeats and reaches its own verdict.
+Only one agent can create the generation record, which makes its verdict valid for all.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from cloudspot.jobstore.layout.records import (
 )
 
 SUSPECT_SECONDS = 20.0
-"""A peer whose counter has not moved for this long, by this reader's clock, counts as lost."""
+"""A peer whose counter has not changed for this long, by this reader's clock, counts as lost."""
 START_SECONDS = 120.0
-"""If some members do not run a generation after this long, the next one is without them, unless they are
+"""If some members do not run a generation after this long, the next generation excludes them, unless they are
 still busy restoring or delivering."""
 BUSY_SECONDS = 1800.0
-"""Ready nodes wait this long for a node that restores or delivers; then it counts as stuck."""
+"""Ready nodes wait this long for a node that is restoring or delivering; after that, it counts as stuck."""
 LATE_SECONDS = 60.0
-"""If enough nodes are ready, they wait this long for others that are coming, which can join later."""
+"""If enough nodes are ready, they wait this long for others still preparing, which can join later."""
 UNCLAIMED_SECONDS = 20 * 60.0
-"""A seat that has not been claimed for this long is not waited for any more."""
+"""Nodes do not wait for a seat that has been unclaimed for this long."""
 MAX_PASS_SECONDS = 5.0
-"""The most that one pass adds to a peer's silence: a reader that was suspended could hear nothing."""
+"""The most that one pass adds to a peer's silence: a reader that was suspended could not listen."""
 
 
 PREPARING_STATES = frozenset({"setup", "staging"})
@@ -51,15 +51,15 @@ class Liveness(enum.Enum):
     """The status of a peer, as far as this node knows."""
 
     FRESH = "fresh"
-    """Its counter has moved since the question arose, so it lives."""
+    """The peer's counter has changed since the check began, so the peer lives."""
     UNKNOWN = "unknown"
-    """Nothing has been heard since then: wait."""
+    """Nothing has been heard from the peer since the check began: wait."""
     SUSPECT = "suspect"
-    """It has been silent for too long and counts as lost."""
+    """The peer has been silent for too long and counts as lost."""
     BUSY = "busy"
-    """It lives, but must first deliver or restore: a generation would wait for it."""
+    """The peer lives, but must first deliver or restore: a generation would wait for it."""
     LEAVING = "leaving"
-    """It has written its exit record or is about to, or has a notice."""
+    """The peer has written its exit record or is about to, or has a notice."""
 
 
 @dataclass
@@ -69,20 +69,20 @@ class _Heard:
     counter: object = None
     silent_seconds: float = 0.0
     first: object = None
-    """The counter at the first look since the question arose; an earlier beat proves nothing."""
+    """The counter at the first look since the check began; an earlier beat proves nothing."""
     has_moved: bool = False
-    """Whether the counter has moved since that first look."""
+    """Whether the counter has changed since that first look."""
 
 
 @dataclass
 class PeerClock:
-    """Measures each peer's silence on this node's clock while this node can hear.
+    """Measures, on this node's clock, each peer's silence while this node can listen.
 
-    A pass in which the store failed adds nothing, so that peers do not count as lost after an outage.
+    A pass in which the store failed adds no silence, so peers do not count as lost after an outage.
     """
 
     heard_seconds: float = 0.0
-    """The total time during which this node could hear."""
+    """The total time during which this node could listen."""
     _heard: dict[Seat, _Heard] = field(default_factory=dict)
     _last: float | None = None
     _marked_at: float = -math.inf
@@ -90,7 +90,7 @@ class PeerClock:
     def hear(
         self, now: float, counters: Mapping[Seat, object] | None, *, asked_at: float | None = None
     ) -> None:
-        """Note the counters of one pass, or None if the store failed.
+        """Process the counters of one pass, or None if the store failed.
 
         A counter is any value that differs from beat to beat, or None before the peer's first beat.
 
@@ -113,17 +113,17 @@ class PeerClock:
                 heard.first = counter
 
     def mark(self, now: float) -> None:
-        """Ask anew: only a counter that moves from now on proves that a peer lives.
+        """Begin a new check: only a counter that changes from now on proves that its peer lives.
 
-        The last beat of a node that has just died may still be unread, so the next look only gives the first
-        value of each counter.
+        The last beat of a node that has just died may still be unread, so the next look only sets each
+        counter's first value.
         """
         self._marked_at = now
         for heard in self._heard.values():
             heard.first, heard.has_moved = None, False
 
     def liveness(self, seat: Seat) -> Liveness:
-        """Return a peer's liveness by its silence."""
+        """Return a peer's liveness, judged by its silence alone."""
         heard = self._heard.get(seat)
         if heard is None:
             return Liveness.UNKNOWN
@@ -143,24 +143,24 @@ class Roster:
     newest: Generation | None
     """The newest generation, of any run of the job."""
     members: tuple[Seat, ...]
-    """Its nodes in rank order; none if the job was resumed since."""
+    """The generation's nodes in rank order; none if the job was resumed since then."""
     ever: frozenset[Seat]
     """The nodes of all generations."""
     seats: frozenset[Seat]
     """The seats of all launches since the job was last resumed."""
     principals: Mapping[Seat, Seat]
-    """By stand-in, the node whose place it takes."""
+    """Maps each stand-in to the node that it replaces."""
     kept: Kept | None = None
-    """The node that is kept for inspection since the job was last resumed, after its failure; or None."""
+    """The node that is kept for inspection after its failure, if any since the job was last resumed."""
 
     @cached_property
     def candidates(self) -> frozenset[Seat]:
-        """The possible members and newcomers; a node that was left out never comes back."""
+        """The possible members and newcomers; a node that was left out never returns."""
         return (self.seats - self.ever).union(self.members)
 
 
 def roster_of(journal: Sequence[JournalRecord]) -> Roster:
-    """Return the nodes that may be in the next generation."""
+    """Return the nodes that may be in the next generation, by the journal."""
     newest: Generation | None = None
     ever: set[Seat] = set()
     seats: set[Seat] = set()
@@ -192,19 +192,19 @@ class View:
     min_nodes: int
     max_nodes: int
     current: Generation | None
-    """The generation this node last ran, tried to run or holds; None for a newcomer."""
+    """The generation that this node last ran, tried to run or holds; None for a newcomer."""
     liveness: Mapping[Seat, Liveness]
     """The liveness of the other members, and of the other newcomers that have claimed their seats."""
     gone: frozenset[Seat]
-    """Those of them that are silent or have written their exit record; a notice alone does not count."""
+    """The nodes in ``liveness`` that are silent or have written an exit record; a notice does not count."""
     exits: Mapping[Seat, Exit]
     """Their exit records."""
     unclaimed: Mapping[Seat, float] = field(default_factory=dict)
     """The seats that are neither claimed nor void, each with the seconds since it was first seen."""
     late_seconds: float = 0.0
-    """How long enough ready nodes have waited for others that are coming: see ``Patience``."""
+    """How long enough ready nodes have waited for others that are still preparing: see ``Patience``."""
     held_seconds: float = 0.0
-    """How long, since the newest commit, there were too few nodes and none was coming."""
+    """How long, since the newest commit, there were too few nodes and none was preparing."""
     hold_seconds: float = math.inf
     """``nodes.hold``: the limit of ``held_seconds``."""
 
@@ -230,7 +230,7 @@ class View:
 
     @property
     def young(self) -> frozenset[Seat]:
-        """The unclaimed seats that a machine may still claim soon."""
+        """The unclaimed seats that a machine may soon claim."""
         return frozenset(seat for seat, age in self.unclaimed.items() if age <= UNCLAIMED_SECONDS)
 
 
@@ -239,7 +239,7 @@ class Wait:
     """Wait, because not enough is known yet or there are not enough nodes."""
 
     spends: Literal["late", "hold"] | None = None
-    """The patience that the time counts against: see ``View.late_seconds`` and ``View.held_seconds``."""
+    """Which time of the view the wait counts toward: ``View.late_seconds`` or ``View.held_seconds``."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ Verdict = Wait | Adopt | Hold | Propose | Leave
 
 @dataclass
 class Patience:
-    """Counts the time that a node has waited, by the patience that its verdicts spend."""
+    """Counts the time that a node has waited, for each reason that its verdicts give."""
 
     late_seconds: float = 0.0
     held_seconds: float = 0.0
@@ -298,24 +298,24 @@ class Patience:
             self._commit, self.held_seconds = commit, 0.0
 
     def spend(self, found: Verdict) -> None:
-        """Note the newest verdict, which determines how the time since the last ``note`` counts."""
+        """Record the newest verdict, which determines how the time until the next ``note`` counts."""
         self._spends = found.spends if isinstance(found, Wait) else None
 
     def begin(self) -> None:
-        """Begin a generation: the wait for late nodes starts anew for the next one."""
+        """Begin a generation: the wait for late nodes is reset for the next one."""
         self.late_seconds, self._spends = 0.0, None
 
 
 def named(seats: Iterable[Seat]) -> str:
-    """Return nodes in the form used in messages: ``node 1.0, 2.1``."""
+    """Return nodes in the form that messages use: ``node 1.0, 2.1``."""
     return f"node {', '.join(map(str, sorted(seats)))}"
 
 
 def appraise(heard: Liveness, beat: Heartbeat | None, *, has_to_go: bool, has_come: bool = False) -> Liveness:
-    """Return a peer's liveness by its silence and its newest heartbeat; pure.
+    """Return a peer's liveness, judged by its silence and its newest heartbeat; no side effects.
 
-    ``has_to_go`` is whether it has a notice or an exit record. If ``has_come``, any heartbeat at all proves
-    that it lives.
+    ``has_to_go`` is whether the peer has a notice or an exit record. With ``has_come``, any heartbeat at all
+    proves that the peer lives.
     """
     if has_to_go:
         return Liveness.LEAVING
@@ -324,12 +324,12 @@ def appraise(heard: Liveness, beat: Heartbeat | None, *, has_to_go: bool, has_co
     if beat.state == "ending":
         return Liveness.LEAVING
     if beat.state in PREPARING_STATES or (heard is Liveness.UNKNOWN and not has_come):
-        return Liveness.UNKNOWN  # a generation would have to wait for its setup, which may take long
+        return Liveness.UNKNOWN  # a generation would wait for its setup, perhaps long
     return Liveness.BUSY if beat.state in BUSY_STATES else Liveness.FRESH
 
 
 def verdict(view: View) -> Verdict:
-    """Return the next action of a node that is not training; pure."""
+    """Return the next action of a node that is not training; no side effects."""
     roster, newest = view.roster, view.roster.newest
     if newest is not None and view.is_member:
         if view.current is None or newest.number > view.current.number:
@@ -358,7 +358,7 @@ def _verdict_of_member(view: View) -> Verdict:
     seats = (*stay, *come)
     if len(seats) >= view.min_nodes:
         return _wait_for_late(view, seats, view.coming) or _propose(view, seats)
-    # Even then, a changed set must be written to leave out the silent nodes.
+    # With too few nodes, a changed set must still be written, to leave out the silent nodes.
     return _propose(view, seats) if set(seats) != set(members) else _hold(view, seats)
 
 
@@ -370,7 +370,7 @@ def _verdict_of_newcomer(view: View) -> Verdict:
         return Leave("superseded", "the job needs no more nodes")
     here = set(members) - view.gone
     if here:
-        # The members take this node in when they can.
+        # The members admit this node when they can.
         return Wait() if len(here) >= view.min_nodes else _hold(view, here)
     come = view.ready_newcomers
     if len(come) < view.min_nodes:
@@ -386,7 +386,7 @@ def _relieved(view: View) -> frozenset[Seat]:
 
 def _propose(view: View, seats: tuple[Seat, ...]) -> Propose:
     newest = view.roster.newest
-    # Surplus newcomers wait; one that replaces a member does not make the generation larger.
+    # Surplus newcomers wait; a newcomer that replaces a member does not make the generation larger.
     spare = [seat for seat in view.ready_newcomers if view.roster.principals.get(seat) not in _relieved(view)]
     left = spare[len(spare) - max(0, len(seats) - view.max_nodes) :]
     chosen = tuple(seat for seat in seats if seat not in left)
@@ -394,7 +394,8 @@ def _propose(view: View, seats: tuple[Seat, ...]) -> Propose:
 
 
 def _wait_for_late(view: View, seats: Collection[Seat], late: frozenset[Seat]) -> Wait | None:
-    # With too many nodes, one of them has probably died and been replaced, but is not yet known to be silent.
+    # If there are too many nodes, one of them has probably died and been replaced, but has not been silent
+    # for long enough.
     is_late = bool(late) or len(seats) > view.max_nodes
     return Wait("late") if is_late and view.late_seconds < LATE_SECONDS else None
 
@@ -413,8 +414,8 @@ def _hold(view: View, here: Collection[Seat]) -> Verdict:
 def left_behind(generation: Generation, beats: Mapping[Seat, Heartbeat | None]) -> frozenset[Seat]:
     """Return the members that still run an older generation.
 
-    Once all have had time to start, such a node is stuck: it lives, but would hold up the next generation
-    too.
+    Once all members have had time to start, such a node is stuck: it is alive, but would delay the next
+    generation too.
     """
     return frozenset(
         seat

@@ -10,19 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 from cloudspot.jobstore.layout.records import Seat
 
 REACH_SECONDS = 3.0
-"""How long to try a machine that does not answer: some packets may be lost."""
+"""How long to try to reach a machine that does not answer, because some packets may be lost."""
 PAUSE_SECONDS = 0.25
 
 
 def free_port() -> int:
-    """Return a TCP port that is now free on all addresses, because torch's store binds all of them."""
+    """Return a TCP port that is now free on all addresses, because torch's store listens on all of them."""
     with socket.create_server(("", 0)) as server:
         port: int = server.getsockname()[1]
         return port
 
 
 def is_taken(port: int) -> bool:
-    """Return whether the port is taken for a server that binds all addresses, as torch's store does."""
+    """Return whether the port is taken for a server that listens on all addresses, as torch's store does."""
     try:
         socket.create_server(("", port)).close()
     except OSError:
@@ -33,7 +33,8 @@ def is_taken(port: int) -> bool:
 def unreachable(endpoints: Mapping[Seat, tuple[str, int]]) -> frozenset[Seat]:
     """Return the nodes whose machine does not answer this one; takes up to ``REACH_SECONDS``.
 
-    ``endpoints`` has an address and a port of each. No program need listen there: a refusal is an answer.
+    ``endpoints`` gives an address and a port for each node. No program needs to listen there: a refusal is an
+    answer too.
     """
     if not endpoints:
         return frozenset()
@@ -43,10 +44,10 @@ def unreachable(endpoints: Mapping[Seat, tuple[str, int]]) -> frozenset[Seat]:
 
 
 def goes_on(seat: Seat, members: Sequence[Seat], cut_off: Collection[Seat]) -> bool:
-    """Return whether this node's side goes on: the larger side or, of two halves, the first member's.
+    """Return whether this node's side continues: the larger side or, of two equal sides, the first member's.
 
-    ``members`` are in the generation's order. The other side must leave. Each side decides this on its own,
-    because it cannot hear the other.
+    ``members`` are in the generation's order. The other side must leave. Each side decides this by itself,
+    because it cannot hear the other side.
     """
     side = set(members) - set(cut_off)
     assert seat in side

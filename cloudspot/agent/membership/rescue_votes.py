@@ -1,4 +1,4 @@
-"""Save the state that members of a generation hold after a member was lost or failed (P8)."""
+"""Save the state that a generation's members hold after another member was lost or failed (P8)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from cloudspot.jobstore.layout.records import (
 _log = logging.getLogger(__name__)
 
 LAST_ATTEMPT = 99_999
-"""A node that reports no state in this attempt reports none in any other."""
+"""A node that reports no state in this attempt reports none in any other attempt."""
 
 
 class RescueVotes:
-    """The reports of a generation's members on the state that they hold, as heard by this node."""
+    """The reports on the state that a generation's members hold, as received by this node."""
 
     def __init__(self, context: NodeContext, peers: PeerHeartbeats, generation: Generation) -> None:
         self._context = context
@@ -40,35 +40,35 @@ class RescueVotes:
 
     @property
     def others_have_begun(self) -> bool:
-        """Whether another member was already asked for the state of its ranks; makes no request."""
+        """Whether another member was already asked for its ranks' state; makes no request."""
         return bool(self._reports(1))
 
     def _have_given_up(self, attempt: int) -> bool:
-        """Return whether a rank of another member could not save in this attempt."""
+        """Return whether a rank of another member was unable to save in this attempt."""
         reports = self._reports(1).values()
         return any(each.given_up >= attempt or attempt < each.attempt < LAST_ATTEMPT for each in reports)
 
     @property
     def is_over(self) -> bool:
-        """Whether no save of this generation counts any more, or this node must end at once."""
+        """Whether saves of this generation no longer count, or this node must end at once."""
         orders = self._context.orders
         return orders.superseded is not None or orders.newer_than(self.generation) is not None
 
     def look(self) -> None:
-        """Look at the other members now, and listen closely from now on."""
+        """Look at the other members now, and from now on listen closely."""
         if not self._context.status.is_regrouping:
             self._peers.ask()
         self._peers.refresh()
         self._peers.look_for_certificates()
 
     def pause(self) -> None:
-        """Wait before the next ``look``; an order to leave does not end it, because a rescue goes on."""
+        """Wait before the next ``look``; an order to leave does not end this, because a rescue continues."""
         self._peers.pause(despite_orders=True)
 
     def unsaid(self, attempt: int) -> tuple[frozenset[Seat], frozenset[Seat]]:
-        """Return the members that may still report, the live and the silent ones."""
+        """Return the members that may still report: those known to live, and those not heard from."""
         said = self._reports(attempt).keys() | self._peers.finished(self.generation.number)
-        # A member whose training has ended has no ranks any more.
+        # A member whose training has ended no longer has ranks.
         said |= {
             seat
             for seat, beat in self._peers.beats().items()
@@ -79,13 +79,13 @@ class RescueVotes:
         return frozenset(alive), frozenset(left - alive)
 
     def find_order(self, attempt: int) -> RescueOrder | None:
-        """Return the decision on an attempt, or None."""
+        """Return the decision on an attempt, or None if there is none yet."""
         context = self._context
         key = keys.rescue_order(context.job_id, self.generation.number, attempt)
         return context.retry_until(lambda: find_record(context.store, key, RescueOrder))
 
     def decide(self, attempt: int) -> RescueOrder | None:
-        """Decide for all by the reports so far, unless another node has; None if nothing can be saved."""
+        """Decide for all members by the reports, unless another node has; None if no state can be saved."""
         context, number = self._context, self.generation.number
         choice = self._choose(attempt)
         if isinstance(choice, str):
@@ -128,10 +128,11 @@ class RescueVotes:
         )
 
     def state_of(self, order: RescueOrder) -> Literal["committed", "hopeless", "open"]:
-        """Commit the save if it is whole; return whether it is committed, cannot be, or may still be."""
+        """Commit the save if it is complete; return whether it is committed, cannot be, or still may be."""
         context = self._context
         self.look()
-        # First who is gone, then the parts: a gone node has put its parts before, or never will.
+        # First check which nodes are gone, then the parts: a gone node uploaded its parts before, or never
+        # will.
         gone = {seat for seat in self._others if self._peers.is_gone(seat)}
         is_committed = commit_if_whole(context, order.save.checkpoint)
         if is_committed is not False:

@@ -1,4 +1,4 @@
-"""Choose which survivors save their state after others were lost, and at which boundary (P8); pure."""
+"""Choose which survivors save their state after others were lost, and at which boundary (P8)."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from cloudspot.jobstore.layout.records import HeldState, RankLikeness
 
 @dataclass(frozen=True)
 class Choice:
-    """The boundary to save at, and the ranks that save."""
+    """The boundary at which to save, and the ranks that save."""
 
     boundary: int
     step: int
     ranks: tuple[int, ...]
     """The ranks that save, in ascending order."""
     keepers: tuple[tuple[int, int], ...]
-    """The other ranks, in ascending order, whose own state a saver has, each with that saver."""
+    """Pairs, in ascending order, of another rank whose own state a saver has and that saver."""
     is_exact: bool
-    """Whether all remaining ranks had no state of their own that matters."""
+    """Whether the ranks without a saver had no own state that matters."""
 
 
 def choose(
     reports: Iterable[HeldState], likeness: Collection[RankLikeness], *, world_size: int
 ) -> Choice | str:
-    """Return where the ranks that have reported save, or why nothing can be saved.
+    """Return at which boundary the ranks that have reported save, or why no state can be saved.
 
-    ``likeness`` has the earlier reports of all ranks, including lost ones.
+    ``likeness`` contains the earlier reports of all ranks, including lost ones.
 
     The newest boundary that any rank holds is a valid state of the training: a rank that has finished that
-    step had the whole sum of the gradients. Each part of a sharded state needs a holder among the savers.
+    step had the complete sum of the gradients. Each part of a sharded state must be held by at least one
+    saver.
     """
     held = sorted(reports, key=lambda each: each.rank)
     if not held:

@@ -1,7 +1,7 @@
-"""The machine's notice on its disk, which any process that learns of the end writes and all obey.
+"""The machine's notice on its disk: any process that learns of the machine's end writes it; all obey it.
 
-The agent gets a notice from the provider or by SIGTERM, and the machine's shutdown hook (``agent.shutdown``)
-from its caller. They may come in any order, and while no agent runs.
+The agent gets a notice from the provider or through SIGTERM, and the machine's shutdown hook
+(``agent.shutdown``) gets one from its caller. Notices may arrive in any order, even while no agent runs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class _Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoticeFile:
-    """The file, in the node's directory. Any process may use it; thread-safe."""
+    """The notice file in the node's directory. Any process may use it; thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "notice.json"
 
     def give(self, reclaim: Reclaim) -> Reclaim:
-        """Write the notice, unless the current one has no later deadline; return the one that counts now.
+        """Write the notice, unless the stored one has no later deadline; return the notice that counts now.
 
         Raises:
             OSError: the file cannot be written.
@@ -54,7 +54,7 @@ class NoticeFile:
             return reclaim
 
     def read(self) -> Reclaim | None:
-        """Return the current notice, or None."""
+        """Return the stored notice, or None if there is none."""
         try:
             written = decode(self._path.read_bytes(), _Written)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Merge the notices from all sources into one order, one file on the disk and one record."""
+"""Combine the notices from all sources into one order, one file on the disk and one record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NoticeIntake:
         *,
         on_recorded: Callable[[], None] = lambda: None,
     ) -> None:
-        """Create it; ``on_recorded`` is called in another thread once the job's records have the notice."""
+        """Create it; ``on_recorded`` is called in another thread once the notice is in the job's records."""
         self._context = context
         self._on_recorded = on_recorded
         self._file = NoticeFile(context.node.directory)
@@ -44,10 +44,10 @@ class NoticeIntake:
         self._stopped = threading.Event()
         self._telling = threading.Lock()
         self._told = math.inf
-        """The deadline last written to the log."""
+        """The deadline of the notice that was last logged."""
 
     def recall(self) -> None:
-        """Obey at once a notice that came before this agent was started."""
+        """Immediately obey a notice that was written before this agent started."""
         standing = self._file.read()
         if standing is not None:
             self._context.orders.is_shutting_down = True  # assume it, because the notice's source is unknown
@@ -61,12 +61,12 @@ class NoticeIntake:
         threading.Thread(target=self._read_pipe, name="notice pipe", daemon=True).start()
 
     def stop(self) -> None:
-        """Ask the threads to end, which may take a while."""
+        """Ask the threads to end, which may take some time."""
         self._stopped.set()
         tell_agent(self._context.node.directory)
 
     def take(self, reclaim: Reclaim) -> None:
-        """Take a notice in; the first is recorded, and later only one with an earlier deadline matters."""
+        """Process a notice; the first is recorded, and a later one matters only with an earlier deadline."""
         orders = self._context.orders
         orders.give(reclaim=reclaim)  # before anything that can fail
         try:
@@ -81,14 +81,15 @@ class NoticeIntake:
             left = reclaim.deadline - time.monotonic()
             _log.warning("notice: this machine will %s in %.1f s", reclaim.notice.action, left)
         if is_first:
-            # In a thread, so that the next, earlier notice gets through even if the store is down.
+            # In a thread, so that a later notice with an earlier deadline is processed even if the store is
+            # down.
             threading.Thread(target=self._record, args=(reclaim,), name="notice record", daemon=True).start()
 
     def _heed(self) -> None:
         self._context.status.is_at_risk = True
 
     def _read_pipe(self) -> None:
-        # First the file, because an earlier agent may have died before it recorded that notice.
+        # Read the file first, because an earlier agent may have died before it recorded that notice.
         word = PipeByte.NOTICE
         while not self._stopped.is_set():
             if word is PipeByte.STOP:

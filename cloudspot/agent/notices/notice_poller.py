@@ -28,10 +28,10 @@ def poll_notices(
     *,
     wall: Callable[[], datetime] = utc_now,
 ) -> None:
-    """Pass notices on until ``stopped`` is set, which is checked between calls of ``PreemptionSource.wait``.
+    """Pass on notices until ``stopped`` is set, which is checked between calls of ``PreemptionSource.wait``.
 
-    After the first notice, only one with an earlier deadline counts. ``on_hint`` is called while the provider
-    reports that a notice is likelier than usual.
+    After the first notice, another one counts only if its deadline is earlier. ``on_hint`` is called while
+    the provider reports that a notice is likelier than usual.
     """
     standing = math.inf
     while not stopped.is_set():
@@ -54,5 +54,5 @@ def poll_notices(
         if reclaim.deadline < standing - CLOCK_SECONDS:
             standing = reclaim.deadline
             on_notice(reclaim)
-        # After a notice, wait() returns at once.
+        # After a notice, wait() returns immediately.
         stopped.wait(source.poll_seconds)

@@ -21,28 +21,29 @@ from cloudspot.jobstore.remote.places import delete_relayed
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
-"""How often a node looks for a call, a request each, unless it sees one where it lists the others."""
+"""How often a node makes a request to look for a call, unless the listing of the other nodes shows calls."""
 MAX_COMMANDS = 8
-"""As many run at once at most."""
+"""The maximum number of commands that run at once."""
 SHOWN_CHARACTERS = 200
 
 
 class RemoteCommands(Worker):
-    """Answers calls for this very agent, and for no other; each of them once."""
+    """Answers calls addressed to this agent, each of them once."""
 
     def __init__(self, context: NodeContext, runtime: Runtime) -> None:
         super().__init__("remote commands")
         self._context = context
         self._runtime = runtime
         self._environment: Mapping[str, str] | None = None
-        """The programs' environment; None: it is not ready yet."""
+        """The programs' environment, or None while it is not ready."""
         self._answers: dict[str, RemoteAnswer] = {}
-        """By call. A second try puts the same one, since the first may have succeeded."""
+        """By call. The answers by call: a repeated attempt writes the same answer, because the first attempt
+        may have succeeded."""
         self._answered: set[str] = set()
         self._running: list[RunningCommand] = []
 
     def start(self) -> None:
-        """Begin to look, unless the job forbids it."""
+        """Begin to look for calls, unless the job forbids commands."""
         end_leftovers(self._context.node)
         if self._context.job.spec.run.exec:
             super().start()
@@ -53,11 +54,11 @@ class RemoteCommands(Worker):
         return self._environment is not None
 
     def serve(self, environment: Mapping[str, str]) -> None:
-        """Run commands from now on, in this environment."""
+        """From now on, run commands in this environment."""
         self._environment = environment
 
     def end(self, why: str) -> None:
-        """Cut off the commands that run, and begin no more; returns at once."""
+        """End the running commands and accept no more; return at once."""
         self._environment = None
         self.stop()
         self._context.is_called.set()  # wakes the thread
@@ -66,7 +67,7 @@ class RemoteCommands(Worker):
 
     def _run(self) -> None:
         store, job_id = self._context.store, self._context.job_id
-        with suppress(CloudspotError):  # of an earlier agent of this machine
+        with suppress(CloudspotError):  # left by an earlier agent of this machine
             delete_relayed(store, job_id, self._context.seat)
         with suppress(Stopped):
             while True:
@@ -92,7 +93,7 @@ class RemoteCommands(Worker):
         answer_key = keys.remote_answer(context.job_id, *context.seat, call.writer)
         answer = create_record(context.store, answer_key, ours)
         self._answered.add(call.writer)
-        with suppress(CloudspotError):  # it is answered all the same, and the next call replaces it
+        with suppress(CloudspotError):  # the call is answered anyway; the next one replaces it
             context.store.delete(key)  # a person who has called meanwhile calls again
         if answer != ours or ours.refused:
             return
@@ -104,9 +105,9 @@ class RemoteCommands(Worker):
         running.start()
 
     def _is_ours(self, call: RemoteCall) -> bool:
-        """Return whether a call is for this agent: an old one, or one of another node, is not."""
+        """Return whether a call is for this agent, not an old call or one for another node."""
         context = self._context
-        # Its nonce becomes part of keys, and of a path on this machine.
+        # The call's nonce becomes part of keys, and of a path on this machine.
         if keys.remote_answer.match(keys.remote_answer(context.job_id, *context.seat, call.writer)) is None:
             return False
         machine = context.job.identity.instance_id

@@ -1,4 +1,4 @@
-"""One command that somebody runs on this node, from its start to the deletion of its objects."""
+"""A command that a person runs on this node, from its start to the deletion of its objects."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from cloudspot.jobstore.remote.relay import Frame, FrameReader, Kind
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
-"""How often a command looks whether the node has to go, and so how soon it ends then."""
+"""How often a command checks whether the node must leave; this is also how soon it ends then."""
 CLOSE_SECONDS = 10.0
-"""How long the node's word waits for the person of a command that was cut off to have read it."""
+"""How long the node waits for the person to read why the command was ended."""
 FULL_LOOK_SECONDS = 0.02
-"""How often it looks whether a program that reads slowly takes more input."""
+"""How often the command checks whether a program that reads slowly accepts more input."""
 SAID_BYTES = 2000
-"""How much of the message of a relay that cannot start is passed on."""
+"""The maximum size of the error message that is passed on if a relay cannot start."""
 _READ_BYTES = 256 << 10
 _COMMANDS = "remote-commands"
 
 
 class RunningCommand:
-    """Runs in threads of its own; delays nothing of the node's."""
+    """Runs one command in its own threads, so it delays no other work of the node."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class RunningCommand:
         self._cut_off: str | None = None
         self._status: int | None = None
         self._given_bytes = self._taken_bytes = 0
-        """Of the program's input: what was given to its relay, and what of that it has read."""
+        """The bytes of the program's input given to its relay, and how many of them the program has read."""
         self._has_closed = threading.Event()
-        """The person has read the last frame, or wants to hear nothing more."""
+        """Set when the person has read the last frame or does not want to read more."""
         self._thread = threading.Thread(target=self._run, name=f"command {call.writer}", daemon=True)
 
     def start(self) -> None:
@@ -78,11 +78,11 @@ class RunningCommand:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it, or its deletion, goes on."""
+        """Whether the command, or the deletion of its objects, is still in progress."""
         return self._thread.is_alive()
 
     def cut_off(self, why: str) -> None:
-        """End it soon; the person is told why."""
+        """End the command soon, and give the person this reason."""
         self._cut_off = self._cut_off or why
 
     def _run(self) -> None:
@@ -99,7 +99,7 @@ class RunningCommand:
         )
         key = keys.remote_command(context.job_id, *context.seat, call.writer)
         try:
-            self._channel.start()  # first, to say why where the record cannot be written
+            self._channel.start()  # first, to report why if the record cannot be written
             create(context.store, key, codec.encode(begun))
             why = self._relay()
         except (CloudspotError, OSError) as error:
@@ -117,13 +117,13 @@ class RunningCommand:
         ended = msgspec.structs.replace(begun, ended=context.now(), status=status, why=why)
         outcome = why or f"exit status {status}"
         _log.info("the command of %s has ended: %s", printable(call.user), outcome)
-        with suppress(CloudspotError):  # the next agent, or whoever drives the job's end, deletes the rest
+        with suppress(CloudspotError):  # the next agent, or a driver at the job's end, deletes the rest
             context.store.put(key, codec.encode(ended))
             delete_command(context.store, context.job_id, call)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _relay(self) -> str:
-        """Run the program until it ends; return why it was cut off, if it was."""
+        """Run the program until it ends; return why it was ended early, or an empty string."""
         self._directory.mkdir(parents=True, exist_ok=True)
         call, runtime, ended = self._call, self._runtime, self._directory / "ended"
         python = runtime.keeper_python
@@ -158,7 +158,7 @@ class RunningCommand:
         passes_out.join(LOOK_SECONDS)
         for stream in (process.stdin, process.stdout):
             assert stream is not None
-            with suppress(OSError):  # it has read no more
+            with suppress(OSError):  # it no longer reads
                 stream.close()
         if self._status is None and not why:
             reason = read_end(said, SAID_BYTES).decode(errors="replace").strip()
@@ -182,7 +182,7 @@ class RunningCommand:
         return ""
 
     def _await_reader(self, seconds: float) -> None:
-        """Wait until the person has read the last frame, or is gone; at most for ``seconds``."""
+        """Wait until the person has read the last frame or is gone, for at most ``seconds``."""
         end = time.monotonic() + seconds
         while self._channel.ended is None and time.monotonic() < end:
             if self._has_closed.wait(LOOK_SECONDS):
@@ -191,7 +191,7 @@ class RunningCommand:
                 end = min(end, time.monotonic() + CLOSE_SECONDS)
 
     def _pass_in(self, process: subprocess.Popen[bytes], start: bytes) -> None:
-        """Pass on the person's frames to the relay, until they close."""
+        """Pass the person's frames to the relay, until the person closes the channel."""
         assert process.stdin is not None
         frame: Frame | None = Frame(Kind.START, start)
         with suppress(ChannelEnded):
@@ -201,7 +201,7 @@ class RunningCommand:
                     with suppress(OSError, ValueError):  # it has ended
                         process.stdin.write(frame.encode())
                         process.stdin.flush()
-                # Input that nobody reads must not hold up a signal.
+                # Input that the program does not read must not delay a signal.
                 is_full = process.poll() is None and self._num_waiting >= relay.MAX_WAITING_BYTES
                 frame = self._channel.take(FULL_LOOK_SECONDS if is_full else 1.0, urgent_only=is_full)
             self._has_closed.set()
@@ -211,7 +211,7 @@ class RunningCommand:
         return self._given_bytes - self._taken_bytes
 
     def _pass_out(self, process: subprocess.Popen[bytes]) -> None:
-        """Pass on the relay's frames, and keep the status of the program for the last one."""
+        """Pass the relay's frames to the person, but keep the program's status to send it last."""
         assert process.stdout is not None
         reader = FrameReader()
         with suppress(OSError, ValueError, ChannelEnded):
@@ -227,7 +227,7 @@ class RunningCommand:
 
 
 def end_leftovers(node: Node) -> None:
-    """End the commands that an earlier agent of this machine has left behind."""
+    """End the commands that an earlier agent of this machine left running."""
     for directory in node.directory.glob(f"{_COMMANDS}/*"):
         (directory / "ended").touch()
         _processes(directory).kill()

@@ -1,8 +1,8 @@
-"""The node's end of ``cloudspot stacks``: shows the stack of each rank on this machine.
+"""The node's part of ``cloudspot stacks``: prints the stack of each rank on this machine.
 
 Run as ``python -m cloudspot.agent.remote.stacks`` in the job's environment; it needs only the standard
-library. Each rank's stack comes from py-spy, if that is installed there. Otherwise a rank with a session
-writes its own, by faulthandler, to the training's log, and that is shown.
+library. py-spy reads each rank's stack, if it is installed in that environment. Otherwise, a rank with a
+session writes its own stack to the training's log, by faulthandler, and that stack is printed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PROC = Path("/proc")
 
 
 _OF_DUMPS = ("Thread 0x", "Current thread", "  File ", "  <", "  ...", "Extension modules")
-"""How the lines of a dump begin; the script may write among them."""
+"""The beginnings of a dump's lines; the script may write other lines among them."""
 _NODE = "CLOUDSPOT_NODE_DIR"
 
 
@@ -36,10 +36,10 @@ class Rank(NamedTuple):
 
 
 def find_ranks(environ: Mapping[str, str]) -> list[Rank]:
-    """Return the ranks of the job's newest start on this node, by their processes; Linux only.
+    """Return the ranks of the job's newest start on this node, found by their processes; Linux only.
 
-    A rank's process is the first program below its launcher that is a Python with the rank's variables.
-    ``environ`` names the job and the node.
+    A rank's process is the first process below its launcher that is Python and has the rank's variables.
+    ``environ`` identifies the job and the node.
     """
     marks = {name: environ[name] for name in (files.JOB_ID, _NODE)}
     found: dict[tuple[int, int], list[int]] = {}
@@ -57,11 +57,11 @@ def find_ranks(environ: Mapping[str, str]) -> list[Rank]:
         generation = variables.get(files.GENERATION.encode())
         if is_jobs and is_python and generation is not None:
             told = variables.get(b"RANK", b"")
-            number = int(told) if told.isdigit() else -1  # a job may use the name for something else
+            number = int(told) if told.isdigit() else -1  # a job may use this name for another value
             found.setdefault((int(generation), number), []).append(int(entry.name))
     newest = max((generation for generation, _ in found), default=0)
     ranks = {rank: pids for (generation, rank), pids in sorted(found.items()) if generation == newest}
-    launchers = ranks.pop(-1, [])  # or a command that starts no ranks
+    launchers = ranks.pop(-1, [])  # or processes of a command without ranks
     if launchers and not ranks:
         ranks = {0: launchers}
     firsts = {
@@ -78,7 +78,7 @@ def _parent_of(pid: int) -> int:
 
 
 def stack_of(rank: Rank) -> str:
-    """Return a rank's stack, or why there is none."""
+    """Return a rank's stack, or a text that says why there is none."""
     said = ""
     if shutil.which("py-spy"):
         words = ["py-spy", "dump", "--pid", str(rank.pid)]
@@ -99,7 +99,7 @@ def stack_of(rank: Rank) -> str:
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Return whether the process has a handler for the signal, which would end it otherwise."""
+    """Return whether the process handles the signal, which would otherwise end it."""
     try:
         for line in (_PROC / str(pid) / "status").read_text().splitlines():
             if line.startswith("SigCgt:"):
@@ -110,7 +110,7 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _dumped(pid: int) -> str:
-    """Have the process write its stacks to its log, and return them."""
+    """Make the process write its stacks to its log, and return them."""
     log = _PROC / str(pid) / "fd" / "2"
     try:
         before = log.stat().st_size
@@ -137,7 +137,7 @@ def _state_of(pid: int) -> str:
 
 
 def main() -> None:
-    """Print the stacks of all ranks here."""
+    """Print the stacks of all ranks on this node."""
     ranks = find_ranks(os.environ)
     if not ranks:
         sys.stdout.write("no rank is running here\n")

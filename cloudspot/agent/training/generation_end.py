@@ -35,23 +35,24 @@ from cloudspot.train import handoff as files
 _log = logging.getLogger(__name__)
 
 AT_THE_STEP_SECONDS = 10.0
-"""A training that resumes at the step at which it failed waits this long: the cause may be temporary."""
+"""A training run that resumes at the step where it failed waits this long: the cause may be temporary."""
 
 
 class LoopState(enum.Enum):
-    """How far the session's loop has come on this node."""
+    """How far the session's loop got on this node."""
 
     NOT_BEGUN = "not begun"
-    """There is no session, or its loop has not begun."""
+    """There is no session, or its loop has not started."""
     BEGUN = "begun"
-    """The loop has begun but not ended: the process ended in its middle or in its last save."""
+    """The loop has started but not ended: the process ended during the loop or its last save."""
     ENDED = "ended"
-    """Every local rank has reached the loop's end or left it with all ranks, and sealed its last part."""
+    """Every local rank has reached the loop's end or left the loop with all ranks, and sealed its state."""
 
 
 def loop_state(handoff: Path, ranks: tuple[int, ...]) -> LoopState:
-    """Return how far the loop has come, by the files that the local ranks have left."""
-    # The progress does not show that: in a loop of unknown length, it is equal before and in the first step.
+    """Return how far the loop got, by the files that the local ranks left."""
+    # The progress does not show this: in a loop of unknown length, it is the same before and during the first
+    # step.
     if not any(files.begun_loop_path(handoff, rank).exists() for rank in ranks):
         return LoopState.NOT_BEGUN
     in_session = [rank for rank in ranks if files.progress_path(handoff, rank).exists()]
@@ -60,7 +61,7 @@ def loop_state(handoff: Path, ranks: tuple[int, ...]) -> LoopState:
 
 
 class GenerationEnd:
-    """Decides what follows each generation's end."""
+    """Decides what follows the end of each generation."""
 
     def __init__(self, context: NodeContext, membership: Membership, courier: Courier) -> None:
         self._context = context
@@ -68,9 +69,9 @@ class GenerationEnd:
         self._courier = courier
 
     def conclude(self, handoff: Path, end: TrainerEnd, *, seconds: float) -> Leaving | None:
-        """Return the outcome, or None if the node starts another generation, noting why in its memory.
+        """Return the outcome, or None if the node starts another generation; the memory then states why.
 
-        ``seconds`` is the duration of the trainer.
+        ``seconds`` is how long the trainer ran.
         """
         context = self._context
         ordered = context.ordered_leaving()
@@ -84,21 +85,21 @@ class GenerationEnd:
         else:
             why = self._conclude(handoff, end, ordered, seconds=seconds)
         if isinstance(why, Leaving):
-            return why  # until the exit record is written, a later agent must reach the same conclusion
+            return why  # until the exit record exists, a later agent must conclude the same
         self._note_end(why)
         return None
 
     def _may_have_obeyed(self) -> bool:
         """Return whether a script that was not asked to leave may have left because of an order to this node.
 
-        A session sees the order itself. At a shutdown, status 0 may come from a handler of SIGTERM in the
-        middle of a save.
+        A session reads the order itself. At a shutdown, status 0 may come from a SIGTERM handler that ran
+        during a save.
         """
         orders = self._context.orders
         return self._context.status.has_session or orders.is_shutting_down or orders.superseded is not None
 
     def _note_end(self, why: str) -> None:
-        """Remember that this generation's end was handled, and why the next generation starts."""
+        """Store that this generation's end was handled, and why the next generation starts."""
         memory = self._context.memory
         memory.trainer_pid, memory.next_why = 0, why
         memory.save(self._context.node)
@@ -108,12 +109,12 @@ class GenerationEnd:
     ) -> Leaving | str:
         context, ranks = self._context, self._context.status.ranks
         if end.was_told:
-            # Its status and the node that must go do not matter: the script was asked to leave.
+            # The exit status does not matter, nor which node must leave: the script was asked to leave.
             if 0 in ranks and not self._courier.has_answer():
                 _log.warning("the script has completed no checkpoint since it was asked to save")
             return ordered or self._drained([], ordered)
         drained = [read_report(files.drained_path(handoff, rank), RankDrained) for rank in ranks]
-        # A rank that left without saving its last state has not finished, even if others have.
+        # A rank that left without saving its last state has not finished, even if others have finished.
         if end.code == 0 and not any(drained):
             loop = loop_state(handoff, ranks)
             if loop is LoopState.ENDED:
@@ -123,12 +124,12 @@ class GenerationEnd:
             if loop is not LoopState.BEGUN:
                 return self._drained([], None) if self._left_with_others() else self._succeeded(handoff)
             end = replace(end, code=1, is_cut_short=True, fingerprint="cut short")
-        elif end.code == 0 or all(drained):  # not only the code: rank 0 may have ended torch's store with it
+        elif end.code == 0 or all(drained):  # not only the code: rank 0's exit may have ended torch's store
             return self._drained(drained, ordered)
         if ordered is not None and (end.drain is not None or ordered.outcome == "superseded"):
             return ordered
         if end.code is None and end.drain is not None:
-            # It was asked to leave for the sake of others and did not in time, which is no failure.
+            # It was asked to leave because of other nodes and did not leave in time, which is no failure.
             return self._drained([], None)
         end = end if end.code is not None else replace(end, code=KILLED)
         assert end.code is not None
@@ -150,16 +151,16 @@ class GenerationEnd:
         return self._failed(end, seconds=seconds)
 
     def _left_with_others(self) -> bool:
-        """Return whether a script without a session may have left because another node's was asked to.
+        """Return whether a script without a session may have left because another node's script was asked to.
 
-        Its ranks may agree to leave before this node hears of the notice.
+        Its ranks may agree to leave before this node learns of the notice.
         """
         context = self._context
         is_told = context.job.spec.checkpoint.on_notice is not None and not context.status.has_session
         return is_told and self._membership.someone_leaves()
 
     def _unequal(self, handoff: Path) -> Leaving | None:
-        """Return the failure if local ranks reached the end after different numbers of steps."""
+        """Return a failure if local ranks reached the end after different numbers of steps."""
         found = (files.read_progress(handoff, rank) for rank in self._context.status.ranks)
         steps = {one.step for one in found if one is not None}
         if len(steps) < 2:
@@ -189,14 +190,14 @@ class GenerationEnd:
         context = self._context
         steps = [value.step for value in drained if value is not None and value.step is not None]
         if ordered is None:
-            # An order to one node drains all, and this node may not have read its own orders yet.
+            # An order to one node drains all nodes, and this node may not have read its own orders yet.
             context.retry_until(context.read_stop)
             context.retry_until(context.read_journal)
             ordered = context.ordered_leaving()
         if ordered is not None:
             saved = steps[0] if len(steps) == len(drained) else None
             return replace(ordered, saved_step=saved)
-        # Another node must go, or the last step's state could not be saved.
+        # Another node must leave, or the last step's state could not be saved.
         _log.info("drained %s; the training goes on", f"at step {steps[0]}" if steps else "without a save")
         self._courier.settle()
         if steps:
@@ -204,7 +205,7 @@ class GenerationEnd:
         return "drained"
 
     def _cut_off(self, others: frozenset[Seat]) -> Leaving | str:
-        """Return how this node continues if the network to other, live members is cut."""
+        """Return how this node continues if the network to other live members is cut."""
         seat, current = self._context.seat, self._membership.current
         assert current is not None
         leaving = leaving_cut_off(self._context, others)
@@ -217,7 +218,7 @@ class GenerationEnd:
         context, status = self._context, self._context.status
         assert end.code is not None
         if end.why == NOT_RESTORED:
-            return end.why  # at most once for each checkpoint, and once because of too little memory
+            return end.why  # at most once per checkpoint, and once for lack of memory
         failure = Failure(
             exit_code=end.code,
             step=status.progress()[0],
@@ -232,7 +233,8 @@ class GenerationEnd:
         tail = self._tail()
         finished = self._membership.finished()
         if finished:
-            # The script failed after the loop on this node only; it cannot be run again without the others.
+            # The script failed on this node only, after the loop; it cannot be run again without the other
+            # nodes.
             detail = f"the training {failure} after node {min(finished)} had finished"
             fingerprint = failure.fingerprint if failure.tells_where else None
             return Leaving("failed", detail, end.code, fingerprint=fingerprint, log_tail=tail)
@@ -248,7 +250,7 @@ class GenerationEnd:
             failure, context.memory, num_restarts=num_restarts, max_restarts=max_restarts
         )
         if isinstance(verdict, GiveUp):
-            # If packets still travel in one direction, only other nodes see that the network is cut.
+            # If packets still arrive in one direction, only other nodes notice that the network is cut.
             permanent = verdict.permanent and self._membership.votes.others_reach_all()
             return Leaving(
                 "failed",

@@ -1,4 +1,4 @@
-"""Run generations on this node until the job ends or the machine must go."""
+"""Run generations on this node until the job ends or the machine must leave."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from cloudspot.train import handoff as files
 _log = logging.getLogger(__name__)
 
 ARTIFACTS_SECONDS = 30.0
-"""How long a node that may be replaced uploads its artifacts before the next generation begins."""
+"""How long a node that may be replaced may upload its artifacts before the next generation begins."""
 
 
 class GenerationRun:
@@ -92,12 +92,13 @@ class GenerationRun:
         self._have_ended = True
         """Whether all processes of the last generation have ended."""
         self._find_restored: Callable[[], Restored | None] = lambda: None
-        """Returns the running generation's restored checkpoint while ranks may still ask for ranges of it."""
+        """Returns the checkpoint from which the running generation resumed, while ranks may still ask for
+        ranges of it."""
 
     def prepare(self) -> None:
         """Import torch while inputs are staged, checkpoints are restored and nodes agree."""
         if self._context.memory.trainer_pid == 0:
-            # An agent killed before it noted the start of a trainer has left an unknown trainer.
+            # If an agent was killed before it recorded the start of a trainer, that trainer is unknown.
             end_training(self._node)
         self._fork_server.start()
 
@@ -123,12 +124,12 @@ class GenerationRun:
             self._membership.stop()
 
     def _adopt(self) -> Trainer | None:
-        """Take over the trainer that an earlier agent of this machine started, if there is one."""
+        """Take over the trainer that an earlier agent of this machine started, if any."""
         context, memory, status = self._context, self._context.memory, self._context.status
         known: Sequence[Generation] = ()
         if memory.generation > 0:
             known = generations_of(context.retry_until(context.journal.read))
-            # Even if its trainer has ended, because a generation is started only once.
+            # Enter the generation even if its trainer has ended, because a generation is started only once.
             self._membership.enter(known[memory.generation - 1])
         if memory.trainer_pid == 0:
             return None
@@ -156,9 +157,9 @@ class GenerationRun:
         status.state = "restoring"
         context.obey()
         self._courier.set_aside_torn()
-        self._membership.await_uploads()  # after this node's uploads, for which the others wait
+        self._membership.await_uploads()  # after this node's uploads, which others wait for
         if not self._have_ended:
-            context.uploaded_slots.clear()  # a process that still lives may write to the slots
+            context.uploaded_slots.clear()  # a process that is still alive may write to the slots
         record, restored = self._membership.next(why)
         self._find_restored = lambda: restored
         memory.generation_began_at, memory.training_began_at = self._membership.entered_at, 0.0
@@ -206,7 +207,7 @@ class GenerationRun:
             environment[files.HAND_OVER] = f"{record.writer}@{context.job.identity.address}"
         if restored.directory is not None:
             environment[files.RESTORE] = str(restored.directory)
-        self._artifacts.begin_training()  # what trackers write is an output, too
+        self._artifacts.begin_training()  # the trackers' files are outputs, too
         if run.trackers:
             tracked = track(
                 context,
@@ -215,7 +216,7 @@ class GenerationRun:
                 generation=record.number,
                 step=None if restored.directory is None else status.restored_step,
             )
-            if run.launcher_or_default == "none":  # nobody else tells the command
+            if run.launcher_or_default == "none":  # no shell sets them for the command
                 environment |= tracked[status.ranks[0]]
         plan = TrainerPlan(
             python=self._runtime.python,
@@ -250,7 +251,7 @@ class GenerationRun:
         return trainer
 
     def _supervise(self, trainer: Trainer) -> Leaving | None:
-        """Follow the trainer to its end; return the outcome if the node leaves, else None."""
+        """Follow the trainer until it ends; return the outcome if the node leaves, otherwise None."""
         started = self._context.memory.trainer_started_at
         with OnDemandFetch(self._context, self._find_restored, trainer.handoff) as fetch:
             end = Supervisor(
@@ -271,7 +272,7 @@ class GenerationRun:
             _log.warning("not all artifacts were uploaded before the next node takes over: %s", error)
 
     def _take_ranks(self, record: Generation) -> int:
-        """Take this node's ranks in a generation; return its index among the members."""
+        """Set this node's ranks in a generation; return the node's index among the members."""
         index, procs = record.seats.index(self._context.seat), self._spec.procs_per_node
         self._context.status.ranks = tuple(range(index * procs, (index + 1) * procs))
         if index == 0:
@@ -279,7 +280,7 @@ class GenerationRun:
         return index
 
     def _check_programs(self) -> None:
-        """Leave with a clear error if a program that the start needs is missing."""
+        """Leave with a clear error if a program needed for the start is missing."""
         if self._is_checked:
             return
         run = self._spec.run

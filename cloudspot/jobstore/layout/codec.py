@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from cloudspot import decoding
 from cloudspot.errors import CorruptData
 from cloudspot.jobstore.layout.records import JournalRecord
 
 Record = TypeVar("Record")
+WrittenRecord = TypeVar("WrittenRecord", bound=msgspec.Struct)
 MAX_FAULT_LENGTH = 300
 """The limit for a fault's text, which may quote long values."""
 
@@ -46,6 +49,37 @@ def decode(data: bytes, record_type: type[Record], *, key: str = "the record") -
 def decode_journal(data: bytes, *, key: str = "the record") -> JournalRecord:
     """Return the journal record of any kind; see ``decode``."""
     return decode(data, cast("type[JournalRecord]", JournalRecord), key=key)
+
+
+def without_invalid(
+    record: WrittenRecord, emptied: Mapping[str, Any]
+) -> tuple[WrittenRecord, tuple[str, ...]]:
+    """Return the record as its readers accept it, and the names of the fields that it lacks for that.
+
+    ``emptied`` has the fields that may be left out, and the values that stand for nothing. One wrong figure
+    must not make the whole record unreadable. If another field is wrong, nothing is left out.
+    """
+    if _is_readable(record):
+        return record, ()
+    best = replace(record, **emptied)
+    if not _is_readable(best):
+        return record, ()
+    wrong = []
+    for name in emptied:
+        fuller = replace(best, **{name: getattr(record, name)})
+        if _is_readable(fuller):
+            best = fuller
+        else:
+            wrong.append(name)
+    return best, tuple(wrong)
+
+
+def _is_readable(record: Any) -> bool:
+    try:
+        decode(encode(record), type(record))
+    except CorruptData:
+        return False
+    return True
 
 
 def _is_finite(record: msgspec.Struct) -> bool:

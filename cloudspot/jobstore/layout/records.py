@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 from datetime import date, datetime
 from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple
@@ -668,6 +669,22 @@ class Heartbeat(Dated, frozen=True, kw_only=True):
     """A nonce of the agent's process, which requests to run commands must name. It is empty if it runs
     none."""
     at: datetime
+
+
+HEARTBEAT_DIAGNOSTICS: Mapping[str, Any] = {
+    "metrics": Metrics(),
+    "stall_seconds": None,
+    "save_cost": None,
+    "upload_seconds": None,
+    "notice_seconds": None,
+    "transfer": None,
+    "moved_bytes": 0,
+    "staged": (),
+    "log": None,
+    "utilization": None,
+    "warnings": (),
+}
+"""The fields of a heartbeat that no decision depends on, with their empty values."""
 
 
 class InputVersion(_Written, frozen=True, kw_only=True):

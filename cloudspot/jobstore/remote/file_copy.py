@@ -115,7 +115,9 @@ def writing(path: Path) -> Iterator[BinaryIO]:
                         if os.fstat(file.fileno()).st_size == 0 and _is_at(file, partial):
                             partial.unlink()
                     return
-                raise CopyError(f"{path}: another copy is writing it; if that was interrupted, try again in two minutes")
+                raise CopyError(
+                    f"{path}: another copy is writing it; if that was interrupted, try again in two minutes"
+                )
     except OSError as error:
         raise CopyError(f"{path}: {error.strerror}") from error
 

@@ -1,4 +1,4 @@
-"""The time that the rank has waited for its batches, which shows whether the data loader is slow."""
+"""The time that the rank has waited for its batches, which shows whether the data loader is too slow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class _Wait:
-    """Counts the waiting time of the main thread, the only one that asks loaders for batches."""
+    """Counts the waiting time of the main thread, the only thread that asks loaders for batches."""
 
     def __init__(self) -> None:
         self.total = -1
@@ -20,7 +20,7 @@ _wait = _Wait()
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Count the time of the block. Nested blocks, as when a loader wraps a loader, count once."""
+    """Count the time that the block takes. Nested blocks, as of a loader in a loader, count once."""
     _wait.depth += 1
     begun = time.perf_counter_ns()
     try:
@@ -32,5 +32,5 @@ def waiting() -> Iterator[None]:
 
 
 def nanoseconds() -> int:
-    """Return how long this process has waited, or -1 if no watched loader was asked for a batch."""
+    """Return how long this process has waited, or -1 if no batch was requested from a watched loader."""
     return _wait.total

@@ -1,7 +1,8 @@
-"""The state of datasets and samplers that changes from epoch to epoch, random generators aside.
+"""The state of datasets and samplers that changes from epoch to epoch, apart from random generators.
 
-A dataset or sampler either is given the epoch (``set_epoch``) or has a state (``state_dict`` and
-``load_state_dict``). If it has neither, it may still count its epochs, and the count cannot be restored.
+A dataset or sampler is either given the epoch (``set_epoch``) or has a state (``state_dict`` and
+``load_state_dict``). If it has neither method, it may still count its epochs, and that count cannot be
+restored.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ def own_states(loader: Any) -> list[Any]:
 
 
 def load_own_states(loader: Any, states: list[Any]) -> None:
-    """Restore the states that ``own_states`` returned, before the loader is iterated."""
+    """Restore the states that ``own_states`` returned; call this before the loader is iterated."""
     parts = [each for each in _parts(loader) if _keeps_state(each)]
-    for part, state in zip(parts, states, strict=False):  # an earlier version saved none
+    for part, state in zip(parts, states, strict=False):  # an earlier version saved no states
         part.load_state_dict(state)
 
 
@@ -42,7 +43,7 @@ def keeps_states(loader: Any) -> bool:
 
 
 def warn_of_counting(loader: Any, epoch: int) -> None:
-    """Warn of parts of the loader that may count epochs if this process's first epoch is not epoch 0."""
+    """Warn of parts of the loader that may count epochs, if this process's first epoch is not epoch 0."""
     parts = [each for each in _parts(loader) if not _keeps_state(each) and _may_count(loader, each)]
     if parts and epoch > 0 and _is_first_rank():
         _log.warning(
@@ -54,7 +55,7 @@ def warn_of_counting(loader: Any, epoch: int) -> None:
 
 
 def warn_of_other_batches(loader: Any, then: str | None, now: str | None) -> None:
-    """Warn if an epoch's first batch differs from the one before the resume, by their fingerprints."""
+    """Warn if an epoch's first batch differs from the one loaded before the resume, by their fingerprints."""
     if then is not None and now is not None and then != now and _is_first_rank():
         _log.warning(
             "the resumed batches differ from those of an uninterrupted run: the first batch of the epoch,"
@@ -65,7 +66,7 @@ def warn_of_other_batches(loader: Any, then: str | None, now: str | None) -> Non
 
 
 def fingerprint(batch: Any) -> str | None:
-    """Return a hash of the tensors, arrays, numbers and strings in a batch; None if there are none."""
+    """Return a hash of the tensors, arrays, numbers and strings in a batch; None if it has none of these."""
     digest, is_empty = hashlib.sha256(), True
     for each in _leaves(batch):
         is_empty = False
@@ -104,23 +105,23 @@ def _parts(loader: Any) -> list[Any]:
 
 
 def _keeps_state(part: Any) -> bool:
-    """Return whether a part has ``state_dict`` and ``load_state_dict``, and no ``set_epoch``."""
+    """Return whether a part has ``state_dict`` and ``load_state_dict``, but no ``set_epoch``."""
     if hasattr(part, "set_epoch") or not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
         return False
     try:
-        inspect.signature(part.state_dict).bind()  # some need the number of used samples
+        inspect.signature(part.state_dict).bind()  # some need the count of used samples
     except (TypeError, ValueError):
         return False
     return True
 
 
 def _may_count(loader: Any, part: Any) -> bool:
-    """Return whether a part's samples may depend on how many times it was iterated."""
+    """Return whether a part's samples may depend on how often the part was iterated."""
     if hasattr(part, "set_epoch") or type(part).__module__.startswith(KNOWN):
         return False
     if part is not getattr(loader, "dataset", loader):
         return not isinstance(part, list | tuple | range)
-    # Workers start each epoch with a new copy of the dataset.
+    # Workers get a new copy of the dataset for each epoch.
     is_indexed = hasattr(type(part), "__getitem__") and not isinstance(part, IterableDataset)
     return not is_indexed and getattr(loader, "num_workers", 0) == 0
 

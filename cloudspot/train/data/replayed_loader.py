@@ -19,19 +19,20 @@ _END = object()
 
 
 class ReplayedLoader:
-    """Iterates a loader, and goes back to a batch by loading the consumed batches again.
+    """Iterates a loader, and returns to a batch by loading all batches before it again.
 
-    Accelerate's loaders, and the trainers of some frameworks, fetch a batch before the previous one is used.
-    A resumed run fetches such a batch with the random state of its first fetch, rather than that of the save.
-    Fetching draws the same random numbers as the loader itself. Other attributes are the loader's own.
+    Accelerate's loaders, and some frameworks' trainers, fetch a batch before the previous one is used. A
+    resumed run fetches such a batch again with the random state of its first fetch, not with that of the
+    save. Fetching draws the same random numbers as fetching from the loader itself. Other attributes are the
+    loader's.
     """
 
     def __init__(self, loader: Any, *, ahead: int = 0) -> None:
-        """``ahead`` is the maximum number of batches that are fetched but unused when a save comes."""
+        """``ahead`` is the maximum number of batches that are fetched but not used yet at a save."""
         self._loader = loader
         inner: Any = getattr(loader, "base_dataloader", None)
         if hasattr(inner, "load_state_dict"):
-            # Accelerate has read the loader's state; without this, the first epoch would draw no seed.
+            # Accelerate has read the loader's state; without this call, the first epoch would draw no seed.
             inner.load_state_dict({})
         self._ahead = ahead
         self._num_fetched = 0
@@ -42,7 +43,7 @@ class ReplayedLoader:
         self._first_then: str | None = None  # the fingerprint of the resumed epoch's first batch
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # before __init__, as copy and pickle ask
+        if name == "_loader":  # before __init__, for copy and pickle
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -51,11 +52,11 @@ class ReplayedLoader:
 
     @property
     def num_fetched(self) -> int:
-        """The number of batches of this epoch that were fetched, or were used before it was resumed."""
+        """The number of batches of this epoch that were fetched, or used before the resume."""
         return self._num_fetched
 
     def state_dict(self, *, num_used: int | None = None) -> dict[str, Any]:
-        """Return the position after ``num_used`` batches of this epoch, by default all fetched batches."""
+        """Return the position after ``num_used`` batches of this epoch, by default after all fetched ones."""
         return {
             **self._start,
             "used": self._num_fetched if num_used is None else num_used,
@@ -67,7 +68,7 @@ class ReplayedLoader:
         return {"own": epoch_state.own_states(self._loader), "begun": self._num_begun, "used": None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin the next iteration at a position, and leave the random generators unchanged."""
+        """Begin the next iteration at a saved position; leave the random generators unchanged."""
         self._num_begun = state.get("begun", 0)
         if state["used"] is None:
             epoch_state.load_own_states(self._loader, state["own"])
@@ -168,16 +169,16 @@ def _randomness_kept() -> Iterator[None]:
 
 
 def _synchronize(loader: Any) -> None:
-    """Give all ranks rank 0's generators before they are noted; Accelerate would do this next."""
+    """Give all ranks rank 0's generators before their state is captured; Accelerate would do this next."""
     if fetches_ahead(loader) and getattr(loader, "rng_types", None):
         accelerates = sys.modules["accelerate.data_loader"]
         accelerates.synchronize_rng_states(loader.rng_types, loader.synchronized_generator)
 
 
 def owned_generators(loader: Any) -> list[Any]:
-    """Return the generators that a loader and its samplers own.
+    """Return the generators that belong to a loader and its samplers.
 
-    The generator of a sampler with ``set_epoch`` is left out, because the sampler seeds it with the epoch. If
+    The generator of a sampler with ``set_epoch`` is excluded, because the sampler seeds it with the epoch. If
     such a sampler keeps an initial seed, as Accelerate's ``SeedableRandomSampler`` does, that seed counts as
     a generator.
     """
@@ -194,15 +195,15 @@ def owned_generators(loader: Any) -> list[Any]:
 
 
 def generator_states(loader: Any) -> list[Any]:
-    """Return the states of the generators that a loader and its samplers own."""
+    """Return the states of the generators that belong to a loader and its samplers."""
     return [generator.get_state() for generator in owned_generators(loader)]
 
 
 def restore_generators(loader: Any, states: list[Any]) -> None:
-    """Set the states of the generators that a loader and its samplers own."""
+    """Set the states of the generators that belong to a loader and its samplers."""
     generators = owned_generators(loader)
     if len(states) < len(generators):
-        # An earlier version did not save seeds, which come last.
+        # An earlier version did not save seeds, which are last in the list.
         generators = [each for each in generators if not isinstance(each, _InitialSeed)]
         if os.environ.get("RANK", "0") == "0":
             _log.warning(
@@ -234,7 +235,7 @@ def batch_size_of(loader: Any) -> int | None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` on a loader, its dataset and its samplers if they have that method."""
+    """Call ``set_epoch`` on the loader, its dataset and its samplers, where they have that method."""
     for owner in (loader, *(getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler"))):
         tell = getattr(owner, "set_epoch", None)
         if tell is not None:
@@ -243,5 +244,6 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 def fetches_ahead(loader: Any) -> bool:
     """Return whether a loader fetches the next batch before it yields one, as Accelerate's loaders do."""
-    # Its state_dict shows nothing: that belongs to the inner loader, which may have none.
+    # The loader's own state_dict does not show this, because it belongs to the inner loader, which may have
+    # none.
     return any(kind.__name__ == "DataLoaderAdapter" for kind in type(loader).__mro__)

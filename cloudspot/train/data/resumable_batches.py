@@ -1,4 +1,4 @@
-"""The batches of a loader, epoch after epoch, from a position that a checkpoint holds (P6)."""
+"""The batches of a loader, epoch after epoch, starting from a position stored in a checkpoint (P6)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger("cloudspot")
 
 
 class ResumableBatches:
-    """Iterates a loader for a number of epochs, and can resume at another feed's position."""
+    """Iterates a loader for a number of epochs, and can resume at a saved position."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ResumableBatches:
         rank: int = 0,
         devices: tuple[int, ...] = (),
     ) -> None:
-        """Begin at the first batch of epoch ``first``, and end before epoch ``epochs``.
+        """Begin at the first batch of epoch ``first``, and stop before epoch ``epochs``.
 
         ``loader`` is a DataLoader, a StatefulDataLoader or any iterable that can be iterated repeatedly. All
         ranks take batches of the same size from their shares of the data. ``devices`` are the CUDA devices
@@ -48,9 +48,9 @@ class ResumableBatches:
         self._given = loader
         self._loader = ReplayedLoader(loader) if fetches_ahead(loader) else loader
         self._loaded: Any = None
-        """The state that was loaded into the loader, until a batch is fetched."""
+        """The state that was loaded into the loader; None once a batch has been fetched."""
         self._ended: dict[str, Any] | None = None
-        """The state of a loader that knows its position, at the end of the previous epoch."""
+        """For a loader that knows its position, its state at the end of the previous epoch."""
         self._epochs = epochs
         self._world_size = world_size
         self._rank = rank
@@ -66,8 +66,8 @@ class ResumableBatches:
         self._kept_workers = False
         self._order: SampleOrder | None = None
         self._own_order: str | None = None
-        # In an epoch that another world began: the samples it took, and a loader of this rank's share of the
-        # rest.
+        # In an epoch that a world of another size began: the number of samples it took, and a loader of this
+        # rank's share of the rest.
         self._base = 0
         self._share: Any = None
 
@@ -78,18 +78,18 @@ class ResumableBatches:
 
     @property
     def batches_left(self) -> int | None:
-        """The number of batches that are left, or None if the loader does not know its length."""
+        """The number of batches left, or None if the loader does not know its length."""
         if self._length is None:
             return None
         length = self._length if self._share is None else len(self._share)
         return max(0, length - self._batch + (self._epochs - self.epoch - 1) * self._length)
 
     def has_next(self) -> bool:
-        """Return whether there is another batch. The answer may be True although the next epoch is empty.
+        """Return whether there is another batch. True may be returned even though the next epoch is empty.
 
-        If the loader's length is unknown, this fetches the next batch, and remembers the state before the
-        fetch for a save. Call it before a boundary: only the state in which the loop ends may be saved under
-        the number of the last step.
+        If the loader's length is unknown, this fetches the next batch, and keeps the state before the fetch
+        for a save. Call this before a boundary: only the state in which the loop ends may be saved under the
+        number of the last step.
         """
         if self._length is not None:
             return self.batches_left != 0
@@ -102,23 +102,23 @@ class ResumableBatches:
 
     @property
     def random(self) -> dict[str, Any] | None:
-        """The state of the random generators before the next batch was fetched; None if it was not."""
+        """The state of the random generators before the next batch was fetched; None if it is not fetched."""
         return None if self._peeked is None else self._before_peek["random"]
 
     def extend(self, loader: Any, *, first: int, epochs: int) -> bool:
-        """Iterate further epochs. If they have another loader, do nothing and return False."""
+        """Iterate further epochs. If these use another loader, do nothing and return False."""
         if loader is self._given:
             self.epoch, self._epochs, self._length = first, epochs, _length(loader)
         return loader is self._given
 
     def end_epoch(self) -> None:
-        """Skip the rest of the epoch, if it has begun."""
+        """Skip the rest of the current epoch, if that has begun."""
         if self._iterator is not None or self._peeked is not None:
             self._peeked = None
             self._step_to_next_epoch()
 
     def fetch(self) -> tuple[Any] | None:
-        """Return the next batch in a tuple, or None after the last epoch."""
+        """Return a tuple with the next batch, or None after the last epoch."""
         while self.epoch < self._epochs:
             if self._iterator is None:
                 self._mark_start()
@@ -133,7 +133,7 @@ class ResumableBatches:
         return None
 
     def close(self) -> None:
-        """Release the iterator and its worker processes, at the end of the loop."""
+        """Release the iterator and its worker processes; called at the end of the loop."""
         self._iterator = None
 
     @property
@@ -148,15 +148,15 @@ class ResumableBatches:
 
     @property
     def is_common(self) -> bool:
-        """Whether another rank could use this rank's own part of ``take``, except for its random state."""
+        """Whether another rank could use this rank's part of ``take``, except for its random state."""
         return self._own_order is None
 
     def take(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the position that all ranks share, and this rank's own state at that position.
 
-        Both can be stored in a checkpoint. ``samples`` counts the samples of this epoch that all ranks
-        together took; ``base`` of them were taken in worlds of other sizes, before ``batch`` was counted.
-        ``order`` is the epoch's order if it is known, else None.
+        Both can be stored in a checkpoint. ``samples`` is the number of samples of this epoch that all ranks
+        took together; ``base`` of them were taken in worlds of other sizes, before ``batch`` was counted.
+        ``order`` is the epoch's order, or None if it is unknown.
         """
         rank_position: dict[str, Any] = {"generators": generator_states(self._loader)}
         epoch, batch, base = self.epoch, self._batch, self._base
@@ -186,17 +186,18 @@ class ResumableBatches:
         return position, rank_position
 
     def _loader_state(self) -> Any:
-        # Some loaders must not be asked for a state between load_state_dict and the first batch.
+        # Some loaders must not be asked for their state between load_state_dict and the first batch.
         return self._ask_state() if self._loaded is None else self._loaded
 
     def _ask_state(self) -> Any:
         state = self._loader.state_dict()
-        # Another loader may return its live state and change it later, so copy it. A ReplayedLoader returns a
-        # new one, and a copy of all numbers of its random generators would cost ten times a boundary's mark.
+        # Loaders of other kinds may return their live state and change it later, so copy it. A ReplayedLoader
+        # returns a new state, and copying all the numbers of its random generators would take ten times as
+        # long as marking a boundary.
         return state if isinstance(self._loader, ReplayedLoader) else copy.deepcopy(state)
 
     def _peek(self) -> bool:
-        """Fetch the epoch's next batch. If there is none, go to the next epoch and return False."""
+        """Fetch the epoch's next batch. If there is none, move to the next epoch and return False."""
         if self._peeked is None and self._iterator is not None:
             self._loaded = None
             with data_wait.waiting():
@@ -208,7 +209,7 @@ class ResumableBatches:
         return self._peeked is not None
 
     def _end(self, *, is_over: bool = False) -> dict[str, Any] | None:
-        """Return the loader's state at the end of an epoch, and how to resume from it."""
+        """Return the loader's state at the end of an epoch, and how to resume from that state."""
         known = self._before_peek.get("loader") if is_over else None
         state = self._ask_state() if known is None else known
         return {"loader": state, "iterates": True, "is_over": is_over}
@@ -233,12 +234,12 @@ class ResumableBatches:
         """Resume at a position. This draws random numbers: restore the generators afterwards.
 
         ``position`` is shared by the ``world_size`` ranks that saved it; ``rank_position`` is this rank's
-        own, or None in a world of another size; ``random`` is the saved state of its generators. A warning is
-        logged if batches may differ from those of an uninterrupted run.
+        own, or None if the world had another size; ``random`` is the saved state of the rank's generators. A
+        warning is logged if the batches may differ from those of an uninterrupted run.
 
         Raises:
             CheckpointError: the position is malformed.
-            SessionError: the position is not one of this loader.
+            SessionError: the position does not fit this loader.
         """
         self.epoch, self._batch = position["epoch"], position["batch"]
         base = position.get("base", 0)
@@ -262,7 +263,7 @@ class ResumableBatches:
             restore_generators(self._loader, rank_position["generators"])
 
     def _resume_between(self, rank_position: dict[str, Any]) -> None:
-        """Resume before the first batch of an epoch, in a loader that has not iterated earlier epochs."""
+        """Resume before an epoch's first batch, with a loader that has not iterated any earlier epoch."""
         epoch_state.load_own_states(self._loader, rank_position.get("own", []))
         self._ended = ended = rank_position.get("ended")
         if ended is not None:
@@ -271,9 +272,9 @@ class ResumableBatches:
                 set_epoch(self._loader, self.epoch - 1)
                 rest = iter(self._loader)
                 if ended["is_over"] and next(rest, self) is not self:
-                    # The loader, such as litdata's, has begun the next epoch already.
+                    # The loader, such as litdata's, has already begun the next epoch.
                     self._loader.load_state_dict(ended["loader"])
-                elif not is_of_torchdata(self._loader):  # torchdata's begin where the script left the epoch
+                elif not is_of_torchdata(self._loader):  # torchdata's resume where the script left the epoch
                     collections.deque(rest, maxlen=0)
         if not self._stateful or is_of_torchdata(self._loader):
             epoch_state.warn_of_counting(self._loader, self.epoch)
@@ -317,7 +318,7 @@ class ResumableBatches:
         batch, samples = int(position["batch"]), position["samples"]
         batch_size = getattr(self._loader, "batch_size", None)
         if isinstance(samples, int) and isinstance(batch_size, int):
-            # Rounded down: samples of this epoch may come twice, but none is skipped.
+            # Rounded down, so samples of this epoch may be used twice, but none is skipped.
             return samples // (batch_size * self._world_size)
         return batch * world_size // self._world_size
 
@@ -336,7 +337,7 @@ class ResumableBatches:
         self._iterator = self._open()
 
     def _replay(self, rank_position: dict[str, Any] | None) -> set[str]:
-        """Load the consumed batches; return the generators drawn from that may have chosen the samples."""
+        """Load the consumed batches again; return the used generators that may have chosen the samples."""
         if rank_position is not None and "start" in rank_position:
             start = rank_position["start"]
             randomness.restore(start, self._devices)
@@ -349,7 +350,7 @@ class ResumableBatches:
         self._iterator = self._open()
         begun: dict[str, Any] | None = None
         for index in range(self._batch):
-            # Load the consumed batches, because datasets may have a state.
+            # Load the consumed batches, because datasets may have a state that depends on this.
             batch = next(self._iterator, self)
             if index == 0 and batch is not self:
                 self._start["first"] = epoch_state.fingerprint(batch)
@@ -359,7 +360,7 @@ class ResumableBatches:
                     f"the loader ended after {index} batches of epoch {self.epoch}, but {self._batch} were"
                     " consumed before the checkpoint: is it the same dataset?"
                 )
-            if begun is None:  # torch's samplers draw when the first batch is fetched, if at all
+            if begun is None:  # torch's samplers draw with the first batch, if at all
                 begun = randomness.capture(self._devices)
         if begun is None or not sample_order.may_draw(self._loader):
             return set()
@@ -380,7 +381,7 @@ class ResumableBatches:
 
     def _open(self) -> Iterator[Any]:
         set_epoch(self._loader, self.epoch)
-        self._length = _length(self._loader)  # it may differ between epochs
+        self._length = _length(self._loader)  # it may differ from epoch to epoch
         self._kept_workers = self._share is None and sample_order.keeps_workers(self._loader)
         if self._share is not None:
             return iter(self._share)
@@ -390,7 +391,7 @@ class ResumableBatches:
 
 
 class _Place:
-    """A tracked loader's position, whose state is read only when it is needed or about to change."""
+    """A tracked loader's position, whose state is read only when it is needed or is about to change."""
 
     def __init__(self, loader: ResumedLoader) -> None:
         self._loader = loader
@@ -398,14 +399,14 @@ class _Place:
         self._noted: Noted | None = None
 
     def note(self) -> None:
-        """Note the position now, because the loader is about to be used."""
+        """Read the state now, because the loader is about to be used."""
         self._noted = Noted(self._loader.state_dict())
 
     def __call__(self) -> Any:
         """Return the loader's state.
 
         Raises:
-            SessionError: the loader was used since, and its state may not be read at each step.
+            SessionError: the loader was used since then, and its state may not be read at each step.
         """
         state = self._loader.state_dict() if self._noted is None else None
         if self._noted is not None:
@@ -416,7 +417,7 @@ class _Place:
 
 
 class ResumedLoader:
-    """A tracked loader for loops over steps; when resumed, its first ``iter`` draws no random numbers."""
+    """A tracked loader for loops over steps; after a resume, its first ``iter`` draws no random numbers."""
 
     def __init__(
         self,
@@ -434,9 +435,9 @@ class ResumedLoader:
         self._devices = devices
         self._on_iter = on_iter
         self.has_fetched = False
-        """Whether a batch was fetched."""
+        """Whether a batch has been fetched."""
         self.num_uses = 0
-        """The number of times that it was iterated or a batch was fetched."""
+        """The number of times that the loader was iterated or a batch was fetched from it."""
         self.num_batches = 0
         self.own_order = own_order(loader)
         """Why other ranks cannot compute which batches of an epoch come next on this rank, or None."""
@@ -448,9 +449,9 @@ class ResumedLoader:
         return self._loader.state_dict()
 
     def place(self, num_steps: int) -> Callable[[], Any]:
-        """Return a callable for the loader's state at this moment, after ``num_steps`` steps.
+        """Return a callable that returns the loader's state at this moment, after ``num_steps`` steps.
 
-        It can be called later, too.
+        The callable can also be called later.
         """
         if num_steps > 0:
             self._per_step = self._per_step or self.num_batches / num_steps
@@ -461,9 +462,9 @@ class ResumedLoader:
         return self._place
 
     def use(self) -> None:
-        """Note that the loader is about to be iterated, or a batch to be fetched."""
+        """Record that the loader is about to be iterated, or a batch to be fetched."""
         place, self._place = self._place, None
-        # Not earlier: reading the state of a loader that was never iterated draws random numbers.
+        # Do not read it earlier: reading the state of a loader that was never iterated draws random numbers.
         if place is not None and self.has_fetched and is_of_torchdata(self._loader):
             place.note()
         self.num_uses += 1
@@ -478,7 +479,7 @@ class ResumedLoader:
     def _iterate(self) -> Iterator[Any]:
         if not self._resumed:
             return iter(self._loader)
-        # The run that saved had made this call: the restored generators include its draw already.
+        # The run that saved had already made this call, so the restored generators include its draw.
         self._resumed = False
         state = randomness.capture(self._devices)
         try:
@@ -509,12 +510,12 @@ class _Fetches:
 
 
 def is_of_torchdata(loader: Any) -> bool:
-    """Return whether a loader is torchdata's, which saves the states of its dataset and samplers."""
+    """Return whether a loader is one of torchdata's, which save the states of their dataset and samplers."""
     return any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__)
 
 
 def own_order(loader: Any, *, seeds: Collection[int] = ()) -> str | None:
-    """Return the same as ``sample_order.own_order``, or a reason if only the loader knows its position."""
+    """Return the result of ``sample_order.own_order``, or a reason if only the loader knows its position."""
     if is_stateful(loader) and not (isinstance(loader, ReplayedLoader) or is_of_torchdata(loader)):
         return f"only the {type(loader).__name__} itself knows its position"
     return sample_order.own_order(loader, seeds=seeds)
@@ -528,7 +529,7 @@ def is_stateful(loader: Any) -> bool:
 def _length(loader: Any) -> int | None:
     dataset = getattr(loader, "dataset", loader)
     if isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__"):
-        return None  # the length of an iterable dataset is a guess
+        return None  # an iterable dataset's length is a guess
     try:
         return len(loader)
     except TypeError:

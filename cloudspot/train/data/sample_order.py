@@ -23,23 +23,23 @@ STATEFUL_WORKERS = "a StatefulDataLoader does not keep their random state"
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """The order in which all ranks together take an epoch's samples; any world can compute it.
+    """The order in which all ranks together take an epoch's samples; a world of any size can compute it.
 
-    Without a seed or a state, it is the dataset's own order.
+    Without a seed or a state, it is the order of the dataset.
     """
 
     length: int
     """The number of samples in an epoch, before any are repeated or dropped to divide them evenly."""
     seed: int | None = None
-    """Seed of the generator that shuffles."""
+    """The seed of the generator that shuffles."""
     state: Any = None
-    """State of the generator that shuffles, if it is the script's own: uint8 [any], CPU."""
+    """The state of the generator that shuffles, if the script created it: uint8 [any], CPU."""
 
     def indices(self) -> Any:
         """Return the samples' indices: int64 [length], CPU.
 
         Raises:
-            CheckpointError: torch refuses the seed or the state.
+            CheckpointError: torch rejects the seed or the state.
         """
         if self.seed is None and self.state is None:
             return torch.arange(self.length, device="cpu")
@@ -54,12 +54,12 @@ class SampleOrder:
         return torch.randperm(self.length, generator=generator, device="cpu")
 
     def to_json(self) -> Json:
-        """Return the order in the form that a checkpoint holds."""
+        """Return the order in the form in which a checkpoint stores it."""
         return flatten("order", {"length": self.length, "seed": self.seed, "state": self.state}, None)
 
     @classmethod
     def from_json(cls, value: Json) -> SampleOrder:
-        """Return the order that ``to_json`` wrote.
+        """Return the order for which ``to_json`` returned this value.
 
         Raises:
             CheckpointError: the value is malformed.
@@ -79,7 +79,7 @@ class SampleOrder:
 
 
 def obstacle(loader: Any, *, world_size: int) -> str | None:
-    """Return why the order of a loader's epochs cannot be known, as a clause; None if it can."""
+    """Return why the order of a loader's epochs cannot be known, as a clause; None if it can be known."""
     kind = type(loader)
     if getattr(kind, "__iter__", None) is not DataLoader.__iter__ or hasattr(loader, "state_dict"):
         return f"the loader is a {kind.__name__}"
@@ -89,7 +89,7 @@ def obstacle(loader: Any, *, world_size: int) -> str | None:
     if loader.batch_size is None or type(batch_sampler) is not BatchSampler:
         return "the loader does not make the batches itself"
     name = type(sampler).__name__
-    # Subclasses may add anything that leaves the order alone.
+    # Subclasses may add anything that does not change the order.
     iterate = getattr(type(sampler), "__iter__", None)
     if iterate is DistributedSampler.__iter__:
         if sampler.num_replicas != world_size:
@@ -107,7 +107,7 @@ def obstacle(loader: Any, *, world_size: int) -> str | None:
 
 
 def length_of(loader: Any) -> int:
-    """Return the number of samples in an epoch, for a loader without an ``obstacle``."""
+    """Return the number of samples in an epoch, for a loader for which ``obstacle`` returns None."""
     sampler = loader.sampler
     return len(sampler.dataset if isinstance(sampler, DistributedSampler) else sampler.data_source)
 
@@ -129,9 +129,10 @@ def warn_of_workers(why: str, *, rank: int) -> None:
 
 
 def may_draw(loader: Any) -> bool:
-    """Return whether the loader may choose samples by drawing from this process's generators in an epoch.
+    """Return whether the loader may choose samples with this process's generators during an epoch.
 
-    torch's own samplers draw at the beginning of an epoch, if at all. Workers draw from their own generators.
+    torch's own samplers draw only at the beginning of an epoch, if at all. Workers draw from their own
+    generators.
     """
     if not isinstance(loader, DataLoader):
         return True
@@ -142,10 +143,10 @@ def may_draw(loader: Any) -> bool:
 
 
 def samplers_of(loader: Any) -> list[Any]:
-    """Return a loader's samplers, and the samplers that these wrap."""
+    """Return a loader's samplers, including the samplers that these wrap."""
     found: dict[int, Any] = {}
     owners = [loader]
-    for owner in owners:  # the list grows meanwhile
+    for owner in owners:  # the loop appends to the list
         for each in (getattr(owner, "sampler", None), getattr(owner, "batch_sampler", None)):
             if each is not None and id(each) not in found:
                 found[id(each)] = each
@@ -156,12 +157,12 @@ def samplers_of(loader: Any) -> list[Any]:
 def own_order(loader: Any, *, seeds: Collection[int] = ()) -> str | None:
     """Return why other ranks cannot compute which samples of an epoch come next on this rank, as a clause.
 
-    It is None if they can, from this rank's number, the epoch, the number of batches that each rank took, and
-    values that all ranks share, such as these ``seeds``.
+    It is None if they can compute this from the rank's number, the epoch, the number of batches that each
+    rank took, and values that all ranks share, such as these ``seeds``.
     """
     if isinstance(getattr(loader, "dataset", None), IterableDataset):
         return "the dataset is iterable"
-    # Accelerate gives all ranks rank 0's generator in each epoch.
+    # In each epoch, Accelerate gives all ranks rank 0's generator.
     is_synchronized = "generator" in (getattr(loader, "rng_types", None) or ())
     synchronized = loader.synchronized_generator if is_synchronized else None
     samplers = samplers_of(loader)
@@ -183,7 +184,7 @@ def own_order(loader: Any, *, seeds: Collection[int] = ()) -> str | None:
 def find_order(loader: Any, *, world_size: int) -> SampleOrder | None:
     """Return the order of the epoch that ``iter(loader)`` would begin now; None if it cannot be known.
 
-    This draws nothing from the generators that ``iter`` is about to use.
+    This draws no number from the generators that ``iter`` is about to use.
     """
     if obstacle(loader, world_size=world_size) is not None:
         return None
@@ -196,17 +197,17 @@ def find_order(loader: Any, *, world_size: int) -> SampleOrder | None:
     own = sampler.generator
     generator.set_state(torch.get_rng_state() if own is None else own.get_state())
     if loader.generator is own and not keeps_workers(loader):
-        _draw(generator)  # the loader's seed for its workers comes first
+        _draw(generator)  # the loader first draws its workers' seed
     if own is None:
         return SampleOrder(length, seed=_draw(generator))
     return SampleOrder(length, state=generator.get_state())
 
 
 def share(order: SampleOrder, taken: int, *, num_ranks: int, rank: int, drop_last: bool) -> list[int]:
-    """Return one rank's indices in the rest of an epoch of which ``taken`` samples are consumed.
+    """Return one rank's indices in the rest of an epoch, of which ``taken`` samples have been used.
 
-    All ranks get the same number. As in DistributedSampler, samples that cannot be divided evenly are dropped
-    with ``drop_last``; otherwise, the epoch's first samples fill them up.
+    All ranks get the same number of indices. As in DistributedSampler, samples that cannot be divided evenly
+    are dropped with ``drop_last``; otherwise, the epoch's first samples are added to complete the shares.
     """
     indices = order.indices()
     rest = indices[taken:]
@@ -220,10 +221,10 @@ def share(order: SampleOrder, taken: int, *, num_ranks: int, rank: int, drop_las
 
 
 def loader_over(loader: Any, indices: Sequence[int]) -> Any:
-    """Return a loader like the given one for one epoch of these samples."""
+    """Return a loader like the given one, for one epoch of these samples."""
     loader_copy = copy.copy(loader)
-    # A copy keeps all arguments of this torch's DataLoader and of the script's subclass. Use vars(), because
-    # DataLoader's __setattr__ refuses to change these.
+    # Copying keeps all arguments of this torch version's DataLoader and of the script's subclass. Use vars(),
+    # because DataLoader's __setattr__ refuses to change these.
     vars(loader_copy).update(
         sampler=indices,
         batch_sampler=BatchSampler(indices, loader.batch_size, loader.drop_last),

@@ -1,1 +1,1 @@
-"""The fork server, a process that has imported torch, and the client that stands in for its programs."""
+"""The fork server, a process that has imported torch, and the client that runs in place of its programs."""

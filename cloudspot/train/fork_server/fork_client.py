@@ -1,8 +1,8 @@
-"""Stands in for a Python program that the fork server runs: passes signals on, and ends as the program does.
+"""Runs in place of a program that the fork server runs: passes signals on, and ends as the program does.
 
-It is run as ``python -IS fork_client.py SOCKET PYTHON [-u] (SCRIPT | -m MODULE) ...``. If the server does not
-run the program, this process becomes the program. It imports only a little of the standard library, because
-each start of a rank waits for it.
+The command is ``python -IS fork_client.py SOCKET PYTHON [-u] (SCRIPT | -m MODULE) ...``. If the server does
+not run the program, this process becomes the program. It imports only a little of the standard library,
+because each start of a rank waits for it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ FORWARDED = (
 )
 KILLED = 128 + signal.SIGKILL
 ANSWER = b"%16d"
-"""The format in which the program's watcher, a fork, sends the program's process id, and later its status."""
+"""The format in which the watcher, a fork, sends the program's process id and later its exit status."""
 GO = b"!"
-"""The client's reply to the process id. The program does not begin before it, and so never runs twice."""
+"""The client's reply to the process id. The program begins only after this reply, and so never runs twice."""
 START_SECONDS = 60.0
-"""How long the server may take to import torch and fork; after that, the program is started without it."""
+"""How long the server may take to import torch and fork; after that, the program is started normally."""
 
 
 def at_socket(path: str, do: str) -> socket.socket:
     """Return a socket after ``bind`` or ``connect`` (``do``) at a path, which may exceed a socket's limit.
 
     Raises:
-        OSError: the operation fails, for example because no process listens there.
+        OSError: the operation failed, for example because no process is listening there.
     """
     directory, _, name = path.rpartition("/")
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -51,7 +51,7 @@ def at_socket(path: str, do: str) -> socket.socket:
 
 
 def listen_at(path: str) -> socket.socket:
-    """Return a socket that listens at the path, for this user only, because its clients run code.
+    """Return a socket that listens at the path, accessible only to this user, because its clients run code.
 
     Raises:
         OSError: the socket cannot be created.
@@ -67,7 +67,7 @@ def listen_at(path: str) -> socket.socket:
 
 
 def request(words: Sequence[str]) -> bytes:
-    """Return the request to the server: the directory, the words and the environment, with their lengths."""
+    """Return the request to the server: the directory, the words and the environment, with lengths."""
     variables = [name + b"=" + value for name, value in os.environb.items()]
     here = os.getcwdb()  # noqa: PTH109 - pathlib is slow to import
     parts = [here, str(len(words)).encode(), *map(os.fsencode, words), *variables]
@@ -76,7 +76,7 @@ def request(words: Sequence[str]) -> bytes:
 
 
 def _start(path: str, words: Sequence[str]) -> tuple[socket.socket, int]:
-    """Return the connection and the id of the program's process, or 0 if the server does not run it."""
+    """Return the connection and the program's process id, or 0 if the server does not run the program."""
     connection = at_socket(path, "connect")
     connection.settimeout(START_SECONDS)
     asked = request(words)
@@ -88,14 +88,14 @@ def _start(path: str, words: Sequence[str]) -> tuple[socket.socket, int]:
 
 
 def _answer(connection: socket.socket) -> bytes:
-    """Return the next answer; it is empty if the watcher is gone or the program is not run."""
+    """Return the next answer, which is empty if the watcher is gone or the program is not run."""
     return connection.recv(len(ANSWER % 0), socket.MSG_WAITALL)
 
 
 def _forward(pid: int) -> socket.socket:
     """From now on, pass signals on to the process; return a socket that becomes readable at each signal.
 
-    Without the socket, the handler of a signal that comes just before ``select`` would run only after it.
+    Without the socket, a signal that arrives just before ``select`` would be handled only after it returns.
     """
     waking, wakes = socket.socketpair()
     wakes.setblocking(False)
@@ -113,7 +113,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def main() -> None:
-    """Run the program through the server, or become it: see the module."""
+    """Run the program through the server, or become the program: see the module."""
     path, *words = sys.argv[1:]
     try:
         connection, pid = _start(path, words)
@@ -130,7 +130,7 @@ def main() -> None:
         status = _answer(connection)
     except OSError:
         status = b""
-    if not status:  # the program's parent is gone, and no other process can learn the status
+    if not status:  # the watcher is gone, and only it could learn the status
         _signal(pid, signal.SIGKILL)
     os._exit(int(status or KILLED))
 

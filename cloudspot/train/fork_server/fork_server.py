@@ -1,17 +1,18 @@
 """A process that has imported torch, from which torchrun and the training processes of a machine are forked.
 
 Importing torch, and the modules that DistributedDataParallel imports on first use, takes seconds in each of
-these processes, at each start of the training. Here it happens once per machine, while the node still
-prepares. ``fork_client`` stands in for each program; a program that may not run here is started as usual.
+these processes, at every start of the training. Here this happens once per machine, while the node is still
+preparing. ``fork_client`` runs in place of each program; a program that must not run here is started as
+usual.
 
-A forked program differs as little as possible from one that was started: it has its own arguments,
-environment (also in ``/proc``), directory, streams, process group, random numbers and ``__main__``. All
-programs of a machine share one seed of ``hash()``. The server refuses a program that would import or see
+A forked program differs as little as possible from one that is started normally: it has its own arguments,
+environment (also in ``/proc``), directory, streams, process group, random numbers and ``__main__``. However,
+all programs on a machine share one seed of ``hash()``. The server rejects a program that would import or see
 something different here: see ``_why_not``.
 
-Between the server and each program is a watcher: a fork that waits for the program and adopts the processes
-that it leaves behind. Even if the server ends, a program goes on, its client learns how it ended, and the
-agent finds it.
+Between the server and each program is a watcher: a forked process that waits for the program and adopts the
+processes that it leaves behind. If the server ends, the program continues, its client still learns how it
+ended, and the agent finds it.
 """
 
 from __future__ import annotations
@@ -48,30 +49,30 @@ from cloudspot.train.fork_server.preload_watch import LEAST_SECONDS, Watch
 from cloudspot.train.fork_server.preloaded import BEFORE_TORCH, Preloaded
 
 MARK = "CLOUDSPOT_FORK_SERVER"
-"""The variable that leads to the server; its value is the path of the socket."""
+"""The variable that identifies the server; its value is the path of the server's socket."""
 PADDING = "CLOUDSPOT_FORK_PADDING"
-"""The variable that makes room for the programs' environments; an argument makes room for their words."""
+"""The variable that reserves room for programs' environments; an argument reserves it for their words."""
 PADDING_BYTES = 64 << 10
 IMPORTED = (
     "torch",
-    "torch.distributed.argparse_util",  # torchrun imports this and the next two
+    "torch.distributed.argparse_util",  # torchrun imports these three
     "torch.distributed.launcher.api",
     "torch.distributed.elastic.rendezvous.registry",
     "torch.nn.parallel.distributed",
     "torch.utils.data",
     "cloudspot.train.sessions.opening",  # the session
-    "torch._dynamo",  # which every optimizer and DistributedDataParallel import; as large as torch itself
+    "torch._dynamo",  # imported by each optimizer and DistributedDataParallel; as large as torch
 )
-"""The modules to import before the first program is forked: during an import, no program can be reaped."""
+"""The modules to import before the first fork: during an import, ended programs cannot be reaped."""
 OF_RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-"""Some of the variables that torchrun sets and that differ between ranks or starts."""
+"""Some of the variables that torchrun sets differently for each rank or start."""
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 _REQUEST_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Program:
-    """The program that a client asks for."""
+    """The program that a client wants to run."""
 
     directory: bytes
     words: tuple[str, ...]
@@ -85,13 +86,13 @@ class Program:
 
     @property
     def arguments(self) -> list[str]:
-        """The script or ``-m``, and the arguments after it."""
+        """The script or ``-m``, and the arguments that follow."""
         words = list(self.words[2:] if self.words[1] == "-u" else self.words[1:])
         return ["-m", *words[2:]] if words[0] == "-m" else words
 
     @property
     def import_directory(self) -> str:
-        """The directory in which Python looks for modules first: the script's, or the working directory."""
+        """The directory that Python searches first for modules: the script's, or the working directory."""
         here = os.fsdecode(self.directory)
         if self.module is not None:
             return here
@@ -99,19 +100,20 @@ class Program:
 
 
 def serve(listener: socket.socket, script: Path, names: Sequence[str]) -> Program:
-    """Fork the programs that clients ask for, without end; in each fork, return the program to run.
+    """Fork the programs that clients request, in an endless loop; in each fork, return the program to run.
 
-    ``names`` are further imports, which the job file lists, and ``script`` is the job's entrypoint.
+    ``names`` are additional imports from the job file, and ``script`` is the job's entrypoint.
 
     Raises:
         ImportError: this Python has no torch.
-        OSError: this kernel lacks a needed feature.
+        OSError: the kernel lacks a feature that is needed.
     """
     room = _Room()
     os.close(os.pidfd_open(os.getpid()))
     unwanted = unwanted_path(os.environ[MARK])
     environment = {name: value for name, value in os.environ.items() if name not in {MARK, PADDING}}
-    # Copy the environment: libraries must keep no pointers to where the programs' environments are written.
+    # Copy the environment: libraries must not keep pointers to the memory where the programs' environments
+    # are written.
     os.environ.clear()
     os.environ.update(environment)
     gc.disable()  # garbage collection would take a fifth of the imports' time
@@ -128,7 +130,7 @@ def serve(listener: socket.socket, script: Path, names: Sequence[str]) -> Progra
         except Exception as error:  # the script will report it
             sys.stderr.write(f"run.preload: {name} cannot be imported: {error!r}\n")
     gc.collect()
-    gc.freeze()  # so that collections in the programs do not copy shared pages
+    gc.freeze()  # so that garbage collection in the programs does not copy shared pages
     gc.enable()
     watchers = _Watchers(listener)
     while True:
@@ -141,7 +143,7 @@ def serve(listener: socket.socket, script: Path, names: Sequence[str]) -> Progra
                 watchers.add(pid)
             elif pid == 0:
                 watchers.forget()
-                _watch(*asked, connection, room)  # returns in another fork
+                _watch(*asked, connection, room)  # returns in another forked process
                 is_wanted = False
                 _become(*asked, room)
                 with contextlib.suppress(OSError):
@@ -159,7 +161,7 @@ def serve(listener: socket.socket, script: Path, names: Sequence[str]) -> Progra
 
 
 def measure(names: Sequence[str]) -> dict[str, float]:
-    """Import the server's usual modules and ``names``; return the seconds that ``run.preload`` would save.
+    """Import the usual modules and ``names``; return the seconds that ``run.preload`` would save, by name.
 
     Raises:
         ImportError: this Python has no torch.
@@ -179,12 +181,12 @@ def measure(names: Sequence[str]) -> dict[str, float]:
 
 
 def unwanted_path(path: str) -> Path:
-    """Return the path of the file with the reason why later starts must not use the server at this socket."""
+    """Return the path of the file that states why later starts must not use the server at this socket."""
     return Path(f"{path}.unwanted")
 
 
 class _Watchers:
-    """The forked processes that each watch one program."""
+    """The forked processes, each of which watches one program."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -192,11 +194,11 @@ class _Watchers:
         self._waits.register(listener, selectors.EVENT_READ)
 
     def add(self, pid: int) -> None:
-        """Reap the process when it ends."""
+        """Watch the process, and reap it when it ends."""
         self._waits.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
 
     def wait(self) -> list[socket.socket]:
-        """Wait until something happens; return the connections of new clients."""
+        """Wait for an event; return the connections of new clients."""
         connections = []
         for key, _ in self._waits.select():
             if key.fileobj is self._listener:
@@ -208,7 +210,7 @@ class _Watchers:
         return connections
 
     def forget(self) -> None:
-        """Close everything, in a fork."""
+        """Close all files; called in a forked process."""
         for key in self._waits.get_map().values():
             if key.fileobj is not self._listener:
                 os.close(key.fd)
@@ -217,12 +219,13 @@ class _Watchers:
 
 
 def _watch(program: Program, streams: Sequence[int], client: socket.socket, room: _Room) -> None:
-    """Fork the program, and return in it; in this process, report its end to its client, and end.
+    """Fork the program and return in it; in this process, wait, report to the client how it ended, and exit.
 
-    Only a program's parent learns its exit status. If that were the server, no program could outlive it.
+    Only a program's parent learns its exit status. If the server were that parent, no program could outlive
+    the server.
     """
     os.setpgid(0, 0)  # so that the program signals no other process, and can begin its own session
-    # These words make it one of the generation's processes, and a launcher in a search for its scripts.
+    # These words make this process one of the generation's, and a launcher in a search for its scripts.
     words = (program.words[0], os.path.realpath(fork_client.__file__), *program.words)
     room.show(replace(program, words=words))
     records = f"{program.environment.get(handoff.HANDOFF, '')}/{handoff.PROCESSES}"
@@ -234,7 +237,7 @@ def _watch(program: Program, streams: Sequence[int], client: socket.socket, room
     for stream in streams:
         os.close(stream)
     if pid > 0:
-        for number in fork_client.FORWARDED:  # when a machine shuts down, the program gets the signal, too
+        for number in fork_client.FORWARDED:  # at a machine's shutdown, the program gets these signals too
             signal.signal(number, signal.SIG_IGN)
         if handoff.HANDOFF in program.environment:  # recorded before the program begins
             process_keeper.record(records, process_keeper.WATCHER)
@@ -243,7 +246,7 @@ def _watch(program: Program, streams: Sequence[int], client: socket.socket, room
         with contextlib.suppress(OSError):
             client.sendall(ANSWER % pid)
         while pidfd not in (ready := select.select(waits, [], [])[0]):
-            if client in ready and _has_ended(client):  # then the program has to end, too
+            if client in ready and _has_ended(client):  # then the program must end too
                 waits = [pidfd]
                 os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -252,12 +255,12 @@ def _watch(program: Program, streams: Sequence[int], client: socket.socket, room
         client.close()
         with contextlib.suppress(ChildProcessError):
             while True:
-                os.wait()  # reap the processes that the program has left behind, this process's children
+                os.wait()  # reap the processes left behind by the program
     os._exit(0)
 
 
 def _receive(connection: socket.socket) -> tuple[Program, Sequence[int]] | None:
-    """Return the request and the three streams that came with it, or None if the client is gone."""
+    """Return the request and the three streams that came with it, or None if the client has disconnected."""
     connection.settimeout(_REQUEST_SECONDS)
     streams: list[int] = []
     try:
@@ -284,17 +287,17 @@ def _receive(connection: socket.socket) -> tuple[Program, Sequence[int]] | None:
 
 
 def _has_ended(client: socket.socket) -> bool:
-    """Return at once whether the process at the other end has closed its socket."""
+    """Return immediately whether the client has closed its end of the socket."""
     try:
         return client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:  # the client has sent nothing, or the program has read it meanwhile
+    except BlockingIOError:  # no data, or the program has already read it
         return False
     except OSError:
         return True
 
 
 def _why_not(program: Program, environment: Mapping[str, str], room: _Room, preloaded: Preloaded) -> str:
-    """Return why the program must not be forked from this server; the text is empty if it may be."""
+    """Return why the program must not be forked from this server, or an empty string if it may be."""
     why_not = preloaded.why_not(environment, program.environment)
     if why_not:
         return why_not
@@ -315,7 +318,7 @@ def _why_not(program: Program, environment: Mapping[str, str], room: _Room, prel
 
 
 def _modules_in(directory: str) -> set[str]:
-    """Return the names of the modules that a program may import from its own directory."""
+    """Return the names of the modules that a program could import from its own directory."""
     modules = set()
     with contextlib.suppress(OSError):
         for entry in os.scandir(directory):
@@ -328,7 +331,7 @@ def _modules_in(directory: str) -> set[str]:
 
 def _fork() -> int:
     """Return the id of the forked process, 0 in that process, or -1 if the fork fails."""
-    with warnings.catch_warnings():  # Python warns of threads, but OpenBLAS ends its threads for a fork
+    with warnings.catch_warnings():  # Python warns of threads, but OpenBLAS ends its own for a fork
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             return os.fork()
@@ -338,7 +341,7 @@ def _fork() -> int:
 
 
 def _become(program: Program, streams: Sequence[int], room: _Room) -> None:
-    """Make this forked process look as if it had been started for the program."""
+    """Make this forked process look as if it had been started to run the program."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -351,18 +354,18 @@ def _become(program: Program, streams: Sequence[int], room: _Room) -> None:
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, program.import_directory)
     importlib.invalidate_caches()
-    # Each process draws its own seeds when it starts; ``random`` sees to that itself.
+    # Each process draws its own seeds when it starts; ``random`` takes care of this itself.
     sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-    if "datasets.fingerprint" in sys.modules:  # its names of cache files must differ between processes
+    if "datasets.fingerprint" in sys.modules:  # names of its cache files must differ between processes
         generator = getattr(sys.modules["datasets.fingerprint"], "fingerprint_rng", None)
         if generator is not None:
             generator.seed()
 
 
 def run(program: Program) -> None:
-    """Run the program in this process, as Python would."""
+    """Run the program in this process as Python would run it."""
     if program.module is not None:
         runpy.run_module(program.module, run_name="__main__", alter_sys=True)
         return
@@ -399,7 +402,7 @@ class _Room:
     """The memory from which the kernel shows this process's arguments and environment: proc(5), ``stat``."""
 
     def __init__(self) -> None:
-        """Find the memory; raise OSError if it cannot be written."""
+        """Find the memory; raise OSError if it is not writable."""
         fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
         self._words = range(int(fields[45]), int(fields[46]))
         self._environment = range(int(fields[47]), int(fields[48]))
@@ -414,7 +417,7 @@ class _Room:
         return len(_joined(program)) <= len(self._environment)
 
     def show(self, program: Program) -> None:
-        """Let the kernel show the program's words and environment as this process's."""
+        """Make the kernel show the program's words and environment as this process's own."""
         words = b"\0".join(map(os.fsencode, program.words))[: len(self._words) - 1] + b"\0"
         with open("/proc/self/mem", "r+b", buffering=0) as memory:  # noqa: PTH123
             for place, data in ((self._words, words), (self._environment, _joined(program))):
@@ -427,9 +430,10 @@ def _joined(program: Program) -> bytes:
 
 
 def main() -> None:
-    """Serve at the socket that is standard input.
+    """Serve at the socket passed as standard input.
 
-    The arguments are the path of the script, and the further imports, in one word, separated by spaces.
+    The arguments are the path of the script and a single string with the additional imports, separated by
+    spaces.
     """
     try:
         forked = serve(socket.socket(fileno=sys.stdin.fileno()), Path(sys.argv[1]), sys.argv[2].split())

@@ -1,14 +1,15 @@
-"""Watches a forked script for effects that differ because modules were imported before it began.
+"""Watches a forked script for effects that differ because modules were imported before the script began.
 
-A script may set a variable before it imports the module that reads it, or put a directory on ``sys.path``
-with another module of that name. If it has opened no socket, written no file and started no process so far,
-its process starts over in the ordinary way, and lines that it has printed come twice. Otherwise, it goes on,
-the log shows a warning, and the next starts on this machine are ordinary ones.
+A script may set a variable before it imports the module that reads it, or add a directory to ``sys.path``
+that contains another module of that name. If the script has not yet opened a socket, written a file or
+started a process, its process starts over without the fork server, and lines that it has printed appear
+twice. Otherwise, it continues, the log shows a warning, and later starts on this machine do not use the fork
+server.
 
-There is no event for an import of a module that is imported already, so ``__import__`` and
-``importlib.import_module`` are replaced. A module that is reached in another way, such as an attribute,
-counts as not imported, and a script may then start over, or cause a warning, without need. Acts of native
-code, such as setting variables (``setenv``) or writing files, are not seen, except joining a process group.
+Importing an already imported module raises no event, so ``__import__`` and ``importlib.import_module`` are
+replaced. A module that is reached in another way, such as an attribute, counts as not imported, so a script
+may start over or cause a warning unnecessarily. Acts of native code, such as setting variables (``setenv``)
+or writing files, are not seen, with one exception: joining a process group.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ from cloudspot.train.fork_server.preloaded import Preloaded, differing, recordin
 MEASURED_SECONDS = 60.0
 """How long after a script's start its imports are timed."""
 LEAST_SECONDS = 0.1
-"""Faster imports are not worth a line in the job file."""
+"""Imports that take less time are not worth a line in the job file."""
 _ACTS = ("os.", "socket.", "subprocess.", "pty.", "sqlite3.")
-"""The prefixes of audit events for acts that other processes can see, except ``open``."""
+"""The prefixes of audit events for acts that other processes can observe, apart from ``open``."""
 _LOOKS = frozenset(
     (
         *("os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.getxattr", "os.listxattr", "os.chdir"),
         "socket.gethostname",
     )
 )
-"""The events with these prefixes that change nothing."""
+"""Events that have these prefixes but change nothing."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _NOTHING = contextlib.nullcontext()
 _BYTECODE = re.compile(r"__pycache__$|\.pyc(\.\d+)?$")
 
 
 class Watch:
-    """Watches the script that this process, a fork, is about to run, and times its imports."""
+    """Watches the script that this forked process is about to run, and times its imports."""
 
     def __init__(
         self,
@@ -60,9 +61,10 @@ class Watch:
         own: Collection[str],
         unwanted: Path,
     ) -> None:
-        """Start over with ``words`` and ``environment`` if need be; if too late, write why to ``unwanted``.
+        """Start over with ``words`` and ``environment`` if needed; if too late, write why to ``unwanted``.
 
-        ``own`` are the modules next to the script, and ``of_server`` was the environment of the imports.
+        ``own`` are the modules beside the script, and ``of_server`` is the environment of the server's
+        imports.
         """
         self._words, self._environment, self._of_server = words, environment, of_server
         self._preloaded, self._own, self._unwanted = preloaded, own, unwanted
@@ -74,13 +76,13 @@ class Watch:
         self._told = set[str]()
         self._until = time.monotonic() + MEASURED_SECONDS
         self._seconds: dict[str, float] = {}
-        """The slow imports that could be made once per machine."""
+        """The slow imports that could be done once per machine."""
         self._import, self._import_module = builtins.__import__, importlib.import_module
 
     def begin(self) -> None:
-        """Watch from now on."""
+        """Start to watch."""
 
-        @functools.wraps(self._import)  # pickle and others look the functions up by name
+        @functools.wraps(self._import)  # pickle and others look them up by name
         def import_(
             name: str,
             globals: Any = None,  # noqa: A002 - callers may name them
@@ -107,7 +109,7 @@ class Watch:
 
         builtins.__import__, importlib.import_module = import_, import_module
         _posixsubprocess.fork_exec = start_process
-        sys.addaudithook(self._hear)  # it cannot be removed
+        sys.addaudithook(self._hear)  # it can never be removed
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self._is_own_doing:
@@ -121,7 +123,7 @@ class Watch:
             self._has_acted = _is_act(event, arguments)
 
     def _differs(self, what: str, why: str, consequence: str) -> None:
-        """Start over or, if it is too late, print the consequence of ``what``, and why."""
+        """Start over or, if it is too late, print the consequence of ``what`` and the reason ``why``."""
         with self._unheard():
             if not self._has_acted and not _has_joined() and os.getpid() == self._pid:
                 self._start_over(f"{what} comes after {why}")
@@ -136,7 +138,7 @@ class Watch:
                     self._unwanted.write_text(text)
 
     def _start_over(self, why: str) -> None:
-        """Become the ordinary program; return only if that fails."""
+        """Become the program as if started normally; return only if that fails."""
         with contextlib.suppress(Exception):  # the script may have replaced sys.stdout
             sys.stdout.flush()
         with contextlib.suppress(OSError):
@@ -156,7 +158,7 @@ class Watch:
     def _is_worth_timing(self, name: str, taken: Collection[str]) -> bool:
         there = getattr(sys.modules.get(name), "__dict__", None)
         is_there = there is not None and all(one in there for one in taken)
-        is_own = self._is_timing or name.partition(".")[0] in self._own  # an own module's imports are timed
+        is_own = self._is_timing or name.partition(".")[0] in self._own  # own modules' imports are timed
         return not is_there and not is_own and time.monotonic() < self._until
 
     @contextlib.contextmanager
@@ -183,7 +185,7 @@ class Watch:
                 files.write_json(path, {"seconds": self._seconds})
 
     def _note_import(self, name: str, taken: Iterable[str]) -> None:
-        """Note an import of the script, and change the environment as the module's first import did."""
+        """Record an import by the script, and change the environment as the module's first import did."""
         package = name.partition(".")[0]
         origin = self._packages.get(package)
         if origin is not None:
@@ -215,7 +217,7 @@ class Watch:
 
 
 def _has_joined() -> bool:
-    """Return whether this process has joined a process group, whose sockets native code has opened."""
+    """Return whether this process has joined a process group, which opens sockets in native code."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 

@@ -1,6 +1,6 @@
-"""The modules that the fork server imports, and the environment variables that their imports have read.
+"""The modules that the fork server imports, and the environment variables that these imports have read.
 
-Variables that Python code reads are recorded during the import; those that native code reads are listed here.
+Variables read by Python code are recorded during the imports; variables read by native code are listed here.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ AT_IMPORT = re.compile(
     # Read by the OpenMP runtimes when they are loaded: "Environment Variables" of the manual of libgomp, and
     # of LLVM's and Intel's ("Supported Environment Variables").
     "OMP_|GOMP_|ACC_|KMP_"
-    # Read by torch's MKL and oneDNN and by NumPy's OpenBLAS when they are loaded, some at the first use.
+    # Read by torch's MKL and oneDNN and by NumPy's OpenBLAS when they are loaded, and some at their first
+    # use.
     "|MKL_|MKLDNN_|ONEDNN_|DNNL_|OPENBLAS_|GOTO_|NPY_|NUMPY_|GFORTRAN_"
     # Read by libc10 and libtorch when they are loaded, such as TORCH_SHOW_CPP_STACKTRACES and
     # PYTORCH_ALLOC_CONF (BackendStaticInitializer in c10/cuda/CUDACachingAllocator.cpp), some at the first
-    # use. ProcessGroupNCCL reads TORCH_NCCL_* when it is made, NCCL its own NCCL_* after that.
+    # use. ProcessGroupNCCL reads TORCH_NCCL_* when it is created, and NCCL then reads its own NCCL_*.
     "|PYTORCH_|TORCH_(?!NCCL_)|ATEN_|KINETO_"
-    # MKL reads these variables of MPI; the rest belong to libraries in torch: Intel's tracing, OpenSSL.
+    # MKL reads these variables of MPI; the others belong to libraries in torch: Intel's tracing, OpenSSL.
     "|I_MPI_|OMPI_|MPI_|INTEL_LIBITTNOTIFY|OPENSSL_"
-    # Read by CUDA's first call, which an import may make: pytorch/pytorch#80876.
+    # Read at CUDA's first call, which an import may make: pytorch/pytorch#80876.
     "|CUDA_|HIP_|ROCR_"
 )
-"""Variables that native code reads when torch is imported. A test finds them with a replaced getenv(), for
+"""Variables that native code reads while torch is imported. A test finds them by replacing getenv(), for
 torch 2.13 for the CPU and NumPy 2.2; those of code that this build lacks come from torch's source."""
 _LISTED = re.compile("TQDM_|FSSPEC_")
 """Variables that a package finds by listing all variables: ``envwrap`` in tqdm/utils.py, ``set_conf_env``
 in fsspec/config.py."""
 BEFORE_TORCH = "comet_ml"
-"""The package that has to be imported before torch, according to Comet's documentation on PyTorch."""
+"""The package that must be imported before torch, according to Comet's documentation on PyTorch."""
 _OF_SHELLS = frozenset(("PWD", "OLDPWD", "SHLVL", "_"))
 """Variables that a shell sets when it starts a script."""
 
 
 class _Recorder(os._Environ[str]):  # noqa: SLF001 - the type of os.environ
-    """``os.environ`` while an import is recorded."""
+    """``os.environ`` during the recording of an import."""
 
     def __getitem__(self, key: str) -> str:
         _counts[key] += 1
@@ -57,16 +58,16 @@ _counts = Counter[str]()
 
 @dataclass
 class Reads:
-    """The variables that Python code has read, whether they are set or not."""
+    """The variables that Python code has read, including unset ones."""
 
     names: set[str] = field(default_factory=set)
     has_listed: bool = False
-    """Whether the code has also listed all variables at once, which does not show which ones it uses."""
+    """Whether the code has also listed all variables at once, which does not show which variables it uses."""
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[Reads]:
-    """Record the variables that are read in the block; ``Reads`` is filled when the block ends."""
+    """Record the variables that are read in the block; ``Reads`` is complete when the block ends."""
     global _counts
     _counts, kind, present = Counter(), type(os.environ), {*os.environ}
     os.environ.__class__ = _Recorder
@@ -81,22 +82,22 @@ def recording() -> Iterator[Reads]:
 
 
 def differing(names: set[str], here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
-    """Return the variables whose values ``here`` and ``there`` differ, in order."""
+    """Return the variables whose values in ``here`` and ``there`` differ, in order."""
     return sorted(name for name in names - _OF_SHELLS if here.get(name) != there.get(name))
 
 
 @dataclass
 class Preloaded:
-    """The modules that this process has imported for its programs, in the order of the imports."""
+    """The modules that this process has imported for its programs, in order."""
 
     names: list[str] = field(default_factory=list)
     changed: dict[str, dict[str, str | None]] = field(default_factory=dict)
-    """The variables that each import has set, or removed (None), by the import's name."""
+    """The variables that each import set, or removed (None), by the import's name."""
     _readers: dict[str, set[str]] = field(default_factory=dict)
     _listers: set[str] = field(default_factory=set)
-    """The imports that have listed all variables at once."""
+    """The imports that listed all variables at once."""
     _imports: dict[str, set[str]] = field(default_factory=dict)
-    """The packages that the modules of each package have imported."""
+    """The packages imported by the modules of each package."""
 
     def add(self, name: str) -> None:
         """Import a module, or an object in a module, such as ``transformers.Trainer``.
@@ -150,13 +151,13 @@ class Preloaded:
         return found
 
     def readers(self, variable: str) -> set[str]:
-        """Return the imports that have read the variable, or may have read it."""
+        """Return the imports that have read the variable or may have read it."""
         native = {"torch"} if AT_IMPORT.match(variable) else set()
         listers = self._listers if _LISTED.match(variable) else set()
         return native | listers | self._readers.get(variable, set())
 
     def why_not(self, here: Mapping[str, str], there: Mapping[str, str]) -> str:
-        """Return why a program with the variables ``there`` must import anew, or an empty text."""
+        """Return why a program with the variables ``there`` must repeat the imports, or an empty string."""
         for name in differing({*here, *there}, here, there):
             if AT_START.match(name):
                 return f"{name} differs, and Python reads it before the program starts"
@@ -165,7 +166,7 @@ class Preloaded:
         return ""
 
     def packages(self) -> dict[str, str]:
-        """Return the file of each imported package, except the standard library's."""
+        """Return each imported package's file, without packages of the standard library."""
         origins = {}
         for name, module in list(sys.modules.items()):
             origin = getattr(getattr(module, "__spec__", None), "origin", None)

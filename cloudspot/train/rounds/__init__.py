@@ -1,1 +1,1 @@
-"""How all ranks agree to save at the same step, and which rank asks for a save (P4)."""
+"""How all ranks agree to save at the same step, and which rank requests a save (P4)."""

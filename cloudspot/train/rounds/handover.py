@@ -1,8 +1,8 @@
-"""Hands the state of a rank whose machine is about to go to a rank that stays, through the ranks' store (P4).
+"""Hands the state of a rank that must leave to a rank that stays, through the ranks' store (P4).
 
-The relieved rank writes its state to the store in pieces, and then the number of pieces; the taker reads them
-once that number is present. Pieces are small, because the store refuses messages of 8 MiB or more and serves
-all ranks meanwhile.
+The relieved rank writes its state to the store in pieces, followed by the number of pieces; the taker reads
+the pieces once that number is present. Pieces are small, because the store rejects messages of 8 MiB or more
+and serves all ranks in the meantime.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _HEADER_BYTES = 8
 
 
 def pack(state: Mapping[str, Any], tensors: Iterable[bytes]) -> bytes:
-    """Return a JSON state and the bytes of tensors as one byte string."""
+    """Return a JSON state and the tensors' bytes as one byte string."""
     header = json.dumps(state).encode()
     return b"".join((len(header).to_bytes(_HEADER_BYTES, "big"), header, *tensors))
 
 
 def unpack(given: bytes, sizes: Iterable[int]) -> tuple[dict[str, Any], list[memoryview]]:
-    """Return the state and the bytes of the tensors, whose ``sizes`` are in bytes.
+    """Return the state and the tensors' bytes; ``sizes`` are the tensors' sizes in bytes.
 
     Raises:
-        SessionError: the sizes do not add up to what was given, because the ranks' plans differ.
+        SessionError: the sizes do not add up to the length of the data, because the ranks' plans differ.
     """
     view = memoryview(given)
     start = _HEADER_BYTES + int.from_bytes(view[:_HEADER_BYTES], "big")
@@ -44,7 +44,7 @@ def unpack(given: bytes, sizes: Iterable[int]) -> tuple[dict[str, Any], list[mem
 
 
 class HandOver:
-    """One rank's part in a hand-over: it gives its state, takes that of others, or does neither."""
+    """One rank's part in a hand-over: it gives its state, takes the states of others, or does neither."""
 
     def __init__(
         self,
@@ -55,16 +55,17 @@ class HandOver:
         awaits: Collection[int] = (),
         takes: Collection[int] = (),
     ) -> None:
-        """Hand over for the save of ``order``.
+        """Prepare the hand-over for the save of ``order``.
 
-        The rank either gives ``gives``, or takes the states that the ranks ``takes`` give. A giving rank is
-        relieved when the takers, the ranks ``awaits``, have sealed the state and left.
+        The rank either gives the state ``gives``, or takes the states of the ranks in ``takes``. A giving
+        rank is relieved once the takers, which are the ranks in ``awaits``, have sealed the state and left.
         """
         self.gives = gives
         self.taken: dict[int, bytes] = {}
-        """The states that were taken, by the rank that gave them."""
+        """The states taken so far, by the rank that gave them."""
         self.is_done = gives is None and not takes
-        # A rewind that was called off has the same number as the drain after it, but another boundary.
+        # A rewind that was called off has the same number as the drain that follows it, but a different
+        # boundary.
         self._prefix = f"given/{order.number}/{order.step}"
         self._rank = rank
         self._awaits = awaits
@@ -72,7 +73,7 @@ class HandOver:
         self._has_given = False
 
     def advance(self, store: Store) -> bool:
-        """Do all that is possible without waiting; return whether nothing is left to do."""
+        """Do all work that is possible without waiting; return whether the hand-over is done."""
         if self.gives is not None and not self._has_given:
             self._give(store, self.gives)
             self._has_given = True

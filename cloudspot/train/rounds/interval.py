@@ -1,4 +1,4 @@
-"""Decides when rank 0 asks for the next save: at the job's fixed interval, or at a measured one."""
+"""Decides when rank 0 requests the next save: at the job's fixed interval, or at a computed one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from cloudspot.train.handoff import Tuning, read_tuning
 SHORTEST_AUTO_SECONDS = 30.0
 LONGEST_AUTO_SECONDS = 30.0 * 60
 RETRY_SECONDS = 1.0
-"""The delay after a save that was not made, because a rank had no free slot, or nothing to save yet."""
+"""The delay after a save that was not made because a rank had no free slot or no new state."""
 _REREAD_SECONDS = 1.0
 
 
 def auto_interval(*, stall_seconds: float, upload_seconds: float, losses_per_second: float) -> float:
     """Return the interval between saves that loses the least time, by Young's formula, in seconds.
 
-    If a save stalls the training for C seconds, saving every T seconds costs C/T of the time, and T/2 seconds
-    for each of the L losses per second; the sum is smallest at sqrt(2 C / L). The interval is at least 1.5
-    times the seconds from a seal to its commit, so that uploads can follow. A loss is a machine of any node
-    that goes without a usable notice.
+    If a save stalls the training for C seconds, saving every T seconds costs C/T of the time, and each of the
+    L losses per second costs T/2 seconds; the sum is smallest at sqrt(2 C / L). The interval is at least 1.5
+    times the seconds from a seal to its commit, so that uploads can keep up. A loss is the end of any node's
+    machine without a usable notice.
     """
     shortest = max(SHORTEST_AUTO_SECONDS, 1.5 * upload_seconds)
     best = math.sqrt(2 * stall_seconds / losses_per_second) if losses_per_second > 0 else math.inf
@@ -33,7 +33,7 @@ class Pace:
     """Decides when the next interval save is due, from ``tuning.json`` and the last stall."""
 
     def __init__(self, handoff: Path, *, now: float) -> None:
-        """Start the clock at ``now``; all moments are monotonic."""
+        """Start the clock at ``now``; all times are monotonic."""
         self._handoff = handoff
         self._tuning: Tuning | None = None
         self._read_at = -math.inf
@@ -42,7 +42,7 @@ class Pace:
         self._stall_seconds = 0.1  # a guess until the first save
 
     def is_due(self, now: float) -> bool:
-        """Return whether to ask for a save; False as long as there is no tuning."""
+        """Return whether to request a save; False while there is no tuning."""
         if now - self._read_at >= _REREAD_SECONDS:
             self._read_at = now
             with suppress(OSError, json.JSONDecodeError, TypeError):  # keep the last tuning
@@ -51,7 +51,7 @@ class Pace:
         return interval is not None and now >= self._not_before and now - self._last_at >= interval
 
     def interval_seconds(self) -> float | None:
-        """Return the current interval, or None before the agent has written a tuning."""
+        """Return the current interval, or None if the agent has not written a tuning yet."""
         tuning = self._tuning
         if tuning is None or tuning.interval_seconds is not None:
             return None if tuning is None else tuning.interval_seconds
@@ -62,14 +62,14 @@ class Pace:
         )
 
     def asked(self, now: float) -> None:
-        """Note that a save was asked for; if it is not made, it is due again soon."""
+        """Record that a save was requested; if it is not made, it is soon due again."""
         self._not_before = now + RETRY_SECONDS
 
     def saved(self, now: float, *, stall_seconds: float) -> None:
-        """Note a save of this rank."""
+        """Record a save by this rank."""
         self._last_at = now
         self._stall_seconds = stall_seconds
 
     def hasten(self) -> None:
-        """Make the next save due at once."""
+        """Make the next save due immediately."""
         self._last_at = -math.inf

@@ -1,9 +1,9 @@
-"""The keeper of another rank's own state, in case that rank is lost, and the messages to it (P8).
+"""The keeper of another rank's own state, in case that rank is lost, and the messages sent to it (P8).
 
-A connection begins with 32 random bytes from the keeper. The giver answers with an HMAC of these bytes and of
-its rank, keyed with the secret of the generation. A message consists of the length of its header in 8 bytes,
-the header, and the bytes of all changed pieces. The header is JSON:
-{"boundary", "step", "pieces": [[name, number of bytes, or null if unchanged], ...]}.
+The keeper begins a connection with 32 random bytes. The giver answers with an HMAC of these bytes and its
+rank, keyed with the generation's secret. A message consists of the header's length in 8 bytes, the header,
+and the bytes of all changed pieces. The header is JSON: {"boundary", "step", "pieces": [[name, number of
+bytes, or null if unchanged], ...]}.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from contextlib import suppress
 from typing import BinaryIO, NamedTuple
 
 MAX_BYTES = 16 << 20
-"""The maximum size of a header, and of the changed pieces in one message."""
+"""The maximum sizes of a header, and of the changed pieces in one message."""
 WAIT_SECONDS = 5.0
-"""How long to wait for a peer to read, or to prove its rank at first."""
+"""How long to wait for a peer to read, or to prove its rank at the beginning."""
 _RETRY_SECONDS = 0.1
 PROOF_BYTES = 32
 
 Name = tuple[str, ...]
-"""The name of a piece."""
+"""The name of a piece of state."""
 
 
 def keeper_of(rank: int, *, world_size: int, local_world_size: int) -> int:
-    """Return the rank that keeps the own state of ``rank``: on the next machine, if there is another one."""
+    """Return the rank that keeps the own state of ``rank``: on the next machine, if there is one."""
     return (rank + (local_world_size if local_world_size < world_size else 1)) % world_size
 
 
 class Given(NamedTuple):
-    """The state that a rank gave at a boundary."""
+    """The state that a rank gave for a boundary."""
 
     boundary: int
     step: int
@@ -44,13 +44,13 @@ class Given(NamedTuple):
 
 
 class Keeper:
-    """Listens for one other rank, and keeps the states that it gives."""
+    """Listens for one other rank, and keeps the states that this rank gives."""
 
     def __init__(self, address: str, *, secret: str, giver: int) -> None:
         """Listen at an address of this machine.
 
         Raises:
-            OSError: the address is not usable.
+            OSError: the address cannot be used.
         """
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._socket = socket.create_server((address, 0), family=family)
@@ -66,7 +66,7 @@ class Keeper:
         self._thread.start()
 
     def given_at(self, boundary: int, step: int) -> Given | None:
-        """Return the state that was given at a boundary, or None."""
+        """Return the state that was given for a boundary, or None."""
         there = (each for each in tuple(self._given) if (each.boundary, each.step) == (boundary, step))
         return next(there, None)
 
@@ -78,7 +78,7 @@ class Keeper:
         self._thread.join(WAIT_SECONDS)
 
     def _run(self) -> None:
-        # Bad peers and bad data end their own connection, and nothing else.
+        # Bad peers and bad data end their own connection, but nothing else.
         bad = (OSError, EOFError, ValueError, TypeError, LookupError, RecursionError)
         while not self._is_closed:
             try:
@@ -110,7 +110,7 @@ class Keeper:
 
 
 def message(boundary: int, step: int, pieces: Collection[Name], changed: Mapping[Name, bytes]) -> bytes:
-    """Return a message that names all ``pieces`` and holds those that ``changed`` since the previous one.
+    """Return a message that names all ``pieces`` and contains those that ``changed`` since the last message.
 
     Raises:
         ValueError: the changed pieces are too large.
@@ -127,13 +127,13 @@ def _receive(source: BinaryIO, num_bytes: int, before: Mapping[Name, bytes]) -> 
 
     Raises:
         ValueError, TypeError, LookupError, RecursionError: the message is malformed.
-        OSError, EOFError: the connection is lost.
+        OSError, EOFError: the connection was lost.
     """
     if num_bytes > MAX_BYTES:
         raise ValueError(f"the header has {num_bytes} bytes, more than {MAX_BYTES}")
     header = json.loads(read_exactly(source, num_bytes))
     pieces: dict[Name, bytes] = {}
-    room = 2 * MAX_BYTES  # unchanged pieces count, too
+    room = 2 * MAX_BYTES  # unchanged pieces count too
     for each, size in header["pieces"]:
         name = tuple(map(str, each))
         if size is not None and not (isinstance(size, int) and 0 <= size <= room):
@@ -147,7 +147,7 @@ def read_exactly(source: BinaryIO, num_bytes: int) -> bytes:
     """Return the next ``num_bytes`` bytes.
 
     Raises:
-        EOFError: the connection ended before.
+        EOFError: the connection ended before that.
     """
     data = source.read(num_bytes)
     if len(data) < num_bytes:
@@ -156,13 +156,13 @@ def read_exactly(source: BinaryIO, num_bytes: int) -> bytes:
 
 
 def proof_of(secret: str, challenge: bytes, rank: int) -> bytes:
-    """Return a giver's answer to a challenge."""
+    """Return the giver's answer to a challenge."""
     return hmac.digest(secret.encode(), b"%d " % rank + challenge, "sha256")
 
 
 def close_socket(connection: socket.socket | None) -> None:
-    """Close a socket; another thread that is using it gets an error."""
+    """Close a socket; another thread that is using the socket gets an error."""
     if connection is not None:
-        with suppress(OSError):  # it may not be connected any more
+        with suppress(OSError):  # it may already be disconnected
             connection.shutdown(socket.SHUT_RDWR)
         connection.close()

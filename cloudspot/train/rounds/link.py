@@ -19,9 +19,9 @@ from cloudspot.train.rounds.save_order import SaveOrder
 from cloudspot.train.uncaught_errors import leave_at_once
 
 PART_SECONDS = 10.0
-"""How long rank 0, which hosts the store, waits for the others before it leaves."""
+"""How long rank 0, which hosts the store, waits for the other ranks before it leaves."""
 REWOUND_SECONDS = 2.0
-"""How long a main thread, which may be waiting for another rank, has to reach a place where it can leave."""
+"""How long a main thread, which may be waiting for another rank, has to reach a point where it can leave."""
 _JOIN_SECONDS = 5.0
 _PART_POLL_SECONDS = 0.005
 _LEAVE_POLL_SECONDS = 0.05
@@ -56,7 +56,7 @@ class Link:
         )
         self.is_draining = False
         self.drain_guard = math.inf
-        """The monotonic moment after which a save no longer helps; infinite without a drain."""
+        """The moment (monotonic) after which a save no longer helps; infinite without a drain."""
         self._server = server
         self._world = world
         self._drain_path = handoff / "drain.json"
@@ -71,12 +71,12 @@ class Link:
         self._thread.start()
 
     def saved(self, stall_seconds: float | None) -> None:
-        """Note an interval save and its stall in rank 0's pace; None means that there was no slot."""
+        """Record an interval save and its stall in rank 0's pace; None means that no slot was free."""
         if self._pace is not None and stall_seconds is not None:
             self._pace.saved(time.monotonic(), stall_seconds=stall_seconds)
 
     def save_again(self) -> None:
-        """Ask for another interval save soon, because the last one failed on this rank."""
+        """Request another interval save soon, because the last one failed on this rank."""
         if self._pace is None:
             self.rounds.wants_interval = True
         else:
@@ -89,9 +89,9 @@ class Link:
         return order
 
     def part(self, *, agreed: bool, relieved: Collection[int] = ()) -> None:
-        """End the thread; after an agreed drain, rank 0 lets the others go first.
+        """End the thread; after an agreed drain, rank 0 waits until the other ranks have left.
 
-        The ranks that take the state of the ranks ``relieved`` may need the store until the guard.
+        The ranks that take the states of the ranks in ``relieved`` may need the store until the guard.
         """
         if not self._stop() or not agreed or self._world.world_size == 1 or self.rounds.is_lost:
             return
@@ -100,7 +100,7 @@ class Link:
         self._await_others("parted", until=min(time.monotonic() + PART_SECONDS, self.rounds.guard))
 
     def close(self) -> None:
-        """End the thread; after the end of the loop, rank 0 lets the others finish first."""
+        """End the thread; after the end of the loop, rank 0 waits until the other ranks have finished."""
         if not self._thread.is_alive():
             return
         if self._stop() and self._complete and self._world.world_size > 1 and not self.rounds.is_lost:
@@ -113,7 +113,7 @@ class Link:
         return not self._thread.is_alive()
 
     def _await_others(self, what: str, *, until: float, but: Collection[int] = ()) -> None:
-        # Rank 0's process hosts the store: it must not end while the others still need it.
+        # Rank 0's process hosts the store, so it must not end while other ranks still need the store.
         store, rank = self.rounds.store, self._world.rank
         keys = [f"{what}/{other}" for other in range(self._world.world_size) if other not in but]
         try:
@@ -121,7 +121,7 @@ class Link:
             while rank == 0 and not store.check(keys) and time.monotonic() < until:
                 time.sleep(_PART_POLL_SECONDS)
         except (RuntimeError, OSError):
-            return  # the others are gone already
+            return  # the others have already left
 
     def _run(self) -> None:
         while not self._stopping:
@@ -134,7 +134,7 @@ class Link:
                 self._leave_for_main()
 
     def _leave_for_main(self) -> None:
-        """End the process if the main thread does not, such as when it waits for a rank that has left."""
+        """End the process if its main thread does not, for example because it waits for a rank that left."""
         until = min(time.monotonic() + REWOUND_SECONDS, self.drain_guard)
         while not self._stopping and time.monotonic() < until:
             self.rounds.wait(_LEAVE_POLL_SECONDS)
@@ -150,7 +150,7 @@ class Link:
                 return
             drain = read_drain(self.handoff)
         except (OSError, json.JSONDecodeError, TypeError):
-            return  # missing or incomplete: look again next time
+            return  # missing or incomplete: look again later
         if drain is None:
             return
         self._drain_seen = seen

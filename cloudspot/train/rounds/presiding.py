@@ -1,4 +1,4 @@
-"""Rank 0's part in the rounds: it opens each round, and decides it once."""
+"""Rank 0's part in the rounds: it opens each round, and decides each one once."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from cloudspot.train.rounds.save_order import DRAIN, INTERVAL, make_order
 from cloudspot.train.rounds.step_seconds import StepSeconds
 
 INTERVAL_GUARD_SECONDS = 20.0
-"""An interval round is called off if a rank has not answered after this time."""
+"""An interval round is called off if a rank has not answered within this time."""
 
 
 class Presiding:
-    """The work of rank 0's background thread for all ranks."""
+    """The work that rank 0's background thread does for all ranks."""
 
     def __init__(
         self, store: Store, world_size: int, clock: Callable[[], float], step_seconds: StepSeconds
     ) -> None:
         self.wants_interval = False
-        """Whether an interval save is asked for."""
+        """Whether an interval save is requested."""
         self._store = store
         self._world_size = world_size
         self._clock = clock
@@ -31,11 +31,11 @@ class Presiding:
         self._promises: dict[int, dict[str, Any]] = {}
 
     def has_opened(self, number: int) -> bool:
-        """Return whether round ``number`` was opened."""
+        """Return whether round ``number`` has been opened."""
         return self._opened >= number
 
     def open(self, number: int, *, drain_guard: float | None) -> None:
-        """Open a round if a drain before ``drain_guard`` (monotonic) or an interval save is wanted."""
+        """Open a round if an interval save, or a drain before ``drain_guard`` (monotonic), is wanted."""
         if drain_guard is not None:
             kind, guard = DRAIN, drain_guard
         elif self.wants_interval:
@@ -46,7 +46,7 @@ class Presiding:
         opening = {
             "kind": kind,
             "remaining": guard - self._clock(),
-            # A drain is urgent: the ranks stop while they agree.
+            # A drain is urgent, so the ranks stop while they agree.
             "lookahead": 0 if kind == DRAIN else self._step_seconds.lookahead(),
         }
         self._promises = {}
@@ -54,9 +54,9 @@ class Presiding:
         self._store.set(f"round/{number}", json.dumps(opening))
 
     def decide(self, number: int, *, guard: float, wanted: Callable[[], float | None]) -> None:
-        """Decide a round when all ranks have promised or ``guard`` has passed.
+        """Decide a round once all ranks have promised or ``guard`` has passed.
 
-        An interval save does not wait for promises when a drain is ``wanted()``.
+        An interval save does not wait for promises if a drain is ``wanted()``.
         """
         for rank in range(self._world_size):
             if rank in self._promises:

@@ -1,10 +1,10 @@
 """One rank's part in a rescue, which saves the state that survives the loss of other ranks (P8).
 
-The process group's store may be lost with the ranks, so the agents decide, and this rank exchanges files with
-its own agent. It reports the boundary at which its state still stands (``survives-R.json``), saves that state
-when the agent orders it (``rescue.json``), and reports the save (``rescued-R.json``). Meanwhile, the main
-thread may hang in a collective. If the process is about to end, the main thread waits here until the agent
-releases it.
+The process group's store may be lost with the other ranks, so the agents decide, and this rank exchanges
+files with its own agent. It reports the boundary at which its state still stands (``survives-R.json``), saves
+that state when the agent orders this (``rescue.json``), and reports the save (``rescued-R.json``). In the
+meantime, the main thread may hang in a collective. If the process is about to end, the main thread waits here
+until the agent releases it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _log = logging.getLogger("cloudspot")
 
 POLL_SECONDS = 0.1
 SETTLED_SECONDS = 0.5
-"""A state is assumed to last if it stands for this long while the main thread reaches no boundary."""
+"""A state is assumed to be stable if it stands for this long while the main thread reaches no boundary."""
 UNSETTLED_SECONDS = 15.0
-"""A state that the main thread changes for this long without reaching a boundary cannot be saved."""
+"""A state cannot be saved if the main thread changes it for this long without reaching a boundary."""
 ANSWER_SECONDS = 20.0
 """How long a process that is about to end waits for its agent to answer; the agent may be restarting."""
 HELD_SECONDS = 600.0
-"""The maximum time that the process waits once the agent has answered."""
+"""The maximum time that the process waits after the agent has answered."""
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,21 @@ class Held:
     """The boundary that was held before the optimizer's latest step."""
     step: int
     digest: str
-    """A digest of samples of the weights."""
+    """A digest of sampled weights."""
     draws: bool
-    """Whether the steps draw random numbers, so that ranks have generators of their own."""
+    """Whether the steps draw random numbers, so that each rank's generators have their own state."""
     differs: bool
-    """Whether ranks may differ in buffers of the model."""
+    """Whether the model's buffers may differ between ranks."""
     holders: tuple[tuple[int, ...], ...]
     """The ranks that hold each part of a sharded state."""
     needs_all: bool
-    """Whether each rank's position in the data is known to that rank only."""
+    """Whether each rank's position in the data is known only to that rank."""
     keeps: tuple[int, ...]
-    """The other ranks whose own states at the boundary this rank keeps."""
+    """The other ranks whose own states at this boundary are kept by this rank."""
 
 
 class Rescuable(Protocol):
-    """A rank's actions on the latest boundary that it has passed; the rescue's thread calls them."""
+    """A rank's operations on the latest boundary that it has passed; the rescue's thread calls them."""
 
     def tell_likeness(self) -> None:
         """Report to the agent how this rank may differ from the others, if that has changed."""
@@ -66,7 +66,7 @@ class Rescuable(Protocol):
         """Return the boundary at which the state still stands, or the reason why there is none."""
 
     def save(self, order: SaveOrder) -> int | None:
-        """Save this rank's part of that state; return its step, or None if it does not stand any more."""
+        """Save this rank's part of that state; return its step, or None if the state no longer stands."""
 
 
 class Rescue:
@@ -82,7 +82,7 @@ class Rescue:
     ) -> None:
         """Take part in the rescue of the generation with this hand-off ``directory``.
 
-        ``stop_rounds`` keeps the main thread from passing another boundary. It returns False if the ranks
+        ``stop_rounds`` keeps the main thread from passing any further boundary. It returns False if the ranks
         have left after a rewind.
         """
         self._directory = directory
@@ -95,7 +95,7 @@ class Rescue:
         """The attempt number in the agent's latest order."""
         self._told: handoff.Survives | None = None
         self._is_resting = False
-        """Whether the main thread waits here, and therefore changes nothing any more."""
+        """Whether the main thread is waiting here, and therefore no longer changes the state."""
         self._is_ending = False
         self._has_answer = False
         self._may_end = threading.Event()
@@ -114,14 +114,14 @@ class Rescue:
         self._thread.join(HELD_SECONDS)
 
     def begin(self) -> None:
-        """Begin without an order of the agent, because the process has received a signal to end.
+        """Begin without the agent's order, because the process has received a signal to end.
 
-        A signal handler may call this: it takes no lock, because the interrupted thread may hold it.
+        A signal handler may call this method: it takes no lock, because the interrupted thread may hold it.
         """
         self._is_ending = True
 
     def hold(self) -> None:
-        """Keep the main thread of a process that is about to end waiting until its state is not needed."""
+        """In a process that is about to end, make the main thread wait until its state is not needed."""
         if not self._thread.is_alive() or self._stopped:
             return
         self._is_resting = self._is_ending = True
@@ -137,7 +137,7 @@ class Rescue:
     def _run(self) -> None:
         try:
             self._answer()
-        except Exception:  # without the rescue, the training ends as it would have anyway
+        except Exception:  # without a rescue, the training ends as it would anyway
             _log.exception("the state of rank %d cannot be saved in a rescue", self._rank)
         finally:
             self._may_end.set()
@@ -189,7 +189,7 @@ class Rescue:
             self._told = value
 
     def _look(self) -> handoff.RescueWord | None:
-        """Return the agent's order if there is a new one since the last call, else None."""
+        """Return the agent's order if it is new since the last call, otherwise None."""
         try:
             status = self._orders.stat()
             seen = (status.st_ino, status.st_mtime_ns)
@@ -197,7 +197,7 @@ class Rescue:
                 return None
             word = handoff.read_rescue(self._directory)
         except (OSError, json.JSONDecodeError):
-            return None  # missing or incomplete: look again next time
+            return None  # missing or incomplete: look again later
         if word is None:
             return None
         self._seen, self._has_answer, self._attempt = seen, True, word.attempt

@@ -1,9 +1,9 @@
-"""How all ranks save at a boundary that they have passed, when some take long to reach the next one (P4).
+"""How all ranks save at a boundary that they have passed, if some take long to reach the next one (P4).
 
 In a round r whose boundary is still ahead, a rank that learns of the drain writes the last boundary that it
 has passed to ``rewind/r/asked``. Then:
 
-1. Each rank's background thread lets its main thread reach that boundary but not the next one. It writes to
+1. Each rank's background thread lets its main thread reach that boundary, but not the next one. It writes to
    ``rewind/r/stands/<rank>`` at which passed boundaries the state still stands, and whether its machine is
    about to go.
 2. Rank 0 writes to ``rewind/r/to`` how all ranks save at the latest boundary that all have named. Each rank
@@ -29,13 +29,13 @@ _AHEAD = "ahead"
 
 
 class Rewindable(Protocol):
-    """A rank's actions on the boundaries that it has passed; the background thread calls them."""
+    """A rank's operations on boundaries that it has passed; the background thread calls them."""
 
     def has_marked(self, number: int) -> bool:
         """Return whether the main thread has passed boundary ``number``."""
 
     def standing(self, number: int) -> list[int]:
-        """Return the boundaries at which the state still stands, when a rank has asked for ``number``."""
+        """Return the passed boundaries at which the state still stands; a rank has asked for ``number``."""
 
     def copy(self, order: SaveOrder) -> HandOver | None:
         """Copy this rank's part of the state at the boundary; return None if it does not stand afterwards."""
@@ -45,7 +45,7 @@ class Rewindable(Protocol):
 
 
 class Rewind:
-    """One rank's part in the only attempt to rewind a round."""
+    """One rank's part in a round's only attempt to rewind."""
 
     def __init__(
         self, store: Store, number: int, *, rank: int, world_size: int, rewindable: Rewindable | None
@@ -61,7 +61,7 @@ class Rewind:
         self._order: SaveOrder | None = None
         self._handover: HandOver | None = None
         self.asked: int | None = None
-        """The boundary that the asking rank has passed last; None if no rank has asked."""
+        """The last boundary passed by the asking rank; None if no rank has asked."""
         self.is_off = False
         """Whether the attempt has failed."""
 
@@ -82,11 +82,11 @@ class Rewind:
         seconds: float,
         own: Mapping[str, Any],
     ) -> SaveOrder | None:
-        """Do all that is possible without waiting for others.
+        """Do all work that is possible without waiting for others.
 
-        Returns the order of the save when all ranks have copied and this rank has sealed, else None.
-        ``can_stand`` says whether this rank is still in its loop and has not begun to leave it, ``seconds``
-        is the time left for a rewind, and ``own`` is this rank's report for ``make_order``.
+        Return the order of the save once all ranks have copied and this rank has sealed, otherwise None.
+        ``can_stand`` says whether this rank is still in its loop and has not begun to leave the loop,
+        ``seconds`` is the time left for a rewind, and ``own`` is this rank's report for ``make_order``.
         """
         assert self.asked is not None
         rewindable = self._rewindable
@@ -130,7 +130,7 @@ class Rewind:
         return f"place/{self._number}"
 
     def _place(self) -> str | None:
-        """Return where the round is served, or None if that is not decided yet."""
+        """Return where the round is served, or None if this is undecided."""
         return self._store.get(self._place_key).decode() if self._store.check([self._place_key]) else None
 
     def _has_gone(self, rank: int) -> bool:

@@ -14,12 +14,13 @@ store. For round r:
 4. Each main thread goes on to the decided boundary and no further, and serves the round there. In a drain, a
    rank whose machine is about to go hands its own state to a rank that stays: see ``handover``.
 
-A script may ask between two boundaries whether it has to leave (``check``). Once it has asked, a drain's
-boundary is served only when all ranks have arrived there, and until then all may rewind: see ``rewind``.
+Between two boundaries, a script may ask whether it must leave (``check``). Once a rank's script has asked, a
+drain's boundary is served only when all ranks have arrived there, and until then all ranks may rewind: see
+``rewind``.
 
-The end of the loop takes precedence: a rank that has finished serves nothing and writes ``finished/<rank>``,
-and no rank serves a decision at or beyond the end. A rank whose script has left the loop early writes the
-number of its steps to ``left/<rank>``, and waits until all ranks have left.
+The end of the loop takes precedence: a rank that has finished serves no orders and writes
+``finished/<rank>``, and no rank serves a decision at or beyond the end. A rank whose script leaves the loop
+early writes its number of steps to ``left/<rank>``, and waits until all ranks have left.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ POLL_SECONDS = 0.025
 FAST_POLL_SECONDS = 0.004
 """The time between two polls while a round is open."""
 SILENCE_SECONDS = 60.0
-"""A main thread that has waited this long for a decision assumes that the store is lost, but never before the
+"""A main thread that has waited for a decision this long assumes that the store is lost, but never before the
 round's guard has passed."""
 _WAIT_SECONDS = 0.5
-"""The time between two looks of a waiting main thread."""
+"""The interval at which a waiting main thread checks for a decision."""
 _LEAVE_WAIT_SECONDS = 0.05
 _LOOK_EVERY = 8
-"""After this number of polls, rank 0 looks again whether another rank wants an interval save."""
+"""After this number of polls, rank 0 checks again whether another rank wants an interval save."""
 _GRACE_SECONDS = 1.0
-"""How long after a round's guard the other ranks wait for rank 0 to call it off."""
+"""How long after a round's guard the other ranks wait for rank 0 to call the round off."""
 
 
 class Rounds:
@@ -77,12 +78,13 @@ class Rounds:
         node: int | None = None,
         rewindable: Rewindable | None = None,
     ) -> None:
-        """Join the rounds of a process group; ``start`` is the first boundary of the main thread.
+        """Join the rounds of a process group; ``start`` is the main thread's first boundary.
 
-        No other thread uses ``store``, this rank's own connection, while ``poll`` runs. ``clock`` returns
-        monotonic seconds, ``can_save`` returns whether an interval save would find a free slot here, and
-        ``room`` returns the size of this rank's slots in bytes. Ranks of one machine have the same ``node``;
-        None means that this rank is alone on its machine. ``rewindable`` saves at passed boundaries.
+        No other thread may use ``store``, this rank's own connection, while ``poll`` runs. ``clock`` returns
+        monotonic seconds, ``can_save`` returns whether this rank has a free slot for an interval save, and
+        ``room`` returns the size of this rank's slots in bytes. Ranks on the same machine have the same
+        ``node``; None means that no other rank is on this machine. ``rewindable`` can save at passed
+        boundaries.
         """
         self.store = store
         """The store, which other code may use only after the background thread has ended."""
@@ -97,17 +99,17 @@ class Rounds:
         self._changed = threading.Condition(self._lock)
         # Fields under the step lock:
         self._next = start
-        self._hold: int | None = None  # the promise; with None, every boundary may be passed
+        self._hold: int | None = None  # the promise; if None, every boundary may be passed
         self._order: SaveOrder | None = None
         self._finished = False
         self._lost = False
-        self._is_rescued = False  # the main thread passes no boundary any more
+        self._is_rescued = False  # the main thread passes no further boundary
         self._is_serving = False
         self._has_arrived = False  # at the boundary of an order, waiting for the others
         self._goes_ahead = False  # all ranks have arrived there
         self._limit: int | None = None  # in a rewind: the last boundary to pass; no order is served
         self._is_held_by_rewind = False
-        self._asks = False  # the main thread waits in ``check``
+        self._asks = False  # the main thread is waiting in ``check``
         self._has_checked = False
         self._early_leave = EarlyLeave(store, rank=rank, world_size=world_size)
         self._handover: HandOver | None = None
@@ -117,12 +119,12 @@ class Rounds:
         self._opening: dict[str, Any] = {}
         self._round_guard = math.inf
         self._told_finished = False
-        self._over = False  # some rank has finished: no round can be served by all
+        self._over = False  # a rank has finished: rounds need all ranks
         self._drain_guard: float | None = None
         self._drain_notice = False
         self._told_drain = False
         self.wants_interval = False
-        """Whether this rank, not rank 0, asks for an interval save because one has failed here."""
+        """Whether this rank, which is not rank 0, requests an interval save because one failed here."""
         self._num_wanted = self._num_looks = 0
         self._step_seconds = StepSeconds(start, clock)
         self._presiding: Presiding | None = None
@@ -130,18 +132,19 @@ class Rounds:
             self._presiding = Presiding(store, world_size, clock, self._step_seconds)
         self._rewind = self._new_rewind(self._round)
         self._has_saved = False  # in this round
-        self._served_rewind: Rewind | None = None  # of the last round in which this rank has saved
+        self._served_rewind: Rewind | None = None  # of the last round in which this rank saved
         self._waits_for_all = False
         self._can_rewind = False
-        """Whether a drain is wanted whose boundary ahead is decided or about to be decided."""
+        """Whether a drain is wanted and the boundary ahead is decided or about to be decided."""
         self._wanted_guard: float | None = None
 
     # --- the main thread ------------------------------------------------------------------------
 
     def begin(self, step: int) -> SaveOrder | None:
-        """Pass the boundary before ``step``, or return the order to serve first. It may wait for a decision.
+        """Pass the boundary before ``step``, or return the order to serve first. This may wait.
 
-        When the order is served, call this again for the same step. In a rescue, the order is to wait there.
+        After serving the order, call this again for the same step. In a rescue, the order is to wait at the
+        boundary.
         """
         with self._lock:
             if self._hold is None:
@@ -150,7 +153,8 @@ class Rounds:
         return self._begin_held(step)
 
     def _begin_held(self, step: int) -> SaveOrder | None:
-        # Count looks rather than seconds: a process that was suspended for a minute did not look meanwhile.
+        # Count checks rather than seconds: a process that was suspended for a minute did not check in that
+        # time.
         looks_left = math.ceil(SILENCE_SECONDS / _WAIT_SECONDS)
         with self._changed:
             while not self._may_pass(step):
@@ -183,7 +187,7 @@ class Rounds:
         return step < self._order.step
 
     def _may_serve(self, order: SaveOrder) -> bool:
-        """Return whether an order can be carried out now; else note that this rank has arrived."""
+        """Return whether an order can be carried out now; if not, record that this rank has arrived."""
         if self._limit is not None:
             return False
         if order.kind != DRAIN or order.step is None or not self._waits_for_all or self._goes_ahead:
@@ -192,9 +196,9 @@ class Rounds:
         return self._lost or self._clock() > self._round_guard
 
     def check(self) -> SaveOrder | None:
-        """Return, between two boundaries, the order to leave if a drain stands and all ranks have rewound.
+        """Between two boundaries, return the order to leave if a drain stands and all ranks have rewound.
 
-        This waits until that is decided.
+        This waits for the decision.
         """
         self._has_checked = True
         if not self._can_rewind:
@@ -210,7 +214,7 @@ class Rounds:
             return order if order is not None and _is_to_leave_now(order) else None
 
     def _may_rewind(self) -> bool:
-        """Return whether ``check`` has to wait."""
+        """Return whether ``check`` must wait."""
         if self._is_rescued:
             return False
         if self._limit is not None:
@@ -219,14 +223,14 @@ class Rounds:
         return self._can_rewind and not is_leaving and not self._finished and not self._lost
 
     def served(self) -> None:
-        """Note that the order was carried out and the training goes on."""
+        """Record that the order was carried out and the training continues."""
         with self._changed:
             self._order = None
             self._let_pass()
             self._is_serving = False
 
     def finish(self) -> SaveOrder | None:
-        """Note that the loop has ended here; return an order to leave, or None to serve no more rounds."""
+        """Record that the loop has ended here; return an order to leave, or None to serve no more rounds."""
         with self._changed:
             while self._limit is not None and not self._is_rescued:
                 self._changed.wait(_WAIT_SECONDS)
@@ -241,9 +245,9 @@ class Rounds:
     def leave(self, step: int, *, until: Callable[[], float]) -> dict[int, int] | SaveOrder:
         """Serve no more rounds, because the script has left the loop after ``step`` steps.
 
-        Returns the order to leave if there is one. Otherwise, waits until all ranks have left or ``until()``
-        (a monotonic moment) has come, and returns the numbers of steps after which ranks are known to have
-        left, by rank.
+        Return the order to leave if there is one. Otherwise, wait until all ranks have left or ``until()`` (a
+        monotonic moment) has passed, and return the number of steps after which each rank left, by rank, for
+        those known to have left.
         """
         early = self._early_leave
         with self._changed:
@@ -258,7 +262,7 @@ class Rounds:
             return dict(early.steps)
 
     def hand_over(self, handover: HandOver) -> bool:
-        """Hand over the state for a drain's order; return whether that was done by the ``guard``."""
+        """Hand over the state for a drain's order; return whether this was completed by the ``guard``."""
         with self._changed:
             self._handover = handover
             while not handover.is_done and not self._has_ended and self._clock() < self.guard:
@@ -268,13 +272,13 @@ class Rounds:
 
     @property
     def guard(self) -> float:
-        """The monotonic moment after which the current round's save is of no use."""
+        """The moment (monotonic) after which the current round's save is useless."""
         return min(self._round_guard, math.inf if self._drain_guard is None else self._drain_guard)
 
     def has_rewound(self) -> bool:
-        """Return whether the state at a passed boundary is sealed, so that later work does not count.
+        """Return whether the state at a passed boundary is sealed, so later work does not count.
 
-        This waits until that is known.
+        This waits until the answer is known.
         """
         with self._changed:
             while self._limit is not None and not self._is_rescued:
@@ -287,9 +291,9 @@ class Rounds:
         return self._state == "rewound"
 
     def stop_for_rescue(self) -> bool:
-        """Keep the main thread from passing another boundary, and wait for no other rank.
+        """Keep the main thread from passing another boundary, without waiting for other ranks.
 
-        Returns False if the ranks have rewound, and so have left already.
+        Return False if the ranks have rewound, and therefore have already left.
         """
         with self._changed:
             if self._state == "rewound":
@@ -300,7 +304,7 @@ class Rounds:
             return True
 
     def _let_pass(self) -> None:
-        """Let all boundaries pass, unless a rescue has begun; the caller holds the step lock."""
+        """Let all boundaries be passed, unless a rescue has begun; the caller holds the step lock."""
         self._hold = self._next if self._is_rescued else None
 
     @property
@@ -314,7 +318,7 @@ class Rounds:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the store is lost, so that the ranks cannot agree on anything any more."""
+        """Whether the store is lost, so the ranks can no longer agree on anything."""
         return self._lost
 
     def wait(self, seconds: float) -> None:
@@ -330,25 +334,25 @@ class Rounds:
     # --- the background thread ------------------------------------------------------------------
 
     def request_drain(self, *, guard: float, notice: bool) -> None:
-        """Ask that all ranks save and leave before ``guard``, a monotonic moment on this machine.
+        """Request that all ranks save and leave before ``guard``, a moment on this machine's monotonic clock.
 
-        ``notice`` says that this rank's own machine is about to go.
+        ``notice`` says that this rank's own machine is about to be reclaimed.
         """
         self._drain_guard = guard
         self._drain_notice = notice
 
     def request_interval(self) -> None:
-        """Ask for an interval save; rank 0 only."""
+        """Request an interval save; only on rank 0."""
         assert self._presiding is not None
         self._presiding.wants_interval = True
 
     @property
     def is_idle(self) -> bool:
-        """Whether no round is open here."""
+        """Whether no round is open on this rank."""
         return self._state == "idle"
 
     def poll(self) -> float:
-        """Do all that is possible without waiting; return the seconds until the next poll."""
+        """Do all work that is possible without waiting; return the seconds until the next poll."""
         if self._is_rescued:
             return POLL_SECONDS
         if self._lost:
@@ -358,15 +362,16 @@ class Rounds:
             while self._advance():
                 pass
         except (RuntimeError, OSError) as error:
-            # Rank 0, which hosts the store, is gone: the main thread goes on until its next collective fails.
+            # Rank 0, which hosts the store, is gone: the main thread continues until its next collective
+            # fails.
             with self._changed:
                 self._lose(str(error).partition("\n")[0])
-        # A decided interval save may wait long for its boundary, while the script evaluates.
+        # A decided interval save may wait a long time for its boundary while the script evaluates.
         is_slow = self._state == "idle" or (self._state == "ordered" and self._opening["kind"] == INTERVAL)
         return POLL_SECONDS if is_slow and self._limit is None else FAST_POLL_SECONDS
 
     def _advance(self) -> bool:
-        """Take the next steps of the protocol that are possible; return whether there may be more."""
+        """Take the next possible steps of the protocol; return whether more may be possible."""
         before = (self._round, self._state)
         self._step_seconds.observe(self._next)
         if self._early_leave.is_open and self._early_leave.look():
@@ -374,12 +379,13 @@ class Rounds:
         handover = self._handover
         if handover is not None and not handover.is_done and handover.advance(self.store):
             self.wake()
-        # Rank 0, which hosts the store, may end when all have finished: each rank must know first who left.
+        # Rank 0, which hosts the store, may end once all have finished, so each rank must first know which
+        # ranks left.
         if self._finished and not self._told_finished and not self._early_leave.is_open:
             self.store.set(f"finished/{self._rank}", "1")
             self._told_finished = True
         if self._told_finished and self._rank != 0:
-            return False  # rank 0 may end before us, and the store with it
+            return False  # rank 0 may end before this rank, and the store with it
         if self._drain_guard is not None and not self._told_drain:
             self._told_drain = True
             if self._world_size > 1:
@@ -403,7 +409,7 @@ class Rounds:
                 presiding.decide(self._round, guard=self._round_guard, wanted=self._wanted_drain_guard)
         elif self._state == "idle" and not self._finished and not self._over:
             self._num_looks += 1
-            # Look rarely, because saves rarely fail.
+            # Check rarely, because saves rarely fail.
             is_turn = self._world_size > 1 and self._num_looks % _LOOK_EVERY == 0
             if is_turn and self.store.check([f"want/interval/{self._num_wanted}"]):
                 self._num_wanted += 1
@@ -414,7 +420,7 @@ class Rounds:
         if self._drain_guard is not None:
             return self._drain_guard
         if self._world_size > 1 and self.store.check(["want/drain"]):
-            # Monotonic clocks of two machines cannot be compared, so the value is the remaining seconds.
+            # The monotonic clocks of two machines cannot be compared, so the value is the remaining seconds.
             return self._clock() + float(json.loads(self.store.get("want/drain")))
         return None
 
@@ -423,9 +429,9 @@ class Rounds:
     def _take_part(self) -> None:
         number = self._round
         if self._state == "rewound":
-            return  # the state is sealed already
+            return  # the state is already sealed
         if self._served_rewind is not None and self._served_rewind.look():
-            # Other ranks have not reached the boundary of the interval save that this rank has made.
+            # This rank has made the interval save, but other ranks have not reached its boundary.
             self._turn_back(self._served_rewind)
         elif self._state == "idle":
             is_unopened = self._presiding is not None and not self._presiding.has_opened(number)
@@ -474,10 +480,10 @@ class Rounds:
             self._turn_back(self._rewind)
 
     def _turn_back(self, rewind: Rewind) -> None:
-        """Take part in a rewind, with the main thread held after the boundary that was asked for."""
+        """Take part in a rewind while the main thread is held after the boundary that was asked for."""
         with self._changed:
             if self._is_serving and self._order is not None and self._order.kind == INTERVAL:
-                return  # the main thread goes on in a moment
+                return  # the main thread will soon continue
             self._limit = rewind.asked
             if self._hold is None:
                 self._hold, self._is_held_by_rewind = self._next, True
@@ -500,7 +506,7 @@ class Rounds:
 
     @property
     def rewind_guard(self) -> float:
-        """The monotonic moment after which a save at a passed boundary is of no use."""
+        """The moment (monotonic) after which a save at a passed boundary is useless."""
         known = [self._drain_guard, self._wanted_guard]
         if self._state != "idle" and self._opening["kind"] == DRAIN:
             known.append(self._round_guard)
@@ -558,7 +564,7 @@ class Rounds:
         self._changed.notify_all()
 
     def _leave_if_drained(self) -> None:
-        """Leave without a save, because there are no ranks left to agree with."""
+        """Leave without a save, because no ranks are left to agree with."""
         with self._changed:
             if self._drain_guard is not None and self._order is None and not self._finished:
                 self._hold = self._next

@@ -1,4 +1,4 @@
-"""The time of a step, and the number of boundaries that ranks may pass while they agree on one."""
+"""The duration of a step, and the number of boundaries that ranks may pass while they agree on a save."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 
 LOOKAHEAD_SECONDS = 0.1
-"""The approximate time that the ranks need to agree."""
+"""The approximate time that the ranks need to reach an agreement."""
 MAX_LOOKAHEAD_STEPS = 64
 
 
 class StepSeconds:
-    """The time of a step, as the background thread observes it."""
+    """The duration of a step, as observed by the background thread."""
 
     def __init__(self, start: int, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -19,7 +19,7 @@ class StepSeconds:
         self._seconds: float | None = None
 
     def observe(self, step: int) -> None:
-        """Note the main thread's current step."""
+        """Record the main thread's current step."""
         now = self._clock()
         then, seen = self._seen
         if now - then >= 1.0 or step - seen >= MAX_LOOKAHEAD_STEPS:

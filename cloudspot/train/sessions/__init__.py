@@ -1,1 +1,1 @@
-"""The session: the loop of one training, opened, resumed, saved and left."""
+"""The session: the loop of one training, which is opened, resumed, saved and left."""

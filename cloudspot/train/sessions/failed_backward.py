@@ -1,7 +1,7 @@
-"""Notes that a backward pass or an all-reduce has failed, even if the script catches the error and goes on.
+"""Reports that a backward pass or an all-reduce has failed, even if the script catches the error.
 
-The sums of the gradients are incomplete then, and an optimizer that steps nevertheless spoils the weights.
-torch does not report this in time: DDP's next backward pass fails, too, but only after that step.
+Then the sums of the gradients are incomplete, and an optimizer that steps anyway spoils the weights. torch
+does not report this in time: DDP's next backward pass also fails, but only after that step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 @contextmanager
 def noted(note: Callable[[str, BaseException], None], *, succeeded: Callable[[], None]) -> Iterator[None]:
-    """Call ``note`` with the reason and error of a failure, and ``succeeded`` after each backward pass."""
+    """Call ``note`` with a failure's reason and error, and ``succeeded`` after each backward pass."""
     inner, reduce = torch.autograd.backward, torch.distributed.all_reduce  # Tensor.backward uses the former
 
     @functools.wraps(inner)

@@ -1,4 +1,4 @@
-"""The interval saves of one rank: made at a boundary, or next to the step after it (P6)."""
+"""One rank's interval saves: made at a boundary, or during the step after the boundary (P6)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class IntervalSaves:
-    """Makes the saves, and delays optimizer steps until the tensors that they write to are copied.
+    """Makes the saves, and delays optimizer steps until the tensors that they change are copied.
 
     Only the main thread calls the methods, between two steps.
     """
 
     def __init__(self, saver: Saver, *, again: Callable[[], None]) -> None:
-        """Save with ``saver``; ``again`` is called if a save is given up after its boundary."""
+        """Save with ``saver``; ``again`` is called if a save is abandoned after its boundary."""
         self._saver = saver
         self._again = again
         self._way = SaveWay()
@@ -39,19 +39,19 @@ class IntervalSaves:
         self._has_stepped = False
         self._has_warned = False
         self._pid = os.getpid()
-        # Creating an optimizer imports the compiler. It must not trace this hook of a compiled step, because
-        # it would move the hook's effects.
+        # Creating an optimizer imports the compiler. The compiler must not trace this hook of a compiled
+        # step, because it would reorder the hook's effects.
         is_loaded = "torch._dynamo" in sys.modules
         hook = torch.compiler.disable(self._before_step) if is_loaded else self._before_step
         self._hook = register_optimizer_step_pre_hook(hook)
 
     def pass_boundary(self, *, waits: bool) -> None:
-        """Note that the training has reached a boundary.
+        """Record that the training has reached a boundary.
 
-        With ``waits``, a save from an earlier boundary is sealed or given up before this returns.
+        With ``waits``, a save from an earlier boundary is sealed or abandoned before this returns.
 
         Raises:
-            Exception: that save cannot be copied, or cannot be sealed although the disk is not full.
+            Exception: the earlier save cannot be copied, or cannot be sealed although the disk is not full.
         """
         self._trial = None  # no optimizer has stepped since the trial
         if self._saver.overlapped is not None:
@@ -65,7 +65,7 @@ class IntervalSaves:
     ) -> float | None:
         """Save at the last boundary; return the seconds that the training lost, or None if no slot was free.
 
-        If the disk is full, the save is left out, with a warning. The arguments and errors are those of
+        If the disk is full, the save is skipped with a warning. The arguments and errors are those of
         ``Saver.copy``.
         """
         way = self._way.choose(has_stepped=self._has_stepped)
@@ -95,7 +95,7 @@ class IntervalSaves:
         return stall if lost is None else lost
 
     def settle(self, *, waits: bool) -> None:
-        """End a save that is under way if it is complete, or wait for its end if this ``waits``.
+        """End a save that is in progress if it is complete or, with ``waits``, wait for its end.
 
         Raises:
             Exception: the save cannot be copied or sealed.
@@ -119,10 +119,10 @@ class IntervalSaves:
             self._pardon(save.error, None)
 
     def close(self) -> None:
-        """End a save that is under way, and delay no more steps; an error of the save is only logged."""
+        """End a save that is in progress, and stop delaying steps; an error of the save is only logged."""
         try:
             self.settle(waits=True)
-        except Exception:  # the rest of the session has to be closed, too
+        except Exception:  # the rest of the session must be closed too
             _log.exception("a save could not be finished")
         self._hook.remove()
 

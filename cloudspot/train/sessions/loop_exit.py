@@ -1,4 +1,4 @@
-"""Distinguishes a loop that the script itself has left from one that an exception has ended."""
+"""Distinguishes a loop that the script itself left from a loop that an exception ended."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _RAISES = {dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"]}
 
 
 class LoopExit:
-    """A context in a generator that calls back if the generator is closed without an exception.
+    """A context manager for a generator; calls back if the generator is closed without an exception.
 
-    ``break`` or ``return`` in the loop over the generator closes it that way. There is no call if the
-    generator outlives the loop, or if an exception is passing through the loop, whether it is caught or not.
+    This is how ``break`` or ``return`` in the loop over the generator closes it. There is no call if the
+    generator outlives the loop, or if an exception passes through the loop, caught or not.
     """
 
     def __init__(self, left: Callable[[], None]) -> None:
@@ -24,22 +24,22 @@ class LoopExit:
         self._code: CodeType | None = None
 
     def __enter__(self) -> None:
-        """Remember the loop: it is the caller of the generator, which calls this."""
+        """Remember the loop, which is in the caller of the generator that enters this context."""
         self._code = _loop_frames(sys._getframe(1))[-1].f_code  # noqa: SLF001 - the only way to the frame
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Call back if the loop was left."""
+        """Call back if the loop was left by the script."""
         if kind is GeneratorExit:
             frames = _loop_frames(sys._getframe(1))  # noqa: SLF001 - the only way to the frame
-            # There is no frame where the interpreter ends and frees the generator.
+            # If the interpreter is shutting down and frees the generator, there is no frame.
             if frames and frames[-1].f_code is self._code and not any(map(is_raising, frames)):
                 self._left()
 
 
 def _loop_frames(generator: FrameType) -> list[FrameType]:
-    """Return the frames that called a generator, up to the first one that is not a generator's."""
+    """Return the frames that called a generator, up to the first frame that is not a generator's."""
     frames: list[FrameType] = []
     frame = generator.f_back
     while frame is not None:
@@ -51,10 +51,10 @@ def _loop_frames(generator: FrameType) -> list[FrameType]:
 
 
 def is_raising(frame: FrameType) -> bool:
-    """Return whether an exception is passing through a frame, at the instruction that it executes now.
+    """Return whether an exception is passing through a frame, at the instruction that the frame is executing.
 
-    Python hides an exception from code that runs while a frame is unwound. A traceback names the
-    instruction by then, unless the instruction raises the exception again.
+    While a frame is unwound, Python hides the exception from code that runs then. By then, a traceback names
+    the instruction, unless the instruction raises the exception again.
     """
     if frame.f_code.co_code[frame.f_lasti] in _RAISES:
         return True

@@ -1,4 +1,4 @@
-"""Opens the session of this process."""
+"""Opens this process's session."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _open_handoffs: set[str] = set()
 
 
 def open_session(objects: Mapping[str, Any], *, dataloader: Any, exact: bool) -> Session:
-    """Open the session of this process, as ``cloudspot.train.session()`` says."""
+    """Open this process's session, as described in ``cloudspot.train.session()``."""
     report_errors()
     tracked = {name: each for name, each in objects.items() if each is not None}
     checkpoint.check_tracked(tracked)
@@ -57,7 +57,7 @@ def open_session(objects: Mapping[str, Any], *, dataloader: Any, exact: bool) ->
 
 
 def _check_unsharded(tracked: Mapping[str, Any]) -> None:
-    # With gloo on a GPU, FSDP's averages differ between versions of torch.
+    # With gloo on GPUs, the averages that FSDP computes differ between versions of torch.
     for name, each in tracked.items():
         if isinstance(each, torch.nn.Module) and any(map(sharding.is_dtensor, each.parameters())):
             raise SessionError(
@@ -78,13 +78,14 @@ def _warn_of_own_statistics(tracked: Mapping[str, Any]) -> None:
 
 
 def check_exact(model: Any, world: World, *, exact: bool) -> None:
-    """If resuming has to be ``exact``, check that it is bit-equal with this model.
+    """If resuming must be ``exact``, check that it is bit-equal for this model.
 
     Raises:
         SessionError: with three or more ranks, DistributedDataParallel rearranges its buckets.
     """
-    # The order of three summands matters, and DDP rearranges its buckets after the first backward pass, which
-    # comes at another step in a resumed run. With find_unused_parameters, DDP never rearranges them.
+    # The order of three summands affects the sum, and DDP rearranges its buckets after the first backward
+    # pass, which is at a different step in a resumed run. With find_unused_parameters, DDP never rearranges
+    # them.
     if not exact or world.world_size < 3 or not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         return
     if not model.find_unused_parameters:

@@ -1,7 +1,7 @@
 """How ranks hand over their own states at each boundary, in case a rank is lost (P8).
 
 A rank's own state is the part of the state that no other rank has. A thread sends the changes since the
-previous boundary to the rank's keeper, over a connection of its own; the main thread waits for nothing.
+previous boundary to the rank's keeper over its own connection; the main thread never waits for it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from cloudspot.train.state.boundary_marks import BoundaryMarks, Mark
 from cloudspot.train.state.own_pieces import OwnState
 
 SHARE = 0.005
-"""The share of the time that handing over may take."""
+"""The share of the time that handing over may use."""
 NUM_COUNTED = 32
-"""The number of boundaries between two checks of that share. The first check is left out, because it includes
-the connection and all pieces."""
+"""The number of boundaries between two checks of this share. The first check is skipped, because its time
+includes the connection and the first transfer of all pieces."""
 BYTES_PER_SECOND = 1e9
-"""The assumed speed of a network that ranks train over."""
+"""The assumed speed of the network between the ranks."""
 CONNECT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 _REACHED_SECONDS = 0.002
@@ -47,10 +47,10 @@ class OwnStates:
     def __init__(
         self, told: str, store: Store, marks: BoundaryMarks, *, world: World, report: Callable[[str], None]
     ) -> None:
-        """Listen, and publish the address in ``store``, before another thread uses the store.
+        """Listen, and publish the address in ``store``; call this before another thread uses the store.
 
-        ``told``, from the agent, is the secret of the generation and the address of this machine, joined by
-        an ``@``. When giving ends early, ``report`` is called with the reason.
+        ``told``, which the agent provides, is the generation's secret and this machine's address, joined by
+        an ``@``. If giving ends early, ``report`` is called with the reason.
         """
         secret, _, address = told.partition("@")
         ranks = range(world.world_size)
@@ -62,7 +62,7 @@ class OwnStates:
         self._newest: Mark | None = None
 
     def offer(self, mark: Mark | None, *, draws: bool) -> None:
-        """Give the own state at a mark if the steps draw random numbers (``draws``) or rank 0 has buffers."""
+        """Give the own state at a mark if steps draw random numbers (``draws``) or rank 0 has buffers."""
         if mark is None or mark is self._newest or self._giver.has_ended:
             return
         if draws or (self._rank == 0 and any(each.buffers for each in mark.models.values())):
@@ -70,7 +70,7 @@ class OwnStates:
             self._giver.offer(mark)
 
     def at(self, mark: Mark) -> dict[int, OwnState]:
-        """Return the own states of other ranks at the boundary of a mark, by rank, if they are kept here."""
+        """Return the own states of other ranks at a mark's boundary, by rank, where they are kept here."""
         given = self._keeper.given_at(mark.number, mark.step)
         own = None if given is None else own_pieces.rebuild(given.pieces, mark, rank=self._giver_rank)
         return {} if own is None else {self._giver_rank: own}
@@ -93,24 +93,24 @@ class Giver:
         keeper: Keeper,
         report: Callable[[str], None],
     ) -> None:
-        """Do nothing before the first ``offer``. The time of this rank's own ``keeper`` counts, too."""
+        """Do nothing until the first ``offer``. The time used by this rank's own ``keeper`` also counts."""
         self._secret = secret
         self._marks = marks
         self._world = world
         self._keeper = keeper
         self._report = report
         self.has_ended = False
-        """Whether nothing more is given."""
+        """Whether giving has ended for good."""
         self._offered: Mark | None = None
         self._woken: SimpleQueue[None] = (
             SimpleQueue()
-        )  # a put costs the main thread only 2 µs, unlike an Event
+        )  # putting costs the main thread only 2 µs, unlike an Event
         self._stopped = False
         self._connection: socket.socket | None = None
         self._thread: threading.Thread | None = None
 
     def offer(self, mark: Mark) -> None:
-        """Give the own state at a mark, unless a newer mark is offered before that is possible."""
+        """Give the own state at a mark, unless a newer mark is offered before it can be given."""
         self._offered = mark
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="cloudspot-giver", daemon=True)
@@ -136,7 +136,7 @@ class Giver:
                 self._give(self._connection)
         except (OSError, EOFError) as error:
             self._end(f"no connection to rank {_keeper_of(self._world.rank, self._world)}: {error}")
-        except Exception as error:  # the training goes on without this
+        except Exception as error:  # the training continues without this
             self._end(str(error) or type(error).__name__)
 
     def _end(self, why: str) -> None:
@@ -155,7 +155,7 @@ class Giver:
         address, _, port = store.get(key).decode().rpartition(":")
         connection = socket.create_connection((address, int(port)), timeout=CONNECT_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with connection.makefile("rb") as source:  # the keeper may listen to another connection first
+        with connection.makefile("rb") as source:  # the keeper may accept another connection first
             connection.sendall(proof_of(self._secret, read_exactly(source, PROOF_BYTES), self._world.rank))
         connection.settimeout(WAIT_SECONDS)
         return connection
@@ -170,17 +170,17 @@ class Giver:
                 yield mark
 
     def _give(self, connection: socket.socket) -> None:
-        """Give the offered states as long as that takes no more than ``SHARE`` of the time.
+        """Give the offered states as long as this takes no more than ``SHARE`` of the time.
 
         Raises:
-            ValueError: giving takes more, or is impossible.
-            OSError: the connection is lost.
+            ValueError: giving takes more time than that, or is impossible.
+            OSError: the connection was lost.
         """
         before: Mapping[Name, Any] = {}
         spent, num_bytes, spent_before, checked_at = 0.0, 0, 0.0, 0.0
         for count, mark in enumerate(self._next(), 1):
             while not mark.is_reached and self._offered is None and not self._stopped:
-                time.sleep(_REACHED_SECONDS)  # waiting for a device would use a core, and may never end
+                time.sleep(_REACHED_SECONDS)  # waiting for a device would use a core and may never end
             if not mark.is_reached:
                 continue
             began = time.thread_time()

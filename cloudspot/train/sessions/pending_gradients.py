@@ -1,4 +1,4 @@
-"""Finds the steps that end with gradients that an optimizer has yet to use: checkpoints hold no gradients."""
+"""Finds steps that end with gradients which no optimizer has used yet: checkpoints hold no gradients."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LONGEST_ACCUMULATION_STEPS = 256
 class PendingGradients:
     """Follows the steps of the tracked optimizers.
 
-    An optimizer's gradients are pending at the end of a step if it did not step in it and some of its
-    parameters have gradients that have changed since its last step. Gradients that FSDP has yet to reduce
-    over the ranks are pending, too.
+    An optimizer's gradients are pending at the end of a step if the optimizer did not step in it and some of
+    its parameters have gradients that have changed since its last step. Gradients that FSDP has not yet
+    reduced over the ranks are also pending.
     """
 
     def __init__(self, objects: Mapping[str, Any], *, rank: int) -> None:
@@ -38,21 +38,21 @@ class PendingGradients:
         self._num_pending = 0
         self._has_stepped = False
         self._has_warned = False
-        # An optimizer that wraps another one, as Accelerate's do, is noticed by the inner optimizer's step.
+        # If an optimizer wraps another one, as Accelerate's do, the inner optimizer's step is noticed.
         self._hook = register_optimizer_step_post_hook(self._note_step) if self._watched else None
 
     @property
     def has_stepped(self) -> bool:
-        """Whether the step under way has changed the state; True if no optimizer is tracked."""
+        """Whether the current step has changed the state; True if no optimizer is tracked."""
         return self._has_stepped or not self._watched
 
     @property
     def is_stepped(self) -> bool:
-        """Whether a tracked optimizer has stepped in the step under way."""
+        """Whether a tracked optimizer has stepped in the current step."""
         return self._has_stepped
 
     def end_step(self) -> bool:
-        """Note that a step has ended; return whether all state of the training can be saved now."""
+        """Record that a step has ended; return whether the training's whole state can be saved now."""
         self._has_stepped = False
         if not self._watched:
             return True
@@ -90,7 +90,7 @@ class _Watched:
         self.name = name
         self._optimizer = optimizer
         self._has_stepped = False
-        # Only an optimizer that leaves out steps needs marks.
+        # Marks are needed only for an optimizer that skips steps.
         self._marks: list[tuple[Any, int] | None] | None = None
         self._needs_marks = False
 
@@ -126,7 +126,7 @@ class _Watched:
 def _version(gradient: Any) -> int:
     """Return a number that grows with each change of the gradient."""
     version: int = gradient._version  # noqa: SLF001 - public in all but name
-    # FSDP adds to the local tensor of a DTensor, and the DTensor's own counter does not show that.
+    # FSDP adds to a DTensor's local tensor, and the DTensor's own counter does not show this.
     if is_dtensor(gradient):
         version += local_of(gradient)._version  # noqa: SLF001
     return version

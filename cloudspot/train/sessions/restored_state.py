@@ -17,7 +17,7 @@ _log = logging.getLogger("cloudspot")
 
 
 class RestoredState:
-    """A checkpoint loaded into the tracked objects, with its loop's position and its generators' state."""
+    """A checkpoint loaded into the tracked objects, with its loop's position and its generators' states."""
 
     def __init__(self, restored: Checkpoint, objects: Mapping[str, Any], *, world: World) -> None:
         """Load the checkpoint into the objects.
@@ -55,9 +55,9 @@ class RestoredState:
             )
 
     def _follow(self, objects: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state of this rank, which was lost, derived from a saver's; empty if that is impossible.
+        """Return this lost rank's state, derived from a saver's state; it is empty if that is impossible.
 
-        It is possible if the saver's position in the data determines that of this rank.
+        This is possible if the saver's position in the data determines this rank's position.
         """
         saved = self._checkpoint
         found = next(filter(None, map(saved.rank_state, range(saved.world_size))), {})
@@ -76,12 +76,12 @@ class RestoredState:
 
     @property
     def loader_state(self) -> Any:
-        """The state of the tracked loader in a loop over steps, or None."""
+        """The state of the tracked loader in a loop over steps, or None if there is none."""
         return self._rank_state.get("dataloader")
 
     @property
     def loader_generators(self) -> Any:
-        """The states of the generators that the tracked loader owns, or None."""
+        """The states of the generators that belong to the tracked loader, or None if there are none."""
         return self._rank_state.get("loader_generators")
 
     def position(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class RestoredState:
         """Check that the checkpoint was saved in a loop over steps.
 
         Raises:
-            SessionError: it was saved in a loop over batches.
+            SessionError: the checkpoint was saved in a loop over batches.
         """
         if self._checkpoint.position is not None:
             raise SessionError(
@@ -107,11 +107,11 @@ class RestoredState:
             )
 
     def resume_feed(self, feed: ResumableBatches) -> None:
-        """Bring a feed to the saved position. This draws random numbers: restore the generators afterwards.
+        """Move a feed to the saved position. This draws random numbers: restore the generators afterwards.
 
         Raises:
             CheckpointError: the position is malformed.
-            SessionError: the position is not one of the feed's loader.
+            SessionError: the position does not fit the feed's loader.
         """
         position = self.position()
         if not self._rank_state:
@@ -124,9 +124,9 @@ class RestoredState:
         )
 
     def restore_randomness(self, devices: tuple[int, ...], moment: str = "random") -> None:
-        """Restore the random generators, including those of CUDA ``devices``, to the named moment.
+        """Restore the random generators, including those of CUDA ``devices``, to the state named ``moment``.
 
-        In a world of another size, they are seeded anew.
+        In a world of a different size, they are seeded anew.
 
         Raises:
             CheckpointError: the saved state is malformed.

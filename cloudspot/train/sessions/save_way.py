@@ -1,4 +1,4 @@
-"""Chooses whether a rank's interval saves are copied at their boundary or during the step after it."""
+"""Chooses whether a rank's interval saves are copied at their boundary or during the following step."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections import deque
 from collections.abc import Collection
 
 NUM_COMPARED = 3
-"""The number of saves that are copied during steps before their cost is compared."""
+"""The number of saves that are copied during steps before the costs are compared."""
 NUM_KEPT = 5
 NUM_USUAL = 32
 TRY_EVERY = 16
-"""One of this number of saves is made the other way, because costs may change."""
+"""One save in this many is made in the other way, because costs may change."""
 MAX_SPOILT = 2
-"""After this number of spoilt saves, no more saves are copied during steps."""
+"""After this many spoilt saves, no more saves are copied during steps."""
 MAX_SHARE = 0.5
-"""If more than this share of the bytes must be copied at the boundary, all bytes are."""
+"""If more than this share of the bytes must be copied at the boundary, all bytes are copied there."""
 
 
 class Way(enum.Enum):
-    """When the large tensors of a save are copied."""
+    """When a save's large tensors are copied."""
 
     BOUNDARY = "boundary"
     TRIAL = "trial"
@@ -30,17 +30,17 @@ class Way(enum.Enum):
 
 
 class SaveWay:
-    """Chooses the way of each save by the measured cost of earlier ones.
+    """Chooses the way of each save by the measured costs of earlier saves.
 
-    The first save is a trial: it finds the tensors that are written to by code other than an optimizer step,
-    and these are always copied at the boundary. The cost of a save is the time from its boundary to the next
-    boundary, minus the usual time.
+    The first save is a trial: it finds the tensors that are written to outside optimizer steps, and these
+    tensors are always copied at the boundary. The cost of a save is the time from its boundary to the next
+    one, minus the usual time between boundaries.
     """
 
     def __init__(self) -> None:
         """Begin without measurements."""
         self.obstacle: str | None = None
-        """The reason that all saves are copied at the boundary, as a clause."""
+        """Why all saves are copied at the boundary, as a clause; None if they are not."""
         self.excluded: set[str] = set()
         """The tensors that are always copied at the boundary."""
         self._is_tried = False
@@ -52,7 +52,7 @@ class SaveWay:
         self._lost = {way: deque[float](maxlen=NUM_KEPT) for way in (Way.BOUNDARY, Way.OVERLAPPED)}
 
     def pass_boundary(self, now: float) -> None:
-        """Note that the training has reached a boundary, at a moment in monotonic seconds."""
+        """Record that the training has reached a boundary at the time ``now`` (monotonic seconds)."""
         before, self._at = self._at, now
         if before is None:
             return
@@ -65,8 +65,8 @@ class SaveWay:
     def choose(self, *, has_stepped: bool) -> Way:
         """Return how to copy the save at this boundary.
 
-        ``has_stepped`` says whether torch has reported an optimizer step since the previous boundary. A step
-        that it does not report, such as the replay of a CUDA graph, could not be delayed.
+        ``has_stepped`` says whether torch reported an optimizer step since the previous boundary. A step that
+        torch does not report, such as the replay of a CUDA graph, could not be delayed.
         """
         is_possible = has_stepped and self.obstacle is None and not self._is_spoilt
         self._saving, self._is_spoilt = self._choose() if is_possible else Way.BOUNDARY, False
@@ -83,37 +83,37 @@ class SaveWay:
         return Way.OVERLAPPED if is_better != (self._num_chosen % TRY_EVERY == 0) else Way.BOUNDARY
 
     def _spread(self) -> float:
-        """Return the spread of the usual times; a difference below this is not attributed to a save."""
+        """Return the spread of the usual times; a smaller difference is not attributed to a save."""
         if len(self._usual) < 2:
             return 0.0
         quarter, _, three_quarters = statistics.quantiles(self._usual, n=4)
         return three_quarters - quarter
 
     def lost_seconds(self, way: Way) -> float | None:
-        """Return the seconds that a save of this way costs the training, or None if not known yet.
+        """Return the seconds that a save made in this way costs the training, or None if unknown.
 
-        A cost below the noise of the steps may come out negative, and is 0.
+        A measured cost below the noise of the steps may be negative; then 0 is returned.
         """
         lost = self._lost[Way.BOUNDARY if way is Way.TRIAL else way]
         return max(0.0, statistics.median(lost)) if lost else None
 
     def skip(self) -> None:
-        """Note that the chosen save was not made."""
+        """Record that the chosen save was not made."""
         self._saving = None
 
     def begin_trial(self, stall_seconds: float) -> None:
-        """Note how long the trial's copy has held up the training, which is the cost of a boundary copy."""
+        """Record how long the trial's copy stalled the training, which is the cost of a boundary copy."""
         self._lost[Way.BOUNDARY].append(stall_seconds)
 
     def end_trial(self, written: Collection[str], *, share: float) -> None:
-        """Note the tensors ``written`` to between the boundary and an optimizer step, and their ``share``."""
+        """Record the tensors ``written`` to between boundary and optimizer step, and their ``share``."""
         self._is_tried = True
         self.excluded.update(written)
         if share > MAX_SHARE:
             self.obstacle = f"{min(written)} is written to before an optimizer steps"
 
     def spoil(self, written: Collection[str]) -> None:
-        """Note that a save was spoilt, because these tensors were written to before they were copied."""
+        """Record that a save was spoilt because these tensors were written to before they were copied."""
         self.excluded.update(written)
         self._num_spoilt += 1
         self._is_spoilt, self._saving = True, None

@@ -1,4 +1,4 @@
-"""One rank's saves: the plan, the copy into the arena at a boundary, the hand-over, and the seal."""
+"""One rank's saves: the plan, the copy into the arena at a boundary, the hand-over and the seal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cloudspot.train.state.partition import Item, Placement, Plan, cuts, plan
 from cloudspot.train.state.tree import Json, tensor_bytes
 
 _SAME = ("generation", "step", "round", "plan")
-"""The members of a seal that must be the same on a rank that gives and on the rank that takes."""
+"""The members of a seal that must be equal on the giving and the taking rank."""
 _STOP_SECONDS = 5.0
 _SLOT_POLL_SECONDS = 0.01
 
@@ -37,47 +37,48 @@ Describe = Callable[[], Description]
 
 @dataclass(frozen=True)
 class Copied:
-    """A part that is in its slot, except for tensors that others hand over, and is not sealed yet."""
+    """A part that is in its slot, except for tensors that other ranks hand over, and is not sealed yet."""
 
     slot: Slot | None
     """The slot, or None if the rank is relieved and has no part."""
     content: dict[str, Json]
     """The content of the seal."""
     handover: HandOver
-    """The hand-over, which must be done before the part is sealed."""
+    """The hand-over, which must be completed before the part is sealed."""
     taken: Mapping[int, tuple[Placement, ...]]
-    """The placements of the tensors that other ranks hand over, by rank and in the order of their bytes."""
+    """The placements of tensors that other ranks hand over, by rank, in the order of the tensors' bytes."""
     tried: OverlappedCopy | None = None
-    """In a trial, the copy that could have been made later."""
+    """In a trial, the copy that could have been made during the step."""
 
 
 class Saver:
     """Copies this rank's part of the state into its arena and seals it."""
 
     def __init__(self, arena: Arena) -> None:
-        """Make the directory of the seals; the arena is claimed by ``prepare``."""
+        """Create the directory of the seals; ``prepare`` claims the arena."""
         self._arena = arena
         self._world = arena.world
         self._planned_for: tuple[Any, ...] | None = None
         self._plan: Plan | None = None
         self._frozen: frozenset[str] | None = None
-        """The items that were not trained when the first plan was made. Later this may differ between ranks,
-        for example while one of them evaluates, but the plan must not differ."""
-        self._lock = threading.RLock()  # another thread may copy, too
+        """The items that were not trained when the first plan was made. Later, these items may differ between
+        ranks, for example while one rank evaluates, but the plan must not differ."""
+        self._lock = threading.RLock()  # another thread may also copy
         self._claiming: threading.Thread | None = None
         self._claim_error: Exception | None = None
         self.overlapped: OverlappedSave | None = None
-        """A save that is still being copied during the training, or is about to be sealed."""
+        """A save that is being copied during the training or is about to be sealed."""
         self.sealed_step: int | None = None
         """The step of the latest seal."""
         self.relieved: Collection[int] = ()
-        """The ranks that hand over in the latest save."""
+        """The ranks that hand over their states in the latest save."""
         arena.seals.mkdir(parents=True, exist_ok=True)
 
     def prepare(self, items: tuple[Item, ...]) -> None:
-        """Plan, and claim the slots in the background, so that they are warm at the first save.
+        """Make the plan, and claim the slots in the background, so that they are warm at the first save.
 
-        If memory is plentiful, the slots have room for this rank's part in case all other nodes go.
+        If there is enough memory, the slots also have room for this rank's part in case all other nodes are
+        lost.
         """
         with self._lock:
             self._prepare(items)
@@ -98,7 +99,7 @@ class Saver:
         self._claiming.start()
 
     def can_save(self) -> bool:
-        """Return whether a save would find a claimed, free slot now."""
+        """Return whether a save would now find a claimed and free slot."""
         return self._has_claimed() and self._arena.free_slot() is not None
 
     def room(self) -> int:
@@ -117,8 +118,8 @@ class Saver:
     ) -> bool:
         """Copy and seal this rank's part; return False if no slot is free.
 
-        The order must hand over nothing. The arguments and errors are those of ``copy``. With ``is_held``,
-        the agent uploads the part only if this process ends with status 0.
+        The order must not hand over any state. The arguments and errors are those of ``copy``. With
+        ``is_held``, the agent uploads the part only if this process ends with status 0.
         """
         copied = self.copy(objects, order, step=step, describe=describe, deadline=deadline)
         if copied is not None:
@@ -141,12 +142,12 @@ class Saver:
 
         A rank that the order relieves needs no slot.
 
-        ``step`` is the number of steps in the state. ``describe`` is called once, when a slot is found.
-        ``deadline`` is called repeatedly and returns the monotonic moment until which to wait for a slot; an
-        upload that has not started is taken back for it. If it is None, there is no waiting. In a rescue,
-        ``kept`` are the states of lost ranks that this rank adds to its own. The ``way`` says whether large
-        tensors, except those named by ``but``, are copied now or later. A save that is not sealed yet is
-        given up for this one.
+        ``step`` is the number of steps in the saved state. ``describe`` is called once, after a slot is
+        found. ``deadline`` is called repeatedly and returns until when to wait for a slot (monotonic); for
+        this, an upload that has not started is taken back. If ``deadline`` is None, there is no waiting. In a
+        rescue, ``kept`` contains the states of lost ranks that this rank adds to its own. ``way`` says
+        whether large tensors are copied now or later; those named in ``but`` are copied now. An earlier save
+        that is not sealed yet is abandoned.
 
         Raises:
             SessionError: the state cannot be saved, or there is no room for a slot.
@@ -215,7 +216,7 @@ class Saver:
                 "way": Way.OVERLAPPED.value if way is Way.OVERLAPPED else Way.BOUNDARY.value,
             }
             if must_grow and order.kind == INTERVAL:
-                # The state has outgrown the slots: let the other one grow before a drain needs it.
+                # The state has outgrown the slots: enlarge the other slot before a drain needs it.
                 self._prepare(state.items, written=slot)
             handing = HandOver(order, rank, takes=taken)
             copied = Copied(slot, content, handing, taken, copying if way is Way.TRIAL else None)
@@ -241,13 +242,13 @@ class Saver:
             {key: content[key] for key in (*_SAME, "objects", "rank_states")},
             (_bytes_of(tensors[each.item.name]) for each in table.handed_over(rank)),
         )
-        # Rank 0's process hosts the store, so it leaves only when no rank needs the store any more.
+        # Rank 0's process hosts the store, so it leaves only when no rank needs the store any longer.
         staying = [each for each in range(self._world.world_size) if each not in table.takers]
         awaits = staying if rank == 0 else [table.takers[rank]]
         return HandOver(order, rank, gives=given, awaits=awaits)
 
     def seal(self, copied: Copied, *, is_held: bool = False) -> None:
-        """Give a copy to the agent, with the states that others have handed over; do nothing if relieved."""
+        """Give a copy to the agent, including the states that others handed over; do nothing if relieved."""
         slot, content = copied.slot, copied.content
         if slot is None:
             self.sealed_step = content["step"]
@@ -262,17 +263,17 @@ class Saver:
             for placement, data in zip(placements, tensors, strict=True):
                 slot.put(placement.offset, data)
             content["rank_states"] |= state["rank_states"]
-            if giver == 0:  # rank 0's state counts if ranks differ
+            if giver == 0:  # if ranks differ, rank 0's state is used
                 content["objects"] = state["objects"]
         slot.seal = path = self._arena.seal_path(content["step"], content["round"], is_held=is_held)
         write_json(path, {**content, "boot": this_boot(), "sealed_monotonic": time.monotonic()})
         self.sealed_step = content["step"]
 
     def close(self) -> None:
-        """Stop warming the arena; sealed parts stay for the agent."""
+        """Stop warming the arena; sealed parts are kept for the agent."""
         self._arena.stop()
         if self._claiming is not None:
-            # If a thread runs torch's code when Python ends, the process ends with SIGABRT.
+            # If a thread is running torch's code when Python exits, the process ends with SIGABRT.
             self._claiming.join(_STOP_SECONDS)
         self._arena.close()
 
@@ -282,7 +283,7 @@ class Saver:
     def _claim(self, nbytes: int, wanted_nbytes: int, written: Slot | None) -> None:
         try:
             self._arena.claim(nbytes, wanted_nbytes, written=written)
-        except Exception as error:  # raised by the next save, in the main thread
+        except Exception as error:  # the next save raises it, in the main thread
             self._claim_error = error
 
     def _find_slot(self, deadline: Callable[[], float] | None) -> Slot | None:

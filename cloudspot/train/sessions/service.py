@@ -37,28 +37,28 @@ Left = Mapping[str, Any]
 
 FINAL = "final"
 FINAL_SLOT_SECONDS = 3600.0
-"""How long the end of the loop waits for a slot while both are being uploaded and nothing drains."""
+"""How long the end of the loop waits for a slot while both slots are being uploaded and there is no drain."""
 LEAVE_SECONDS = 120.0
-"""How long a rank whose script leaves the loop early waits for the others to do so."""
+"""How long a rank whose script leaves the loop early waits for the other ranks to leave."""
 SETTLE_SECONDS = 0.05
-"""The time after which a write of the main thread that began before the end of a copy can be detected."""
+"""The time after which a write by the main thread that began before the end of a copy can be detected."""
 _TOLD = 128 + signal.SIGTERM
 """The exit status of a rank that ends because other ranks were lost, not because of the script."""
 FEW_BOUNDARIES = 256
-"""The number of boundaries after which it is known whether most of them can be noted."""
+"""The number of boundaries after which it is known whether most of them can be marked."""
 RESCUE_SLOT_SECONDS = 30.0
-"""How long a rescue waits for a slot while both are being uploaded."""
+"""How long a rescue waits for a slot while both slots are being uploaded."""
 NUM_DIGESTS = 4
-"""The number of boundaries whose digests the agent gets, because other ranks may be behind."""
+"""The number of boundaries whose digests are reported to the agent, because other ranks may be behind."""
 LAST_PREPARE_STEPS = 64
-"""After this many steps, the arena is claimed even if an optimizer still has no state."""
+"""After this many steps, the arena is claimed even if an optimizer has no state yet."""
 
 
 class Service:
     """Serves the agent of one hand-off directory.
 
-    The main thread calls all methods except those of ``Rewindable`` and ``Rescuable``, which background
-    threads call.
+    The main thread calls all methods except those of ``Rewindable`` and ``Rescuable``, which are called by
+    background threads.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Service:
     ) -> None:
         """Start the background threads, and report to the agent that there is a session.
 
-        The loop begins at the step ``start``. ``describe`` is called at each save of the tracked ``objects``.
+        The loop begins at step ``start``. ``describe`` is called at each save of the tracked ``objects``.
         """
         self._directory = directory
         self._world = world
@@ -87,18 +87,18 @@ class Service:
         self._marks = BoundaryMarks(objects)
         self._standing: dict[int, Mark] = {}
         self._rewound: tuple[Mark, Copied | None] | None = None
-        # On a fresh start Adam has no state before the first step, so there is nothing to plan yet.
+        # On a fresh start, Adam has no state before the first step, so the plan cannot be made yet.
         self.prepare_at = start if checkpoint.is_materialised(objects) else start + 1
         """The step at which to call ``prepare``."""
         self.progress = _map_progress(handoff.progress_path(directory, world.rank), start)
-        """The values of ``handoff.Progress``, as the agent sees them."""
+        """The values of ``handoff.Progress``, in the file that the agent reads."""
         self._figures: Any = None
         self._has_warned = self._has_told_place = False
         if world.rank == 0:
             path = handoff.metrics_path(directory, world.rank)
             self._figures = path.open("a", buffering=1, encoding="utf-8")
         _answer_dumps()
-        self._pid = os.getpid()  # processes that the script forks have another id
+        self._pid = os.getpid()  # forked processes of the script have other ids
         handoff.worker_pid_path(directory, world.rank).write_text(str(self._pid))
         store, server = open_store(world)
         self._own_states: OwnStates | None = None
@@ -117,17 +117,17 @@ class Service:
         self._closing.enter_context(expecting_errors(self._has_rewound))
         self._link.start()
         self.rounds = self._link.rounds
-        """The rounds, which must be asked at each boundary."""
+        """The rounds, which are consulted at each boundary."""
         self._draws: bool | None = None
-        """Whether a step has or may have drawn random numbers; None if it is not known yet."""
+        """Whether a step has drawn, or may have drawn, random numbers; None if this is not known yet."""
         self._noted: Mark | None = None
         self._compared: Mark | None = None
         """The latest mark at which the weights are compared with those of other ranks."""
         self._likeness: tuple[bool | None, tuple[tuple[int, str], ...]] = (None, ())
-        """The facts that the agent has: whether steps draw, and boundaries with digests of the weights."""
+        """The information that the agent has: whether steps draw, and boundaries with digests of weights."""
         self._rescue: Rescue | None = None
         self._failure: BaseException | None = None
-        """The first error of a backward pass, even if the script has caught it."""
+        """The first error of a backward pass, even if the script caught it."""
         if os.environ.get(handoff.RESCUE) == "1":
             self._rescue = Rescue(
                 directory,
@@ -145,7 +145,7 @@ class Service:
 
     @property
     def sealed_step(self) -> int | None:
-        """The step of the latest save; a save that is under way ends first."""
+        """The step of the latest save; this first ends a save that is in progress."""
         self._interval_saves.settle(waits=True)
         return self._saver.sealed_step
 
@@ -155,7 +155,7 @@ class Service:
         return self._link.is_draining
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record metrics of a step."""
+        """Record metrics of the current step."""
         if self._figures is not None:
             line = {"step": step, "time": time.time(), "values": dict(values)}
             try:
@@ -166,7 +166,7 @@ class Service:
                     _log.warning("metrics cannot be written, from step %d on: %s", step, error)
 
     def prepare(self, step: int) -> None:
-        """Claim the arena in the background if the state is complete; else ask to be called later."""
+        """If the state is complete, claim the arena in the background; if not, plan to call this later."""
         done = step - self._start
         if not checkpoint.is_materialised(self._objects) and done < LAST_PREPARE_STEPS:
             self.prepare_at = self._start + 2 * max(done, 1)  # gradients are still being accumulated
@@ -175,9 +175,9 @@ class Service:
         self._saver.prepare(checkpoint.take(self._objects).items)
 
     def pass_boundary(self, step: int, *, is_end_of_epoch: bool = False) -> None:
-        """Carry out the orders at a boundary until it is passed, after ``step`` steps.
+        """Carry out the orders at a boundary, after ``step`` steps, until the boundary is passed.
 
-        At the end of an epoch's batches, interval saves are left out.
+        At the end of an epoch's batches, interval saves are skipped.
 
         Raises:
             SystemExit: the order was to leave.
@@ -193,7 +193,7 @@ class Service:
                 self._wait_for_rescue(step)
             if order.kind in {DRAIN, REWOUND}:
                 self._drain(order, step)
-            # There is nothing to save if no step was made since the last save.
+            # If no step was made since the last save, there is no new state to save.
             if not is_end_of_epoch and step not in {self._start, self.sealed_step}:
                 seconds = self._interval_saves.save(self._objects, order, step=step, describe=self._describe)
                 self._link.saved(seconds)
@@ -211,7 +211,8 @@ class Service:
         if self._own_states is not None:
             self._own_states.offer(self._marks.newest_first, draws=self._draws is True)
         mark = self._marks.newest
-        # Compare ever less often, and not at multiples of 2, where local SGD may have averaged the weights.
+        # Compare less and less often, and not at multiples of 2, where local SGD may have averaged the
+        # weights.
         if mark is not None and mark.number > 1 and (mark.number - 1) & (mark.number - 2) == 0:
             self._compared = mark
         own_place = None if mark is None else mark.description.own_place
@@ -225,13 +226,13 @@ class Service:
         self._num_boundaries += 1
 
     def _note_draws(self) -> None:
-        """Note whether steps draw random numbers, by the generators at this mark and the previous one."""
+        """Record whether steps draw random numbers: compare the generators at this and the previous mark."""
         before, mark = self._noted, self._marks.newest
         self._noted = mark
         if mark is None or before is None or mark is before:
             return
         positions: list[Any] = [each.description.shared.get("position") for each in (before, mark)]
-        # At the beginning of an epoch, loaders draw a seed for workers even if they have none.
+        # At the beginning of an epoch, loaders draw a seed for workers even if they have no workers.
         is_apart = positions[0] is not None and (
             positions[0]["batch"] == 0 or positions[0]["epoch"] != positions[1]["epoch"]
         )
@@ -242,7 +243,7 @@ class Service:
         self._draws = self._draws is True or not is_same
 
     def check(self, *, is_in_loop: bool) -> None:
-        """Leave between two boundaries, if a drain stands and all ranks have sealed the last one's state.
+        """Leave between two boundaries if a drain stands and all ranks have sealed the last boundary's state.
 
         Raises:
             SystemExit: the state is sealed.
@@ -261,7 +262,7 @@ class Service:
         return self._num_boundaries > number
 
     def standing(self, number: int) -> list[int]:
-        """Return the boundaries at which the state still stands, when a rank has asked for ``number``."""
+        """Return the passed boundaries at which the state still stands; a rank has asked for ``number``."""
         self._standing = {mark.number: mark for mark in self._marks.standing()}
         if number not in self._standing:
             self._tell_of_change()
@@ -285,9 +286,9 @@ class Service:
         deadline: Callable[[], float],
         kept: Mapping[int, OwnState],
     ) -> bool:
-        """Copy this rank's part of the state at a mark, and the own states ``kept`` for lost ranks.
+        """Copy this rank's part of the state at a mark, and the own states of lost ranks in ``kept``.
 
-        Returns whether the mark stands afterwards.
+        Return whether the mark still stands afterwards.
         """
         copied = None
         try:
@@ -308,7 +309,7 @@ class Service:
             if mark not in (*self._marks.standing(), self._marks.first_since_step()):
                 self._tell_of_change()
                 return False
-        except Exception:  # the training goes on to the next boundary, which may be saved
+        except Exception:  # the training continues to the next boundary, which may be saved
             _log.exception(
                 "the state of step %d cannot be saved any more, in the middle of the next step", mark.step
             )
@@ -355,7 +356,7 @@ class Service:
         )
 
     def tell_likeness(self) -> None:
-        """Report to the agent how this rank may differ from the others, in case it is lost."""
+        """Report to the agent how this rank may differ from the others, in case this rank is lost."""
         mark, digests = self._compared, self._likeness[1]
         if mark is not None and mark.number not in dict(digests) and mark.is_reached:
             digests = (*digests, (mark.number, self._marks.digest(mark)))[-NUM_DIGESTS:]
@@ -366,7 +367,7 @@ class Service:
                 handoff.write_json(handoff.likeness_path(self._directory, self._world.rank), value)
 
     def save(self, order: SaveOrder) -> int | None:
-        """Save this rank's part of that state; return its step, or None if it does not stand any more."""
+        """Save this rank's part of that state; return its step, or None if the state no longer stands."""
         mark = self._standing.get(-1 if order.step is None else order.step)
         until = time.monotonic() + RESCUE_SLOT_SECONDS
         if mark is None:
@@ -387,7 +388,7 @@ class Service:
             self._own_states = OwnStates(
                 told, store, self._marks, world=self._world, report=self._say_nothing_is_handed_over
             )
-        except (OSError, RuntimeError) as error:  # the latter: no thread can be started
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             self._say_nothing_is_handed_over(f"its keeper cannot listen: {error}")
 
     def _kept_at(self, mark: Mark) -> dict[int, OwnState]:
@@ -404,7 +405,7 @@ class Service:
             _log.warning("a machine lost without notice costs the steps since the newest checkpoint: %s", why)
 
     def _ends_at_boundary(self) -> bool:
-        """Let the process end at the next boundary, with the state saved; return whether there is one."""
+        """Let the process end at the next boundary, with its state saved; return whether there is one."""
         if self._rescue is None or self._has_left or self._num_boundaries == 0 or os.getpid() != self._pid:
             return False
         self._rescue.begin()
@@ -419,9 +420,10 @@ class Service:
         self._failure = self._failure or error
 
     def _wait_for_rescue(self, step: int) -> NoReturn:
-        """Note a boundary that must not be passed, wait until the held state is saved, and leave.
+        """Mark a boundary that must not be passed, wait until the held state is saved, and leave.
 
-        If the script has caught an error of a backward pass, it is raised again: the script may be its cause.
+        If the script caught an error of a backward pass, raise it again, because the script may have caused
+        it.
         """
         self._mark(step, is_rare=True)
         self._hold_for_rescue()
@@ -442,17 +444,17 @@ class Service:
         """Report to the agent that the loop has begun: from now on, exit status 0 alone is no success."""
         handoff.begun_loop_path(self._directory, self._world.rank).touch()
         self._failure = None
-        self._marks.freeze(None)  # a backward pass that failed before the loop does not matter
+        self._marks.freeze(None)  # backward passes that failed before the loop do not matter
         shards = (shard for each in checkpoint.take(self._objects).items for shard in each.shards)
         alone = "each rank holds a part of the state that no other rank holds"
         why = alone if any(len(shard.holders) == 1 for shard in shards) else None
         self._say_what_a_loss_costs(self._marks.obstacle or why)
 
     def leave_loop(self, step: int, *, left: Left, saves: bool, is_held: bool) -> None:
-        """End the loop that the script has left, if all ranks have left it after the same step.
+        """End the loop that the script left, provided that all ranks left it after the same step.
 
-        If they have not, log an error and save nothing; the agent then treats the process's end as a failure.
-        It does the same after SIGTERM, because leaving is then not the script's own decision.
+        Otherwise, log an error and save no state; the agent then treats the end of the process as a failure.
+        The agent does the same after SIGTERM, because then the script did not leave by its own decision.
         """
         if os.getpid() != self._pid or self._has_left or self._marks.is_frozen:
             return
@@ -482,9 +484,9 @@ class Service:
     def end_loop(self, total: int, *, left: Left | None, saves: bool, is_held: bool = False) -> None:
         """Save the state of the last step, and report how the loop ended.
 
-        No round is needed, because every rank calls this. ``saves`` says whether there is anything new to
-        save. A rank that finds no slot in time reports that it drained without a save: the training then goes
-        on from the newest checkpoint, which does not include the last step.
+        No round is needed, because every rank calls this. ``saves`` says whether there is new state to save.
+        A rank that finds no slot in time reports that it drained without a save: the training then continues
+        from the newest checkpoint, which lacks the last step.
         """
         if self.rounds.is_rescued or self._marks.is_frozen:
             self._wait_for_rescue(total)
@@ -509,11 +511,11 @@ class Service:
                 "planned": None if left is None else left["planned"],
             }
             handoff.write_json(handoff.final_path(self._directory), final)
-        # This comes last: a process that ends in the middle of the final save has not finished.
+        # This comes last: a process that ends during the final save has not finished.
         handoff.ended_loop_path(self._directory, self._world.rank).touch()
 
     def close(self) -> None:
-        """Stop the background threads and release the arena, at the end of the process; not in a fork."""
+        """At the end of the process, stop the background threads and release the arena, except in a fork."""
         if os.getpid() != self._pid:
             return
         self._hold_for_rescue()
@@ -551,13 +553,13 @@ class Service:
         raise SystemExit(0)
 
     def _save_last(self, order: SaveOrder, step: int) -> bool:
-        """Save for a drain even if the step is sealed: that save may need a node that is about to go."""
+        """Save for a drain even if the step is sealed, because that save may need a node that must leave."""
         copied = self._saver.copy(
             self._objects,
             order,
             step=step,
             describe=self._describe,
-            deadline=lambda: self.rounds.guard,  # a notice may come while this waits
+            deadline=lambda: self.rounds.guard,  # a notice may arrive during the wait
         )
         if copied is None or not self.rounds.hand_over(copied.handover):
             return False
@@ -566,7 +568,7 @@ class Service:
 
     def _save_final(self, step: int, *, is_held: bool) -> bool:
         until = time.monotonic() + FINAL_SLOT_SECONDS
-        # A notice may come while this waits.
+        # A notice may arrive during the wait.
         deadline = lambda: min(until, self._link.drain_guard)  # noqa: E731 - a name for the line's sake
         return self._saver.save(
             self._objects,
@@ -581,9 +583,9 @@ class Service:
 def _answer_dumps() -> None:
     """From now on, answer ``DUMP_SIGNAL``, even after a library has restored the previous handler.
 
-    ``signal`` does not know faulthandler's handler, and faulthandler does not notice a replacement. The
-    handler that libraries find here and restore later, as Lightning does after each ``fit``, ignores the
-    signal, so that it does not end the process.
+    ``signal`` does not see faulthandler's handler, and faulthandler does not notice when it is replaced. The
+    handler that libraries find here and later restore, as Lightning does after each ``fit``, ignores the
+    signal, so the signal does not end the process.
     """
     faulthandler.unregister(handoff.DUMP_SIGNAL)
     with suppress(ValueError):  # not the main thread

@@ -1,4 +1,4 @@
-"""Notes that this process received SIGTERM, even if the script's own handler deals with it."""
+"""Records that this process received SIGTERM, even if the script's own handler handles it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import FrameType
 from typing import Any
 
 _own: list[Any] = []
-"""The handlers that ``put_off`` has set."""
+"""The handlers that ``put_off`` has installed."""
 
 
 class _Noting:
-    """The script's handler, and a note of its calls."""
+    """The script's handler, wrapped to record its calls."""
 
     was_called = False
 
@@ -27,9 +27,9 @@ class _Noting:
 
 
 def watch() -> None:
-    """From now on, note SIGTERM if the script has a handler for it; without a handler, it ends the process.
+    """From now on, record SIGTERM if the script has a handler for it; without one, SIGTERM ends the process.
 
-    Call this again when the script may have set another handler.
+    Call this again when the script may have installed another handler.
     """
     handler = signal.getsignal(signal.SIGTERM)
     is_main_thread = threading.current_thread() is threading.main_thread()
@@ -38,7 +38,7 @@ def watch() -> None:
 
 
 def put_off(may_put_off: Callable[[], bool]) -> None:
-    """If SIGTERM would end this process at once, let the process go on for now if ``may_put_off()``.
+    """If SIGTERM would end this process at once, let the process continue for now if ``may_put_off()``.
 
     When a rank has ended, torchrun sends SIGTERM to the machine's other ranks, and SIGKILL 30 s later.
     """
@@ -56,11 +56,11 @@ def put_off(may_put_off: Callable[[], bool]) -> None:
 
 
 def _forget() -> None:
-    """Let SIGTERM end a forked process, such as a loader's worker, at once."""
+    """Let SIGTERM immediately end a forked process, such as a loader's worker."""
     if signal.getsignal(signal.SIGTERM) in _own:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def was_received() -> bool:
-    """Return whether SIGTERM has come since the first ``watch``."""
+    """Return whether SIGTERM was received since the first ``watch``."""
     return _Noting.was_called

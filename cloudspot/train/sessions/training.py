@@ -31,9 +31,9 @@ _log = logging.getLogger("cloudspot")
 
 
 class Session:
-    """A training's loop and its state; made by ``cloudspot.train.session()``.
+    """A training's loop and its state; created by ``cloudspot.train.session()``.
 
-    One session drives one loop: ``steps``, ``batches`` or ``epochs``, once.
+    A session drives one loop, once: ``steps``, ``batches`` or ``epochs``.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Session:
 
     @property
     def step(self) -> int:
-        """The current step, from 0: before the loop, the step to resume at; after it, the number of steps."""
+        """The current step, from 0; before the loop, the step to resume at; after it, the number of steps."""
         return self._loop.step
 
     @property
@@ -95,10 +95,10 @@ class Session:
 
     @property
     def dataloader(self) -> ResumedLoader:
-        """The tracked loader; iterate this one in loops over ``steps``.
+        """The tracked loader; loops over ``steps`` must iterate this one.
 
         Raises:
-            SessionError: ``session()`` was not given a loader that knows its position.
+            SessionError: ``session()`` did not get a loader that knows its position.
         """
         if self._loader is None:
             raise SessionError(
@@ -110,22 +110,23 @@ class Session:
     def draining(self) -> bool:
         """Return whether this rank has been asked to save and leave.
 
-        Ranks learn this at different moments: use it only in loops in which they do not wait for each other.
+        Ranks learn this at different times, so use it only in loops in which ranks do not wait for each
+        other.
         """
         return self._service is not None and self._service.is_draining
 
     def check(self) -> None:
-        """Leave now if the machine has to go; for slow code between two steps, such as an evaluation.
+        """Leave now if this rank must leave; for slow code between two steps, such as an evaluation.
 
-        Call this often in such code, on each rank that runs it. All ranks save the state at the last boundary
-        between two steps, and SystemExit is raised. A resumed script runs the code after that boundary from
-        the beginning. If the tracked objects have changed since that boundary, or if this is called outside
-        the loop, nothing is saved and this returns: the loop ends at the next boundary.
+        Call this often in such code, on each rank that runs the code. All ranks save the state at the last
+        boundary between two steps, and SystemExit is raised. A resumed script runs the code after that
+        boundary from the beginning. If the tracked objects have changed since that boundary, or if this is
+        called outside the loop, no state is saved and this returns: the loop ends at the next boundary.
         """
         self._loop.check()
 
     def log(self, **values: float) -> None:
-        """Record metrics of the current step. Only rank 0's are shown and kept."""
+        """Record metrics of the current step. Only the metrics of rank 0 are shown and kept."""
         metrics = {name: float(value) for name, value in values.items()}
         if self._service is not None:
             self._service.log(self.step, metrics)
@@ -135,12 +136,13 @@ class Session:
     def steps(self, total: int | None) -> Iterator[int]:
         """Yield the steps from the restored one, or 0, to ``total`` (exclusive).
 
-        All ranks pass the same ``total``. If it is None, the loop goes on until the script leaves it.
+        All ranks must pass the same ``total``. If it is None, the loop continues until the script leaves it.
 
         The training may be saved between two steps, but not while a tracked optimizer has gradients that it
-        has yet to use. When the machine has to go, SystemExit is raised there, and code after the loop does
-        not run. The state after the last step is always saved. A script may leave the loop early if all ranks
-        do so after the same step: the state at that step is then the last one, and code after the loop runs.
+        has not used yet. When this rank must leave, SystemExit is raised there, and code after the loop
+        does not run. The state after the last step is always saved. A script may leave the loop early if all
+        ranks do so after the same step: the state at that step is then the last one, and code after the loop
+        runs.
         """
         if self._tracked_loader is not None and self._loader is None:
             _ = self.dataloader  # raises the error
@@ -162,18 +164,18 @@ class Session:
     def batches(self, loader: Any, *, epochs: int = 1) -> Iterator[Any]:
         """Yield the batches of a loader for a number of epochs; each batch is a step.
 
-        Calls ``loader.sampler.set_epoch`` if the sampler has that method. A resumed session continues with
-        the next batch of the epoch in which it was saved. The training is saved and left in the same way as
-        in ``steps``. In a loop over ``epochs``, these are the batches of the current epoch.
+        If the loader's sampler has ``set_epoch``, that method is called for each epoch. A resumed session
+        continues with the next batch of the epoch in which it was saved. The training is saved and left in
+        the same way as in ``steps``. In a loop over ``epochs``, these are the batches of the current epoch.
 
-        With another number of ranks, the rest of that epoch's samples is divided anew in the epoch's order:
-        no sample is skipped or comes twice. As at the end of any epoch, samples that cannot be divided evenly
-        are filled up with the epoch's first samples, or dropped with ``drop_last``. From the next epoch on,
-        the loader is iterated as it is. This needs a plain DataLoader of a map-style dataset with a
-        ``batch_size``. Its sampler is a DistributedSampler over all ranks or, with one rank, the sampler that
-        ``shuffle`` makes. With any other loader (other samplers, a ``batch_sampler``, iterable datasets,
-        StatefulDataLoader), the epoch continues at a whole batch: some of its samples may come twice, and a
-        warning is logged.
+        With a different number of ranks, the rest of that epoch's samples is divided anew in the epoch's
+        order: no sample is skipped or used twice. As at the end of any epoch, samples that cannot be divided
+        evenly are dropped with ``drop_last``; otherwise, the epoch's first samples are added to complete the
+        shares. From the next epoch on, the loader is iterated as usual. This needs a plain DataLoader of a
+        map-style dataset with a ``batch_size``. Its sampler must be a DistributedSampler over all ranks or,
+        with one rank, the sampler that ``shuffle`` creates. With any other loader (other samplers, a
+        ``batch_sampler``, iterable datasets, StatefulDataLoader), the epoch continues at a whole batch: some
+        of its samples may be used twice, and a warning is logged.
         """
         if self._tracked_loader is not None and self._tracked_loader is not loader:
             raise SessionError(
@@ -198,7 +200,7 @@ class Session:
         self._loop.end()
 
     def _steps_of(self, feed: ResumableBatches) -> Iterator[Any]:
-        """Make a step of each remaining batch."""
+        """Make one step of each remaining batch."""
         loop = self._loop
         step = loop.step
         while feed.has_next():
@@ -214,11 +216,11 @@ class Session:
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the epochs from the restored one, or 0, to ``total`` (exclusive).
 
-        All ranks pass the same ``total``. Loop over ``run.batches(loader)`` once in each epoch; other code
-        may run before and after that loop. The training is saved and left in the same way as in ``steps``,
-        and may also be saved between the last batch and the code after it. A resumed session begins the epoch
-        in which it was saved again and continues with the next batch, if there is one. It runs the code after
-        the batches again if it was saved there.
+        All ranks must pass the same ``total``. Loop over ``run.batches(loader)`` once in each epoch; other
+        code may run before and after that loop. The training is saved and left in the same way as in
+        ``steps``, and may also be saved between the last batch and the code after it. A resumed session
+        begins its current epoch again, and continues with the next batch, if there is one. If it was saved
+        between the last batch and the code after it, that code runs again.
         """
         self._open_loop()
         loop, first = self._loop, 0
@@ -273,8 +275,8 @@ class Session:
             self._end_batches()
         loop.progress[0] = loop.step
         if self._service is not None and loop.is_at_boundary:
-            # This boundary is only for leaving: an interval save is worth as much at the next step. If this
-            # was the loop's last step, the state after the loop needs a name of its own.
+            # This boundary is only for leaving: an interval save is just as useful at the next step. If this
+            # was the loop's last step, the state after the loop needs its own name.
             epochs_loop.has_ended_batches = True
             self._service.pass_boundary(loop.step, is_end_of_epoch=True)
             epochs_loop.has_ended_batches = False
@@ -289,7 +291,7 @@ class Session:
 
     def _warn_of_schedule(self, epochs: _Epochs) -> None:
         """Warn if repeating the code before an epoch's batches would change the learning rates again."""
-        # A rate that depends only on the epoch comes out the same when that code runs again.
+        # A rate that depends only on the epoch is the same when that code runs again.
         now = self._schedule(has_rates=epochs.is_resuming)
         if epochs.schedule == now or self._has_warned or self._service is None or self._world.rank != 0:
             return
@@ -300,13 +302,13 @@ class Session:
         )
 
     def _end_batches(self) -> None:
-        """End the batches of an epoch, which the script may have left before the last one."""
+        """End the epoch's batches, which the script may have left before the last one."""
         self._loop.end_step()
         if self._feed is not None:
             self._feed.end_epoch()
 
     def _open_loop(self) -> None:
-        """Note that the script begins its loop; warn of earlier actions that a resumed run would repeat."""
+        """Record that the script begins its loop; warn of earlier actions that a resumed run would repeat."""
         self._loop.open()
         if self._random_at_open is None or self._world.rank != 0:
             return
@@ -328,7 +330,7 @@ class Session:
         return self._loop.begin(length, left=None if self._restored is None else self._restored.left)
 
     def _describe(self) -> Description:
-        """Return the description that a save at this boundary holds besides the objects' state."""
+        """Return the description that a save at this boundary stores in addition to the objects' state."""
         rank_state: dict[str, Any] = {"random": randomness.capture(self._devices)}
         position = None
         if self._feed is not None:
@@ -344,7 +346,7 @@ class Session:
             rank_state["is_common"] = self._feed is None or self._feed.is_common
             return Description(shared, rank_state, draws_unseen=has_workers or own is not None, own_place=own)
         if getattr(self._tracked_loader, "is_framework", False):
-            # Another framework's loop has moved on by the time an evaluation saves, so take its position now.
+            # When an evaluation saves, another framework's loop has moved on, so read its position now.
             rank_state["dataloader"] = self._tracked_loader.state_dict()
             own = self._tracked_loader.own_order
             rank_state["is_common"] = own is None
@@ -356,10 +358,10 @@ class Session:
         return Description(shared, rank_state, place, draws_unseen=True, own_place=own)
 
     def begin_again(self) -> bool:
-        """Let a framework begin a loop in place of one that has failed; return whether that is possible.
+        """Let a framework begin a loop in place of one that failed; return whether that is possible.
 
-        It is possible if the session was not resumed and no step was made: otherwise, checkpoints belong to
-        the failed loop.
+        It is possible if the session was not resumed and no step was made; otherwise, checkpoints may belong
+        to the failed loop.
         """
         return self._restored is None and self._loop.begin_again()
 
@@ -398,7 +400,7 @@ class Session:
             self._restored.restore_randomness(self._devices, moment)
 
     def _watch_randomness(self) -> None:
-        """From now on until the loop begins, notice whether random numbers are drawn."""
+        """From now until the loop begins, detect whether random numbers are drawn."""
         if self._service is not None and not self._loop.has_begun:
             self._random_at_open = randomness.capture(self._devices)
 
@@ -414,7 +416,7 @@ class Session:
         self._watch_randomness()
 
     def close(self) -> None:
-        """Stop serving the agent; called at the end of the process."""
+        """Stop serving the agent; called when the process ends."""
         self._loop.close()
 
 
@@ -431,10 +433,10 @@ class _Epochs:
     is_resuming: bool
     """Whether this is the epoch in which the checkpoint was saved."""
     has_batches: bool = False
-    """Whether the script has begun to loop over the epoch's batches."""
+    """Whether the script has begun its loop over the epoch's batches."""
     has_ended_batches: bool = False
-    """Whether the loop is between the last batch and the code after it."""
+    """Whether the loop is between the last batch and the code that follows it."""
     random: dict[str, Any] | None = None
     """The state of the random generators at the beginning of the epoch."""
     schedule: list[Any] | None = None
-    """The schedulers' positions at the beginning of the epoch and, if it is resumed, the learning rates."""
+    """The schedulers' positions at the beginning of the epoch and, in a resumed epoch, the learning rates."""

@@ -19,21 +19,21 @@ _log = logging.getLogger("cloudspot")
 
 
 class TrainingLoop:
-    """Counts the steps of one loop, and lets the service save and leave at boundaries that can be saved."""
+    """Counts a loop's steps, and lets the service save and exit at boundaries where saving is possible."""
 
     def __init__(self, objects: Mapping[str, Any], *, rank: int, start: int) -> None:
         """Follow the tracked objects; the first step is ``start``."""
         self.step = start
         """The current step; after the loop, the number of steps that were made."""
         self.service: Service | None = None
-        """The service of the agent; None if there is no agent, and after ``close``."""
+        """The agent's service; None if there is no agent, and after ``close``."""
         self.progress: MutableSequence[int] = array("q", [start, -1, start, -1])
-        """The values of ``handoff.Progress``, and of ``handoff.DATA_WAIT``."""
+        """The values of ``handoff.Progress`` and of ``handoff.DATA_WAIT``."""
         self.has_begun = False
         self.has_worked = False
-        """Whether the loop has run any of the script's code."""
+        """Whether the loop has run any code of the script."""
         self.is_at_boundary = True
-        """Whether all state of the training can be saved between the last step and the next one."""
+        """Whether the training's whole state can be saved between the last step and the next one."""
         self.left: dict[str, Json] | None = None
         """If the script left the loop early: its "length", and its "planned" number of steps (or None)."""
         self._start = start
@@ -44,15 +44,15 @@ class TrainingLoop:
         self._has_warned = rank != 0
 
     def serve(self, service: Service) -> None:
-        """From now on, pass the boundaries to a service."""
+        """From now on, report the boundaries to a service."""
         self.service = service
         self.progress = service.progress
 
     def open(self) -> None:
-        """Note that the script begins its loop.
+        """Record that the script begins its loop.
 
         Raises:
-            SessionError: the script has begun a loop before.
+            SessionError: the script began a loop earlier.
         """
         if self.has_begun:
             raise SessionError(
@@ -62,15 +62,15 @@ class TrainingLoop:
         self.has_begun = True
 
     def begin_again(self) -> bool:
-        """Let the script begin its loop again unless a step was made; return whether it may."""
+        """Let the script begin its loop again, unless a step was made; return whether it may."""
         if self.step == self._start and not self._gradients.has_stepped:
             self.has_begun = False
         return not self.has_begun
 
     def begin(self, length: int, *, left: dict[str, Json] | None) -> bool:
-        """Report to the agent that the loop begins; return whether the script has left it already.
+        """Report to the agent that the loop begins; return whether the script has already left it.
 
-        It has if the restored checkpoint was saved when the script ``left`` a loop of this ``length``.
+        This is so if the restored checkpoint was saved when the script ``left`` a loop of this ``length``.
         """
         if self.service is not None:
             sigterm.watch()
@@ -81,10 +81,10 @@ class TrainingLoop:
         return self.left is not None
 
     def begin_step(self, step: int) -> None:
-        """Serve the boundary before the step, and begin the step.
+        """Carry out the orders at the boundary before the step, and begin the step.
 
         Raises:
-            SystemExit: the machine has to go.
+            SystemExit: this rank must leave.
         """
         self.end_step(step)
         if self.service is not None:
@@ -97,7 +97,7 @@ class TrainingLoop:
         self.progress[3] = data_wait.nanoseconds()
 
     def check(self) -> None:
-        """Leave if the machine has to go and the state at the last boundary can still be saved.
+        """Leave if this rank must leave and the state at the last boundary can still be saved.
 
         Raises:
             SystemExit: the state was saved.
@@ -114,22 +114,22 @@ class TrainingLoop:
         self.service.check(is_in_loop=self._is_under_way)
 
     def end_step(self, num_steps: int | None = None) -> None:
-        """Note that the last step has ended; ``num_steps`` were made, by default all with an effect."""
+        """Record that the last step has ended; ``num_steps`` were made, by default all with an effect."""
         self.step = self._steps_made() if num_steps is None else num_steps
         if self._is_in_step:
             self._is_in_step = False
             self.is_at_boundary = self._gradients.end_step()
 
     def _steps_made(self) -> int:
-        """Return how many steps were made; a step that the script left before it changed the state is not."""
+        """Return how many steps were made; a step that was left before it changed the state is excluded."""
         if not self._is_in_step:
             return self.step
-        # If a checkpoint of that number exists, a later save needs another number.
+        # If a checkpoint with that number exists, a later save needs a different number.
         is_sealed = self.service is not None and self.service.sealed_step == self.step
         return self.step + (1 if self._gradients.has_stepped or is_sealed else 0)
 
     def leave(self, *, is_held: bool = False) -> None:
-        """Note that the script leaves its loop early: the state there is the last one."""
+        """Record that the script leaves its loop early: the state at that point is the last one."""
         self._is_under_way = False
         self.end_step()
         planned = self.progress[1]
@@ -144,13 +144,13 @@ class TrainingLoop:
             self.service.end_loop(self.step, left=self.left, saves=self.has_worked)
 
     def close(self) -> None:
-        """Stop serving the agent; called at the end of the process."""
+        """Stop serving the agent; called when the process ends."""
         self._gradients.close()
         if self.service is None:
             return
         try:
             # Either an exception ended the loop and was caught, as Python catches SystemExit, or the script
-            # still holds the iterator. Only its exit status shows whether it left the loop by itself.
+            # still holds the iterator. Only the exit status shows whether the script left the loop itself.
             if self._is_under_way and getattr(sys, "last_value", None) is None:
                 self.leave(is_held=True)
         finally:

@@ -1,1 +1,1 @@
-"""The state of a training, which is taken apart into boxes for a save and put together again."""
+"""The state of a training, which is divided into boxes for a save and combined again."""

@@ -1,8 +1,8 @@
-"""The arena: two files per rank, in memory if there is room, into which a save copies its part (P5).
+"""The arena: two files per rank, in memory if there is room, to which a save copies the rank's part (P5).
 
-They are plain files in /dev/shm, because sealed parts must outlive the trainer: the tracker of
-``multiprocessing.shared_memory`` unlinks a segment when the trainer is killed. All users may write there, so
-the files are in a directory that only this user can use, and no link is followed.
+They are ordinary files in /dev/shm, because sealed parts must outlive the trainer: if the trainer is killed,
+the tracker of ``multiprocessing.shared_memory`` unlinks its segments. All users may write to /dev/shm, so the
+files are in a directory that only this user can use, and links are not followed.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from cloudspot.train.state.overlapped_copy import Deferred, OverlappedCopy
 from cloudspot.train.state.partition import Placement
 
 _CHUNK_BYTES = 64 << 20
-"""After this many bytes, a claim checks whether it has to stop."""
+"""After this many bytes, a claim checks whether it must stop."""
 _STAGING_BYTES = 64 << 20
 _MIN_LATER_BYTES = 64 << 10
-"""Copying a smaller tensor on the CPU takes no more time than watching it."""
+"""Copying a smaller CPU tensor takes no more time than watching it for writes."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _REMOVAL_SECONDS = 2.0
 _locked_for_good: list[Any] = []
-"""Closed page-locked memory, which stays mapped so that no other memory gets its addresses."""
+"""Closed page-locked memory, which stays mapped so that no other memory is assigned its addresses."""
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Slot:
-    """A mapped file of the arena. It is free when its last seal has been uploaded or withdrawn."""
+    """A mapped file of the arena. It is free once its last seal has been uploaded or withdrawn."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -50,42 +50,42 @@ class Slot:
         self._registered_bytes = 0
         self._can_register = True
         self._device: Any = None
-        """The GPU for which the bytes are page-locked."""
+        """The GPU for which the memory is page-locked."""
         self._views: tuple[Sequence[Placement], list[Any]] | None = None
         self.path: Path | None = None
         self.capacity = 0
         """The size in bytes."""
         self.seal: Path | None = None
-        """The seal of its content; None before the first seal."""
+        """The seal of the slot's content; None before the first seal."""
         self.is_being_written = False
-        """Whether a copy to it is still being made during the training, or is yet to be sealed."""
+        """Whether a copy to this slot is being made during the training or has not been sealed yet."""
 
     def is_free(self) -> bool:
-        """Return whether the content is not needed any more."""
+        """Return whether the content is no longer needed."""
         if self.is_being_written:
             return False
         if self.seal is None:
             return True
-        # The order matters: the agent may rename the seal to its taken name in between.
+        # The order matters, because the agent may rename the seal to its claimed name in between.
         return not self.seal.exists() and not _taken(self.seal).exists()
 
     def withdraw(self) -> bool:
-        """Take back a seal whose upload has not started; return whether that succeeded."""
+        """Withdraw a seal whose upload has not started; return whether this succeeded."""
         assert self.seal is not None
         try:
-            # The agent takes a seal by renaming it, so either the agent or this process gets it.
+            # The agent claims a seal by renaming it, so either the agent or this process gets the seal.
             self.seal.unlink()
         except FileNotFoundError:
             return self.is_free()
         return True
 
     def claim(self, directory: Path, nbytes: int, *, stopped: Callable[[], bool]) -> None:
-        """Get room for ``nbytes`` in ``directory``, allocated and warm; the slot must be free.
+        """Allocate and warm ``nbytes`` in ``directory``; the slot must be free.
 
-        A claim that fails does not change the slot and its file.
+        A claim that fails leaves the slot and its file unchanged.
 
         Raises:
-            OSError: there is no room (ENOSPC, EDQUOT, EFBIG), the directory cannot be written or is open to
+            OSError: there is no room (ENOSPC, EDQUOT, EFBIG), the directory is not writable or is open to
                 other users (EPERM), or the claim was ``stopped`` (ECANCELED).
         """
         path = directory / self._name
@@ -126,9 +126,9 @@ class Slot:
         later: Mapping[str, Any] = _NOTHING,
         is_trial: bool = False,
     ) -> OverlappedCopy:
-        """Copy all tensors to their places except those for ``later``; return the copy to make of the latter.
+        """Copy all tensors to their places, except those for ``later``; return the copy to be made of these.
 
-        ``later`` maps items' names to the DTensors whose local parts the tensors are, or to None.
+        ``later`` maps each item's name to the DTensor whose local part the tensor is, or to None.
         """
         if self._views is None or self._views[0] is not placements:
             self._views = (placements, [self._view(placement) for placement in placements])
@@ -149,7 +149,7 @@ class Slot:
         return OverlappedCopy(deferred, is_trial=is_trial)
 
     def _can_wait(self, view: Any, tensor: Any) -> bool:
-        """Return whether a tensor can be copied during the training, and is large enough for that."""
+        """Return whether a tensor can be copied during the training and is large enough to be worth it."""
         if tensor.device.type == "cpu":
             return bool(tensor.is_contiguous()) and tensor.nbytes >= _MIN_LATER_BYTES
         return tensor.device.type == "cuda" and self._is_locked(view)
@@ -159,14 +159,14 @@ class Slot:
         return bool(view.data_ptr() + view.nbytes <= self._bytes.data_ptr() + self._registered_bytes)
 
     def put(self, offset: int, data: memoryview) -> None:
-        """Copy bytes to their place."""
+        """Copy bytes to an offset."""
         assert self._mapped is not None
         self._mapped[offset : offset + len(data)] = data
 
     def close(self) -> None:
-        """Release the mapping; the file stays for the agent."""
+        """Release the mapping; the file is kept for the agent."""
         if self._registered_bytes:
-            # To unlock the memory, CUDA would wait for the GPU, which may wait for lost ranks.
+            # To unlock the memory, CUDA would wait for the GPU, which may be waiting for lost ranks.
             _locked_for_good.append(self._bytes)
             self._registered_bytes = 0
         self._release()
@@ -200,19 +200,20 @@ class Slot:
             stream.synchronize()
 
     def _register(self, nbytes: int, device: Any) -> None:
-        """Page-lock the first bytes, so that GPUs write at the speed of the bus; once for each mapping.
+        """Page-lock the first bytes, so that GPUs write at the bus's full speed; done once per mapping.
 
-        Locking takes time (0.05 s per GB), so bytes that no save has needed yet stay unlocked. If a later
-        save needs more bytes, for example for another rank's part, these stay unlocked, too: to lock them,
-        CUDA would first wait for all work of the GPU, which may wait for lost ranks. Only saves lock memory:
-        between saves, a script may capture a CUDA graph, which locking in another thread would spoil.
+        Locking takes time (0.05 s per GB), so bytes that no save has needed are not locked. If a later save
+        needs more bytes, for example for another rank's part, these are not locked either: to lock them, CUDA
+        would first wait for all work of the GPU, which may be waiting for lost ranks. Memory is locked only
+        by saves: between saves, a script may capture a CUDA graph, which locking in another thread would
+        spoil.
         """
         if self._registered_bytes or not self._can_register:
             return
-        with torch.cuda.device(device):  # a thread would use the first GPU, and take memory there
+        with torch.cuda.device(device):  # a thread would use the first GPU and allocate memory there
             if int(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), nbytes, 0)) == 0:
                 self._registered_bytes, self._device = nbytes, device
-            else:  # for example, a file on a disk cannot be locked
+            else:  # for example, a file on disk
                 self._can_register = False
                 _forget_error(device)
 
@@ -231,9 +232,9 @@ class Arena:
     """A rank's two slots."""
 
     def __init__(self, *, directory: Path, spill: Path, handoff: Path, generation: int, world: World) -> None:
-        """Name the slots; nothing is written before ``claim``.
+        """Set the slots' names; nothing is written before ``claim``.
 
-        Slots are in ``directory``, which is in memory, or in ``spill``, on disk, when memory is short. Their
+        Slots are in ``directory``, which is in memory, or in ``spill`` on disk if memory is short. Their
         seals are in ``handoff``. ``generation`` is the number of this start of torchrun.
         """
         self.world = world
@@ -246,10 +247,10 @@ class Arena:
         self._is_hurried = False
 
     def claim(self, nbytes: int, wanted_nbytes: int = 0, *, written: Slot | None = None) -> None:
-        """Get two warm slots of ``nbytes``, or of ``wanted_nbytes`` if memory is plentiful.
+        """Get two warm slots of ``nbytes``, or of ``wanted_nbytes`` if there is enough memory.
 
-        A slot in use does not change; it grows when it is free and needed. The slot ``written`` was written
-        just now and may not be sealed yet, so it does not change either.
+        A slot that is in use does not change; it grows when it is free and the room is needed. The slot
+        ``written`` was just written and may not be sealed yet, so it does not change either.
 
         Raises:
             SessionError: neither the memory nor the disk has room for slots of ``nbytes``.
@@ -263,13 +264,13 @@ class Arena:
             self._widen(slot, wanted_nbytes)
 
     def _await_removal(self) -> None:
-        """Wait for the agent to remove the checkpoint in memory, once all ranks here have read it."""
+        """Wait until the agent removes the checkpoint in memory, after all ranks here have read it."""
         restored, until = self._directory / RESTORE_IN_MEMORY, time.monotonic() + _REMOVAL_SECONDS
         while not (self._stopped or self._is_hurried) and time.monotonic() < until and restored.exists():
             time.sleep(0.01)
 
     def hurry(self) -> None:
-        """Let a claim in another thread give up ``wanted_nbytes``."""
+        """Make a claim in another thread give up ``wanted_nbytes``."""
         self._is_hurried = True
 
     def room(self) -> int:
@@ -277,11 +278,11 @@ class Arena:
         return min(slot.capacity for slot in self._slots)
 
     def _widen(self, slot: Slot, nbytes: int) -> None:
-        """Grow a free slot in memory, if half of the free memory remains when all slots here grow."""
+        """Grow a free slot in memory, if half of the free memory is left when all slots here grow."""
         if nbytes <= slot.capacity or not slot.is_free():
             return
         free = min(free_memory_bytes() or 0, shutil.disk_usage(self._directory).free)
-        # All ranks of this machine claim their slots at the same time.
+        # All ranks on this machine claim their slots at the same time.
         if free < 2 * len(self._slots) * nbytes * self.world.local_world_size:
             return
         try:
@@ -296,7 +297,7 @@ class Arena:
         Raises:
             SessionError: neither the memory nor the disk has enough room.
         """
-        nbytes = max(nbytes, mmap.PAGESIZE)  # an empty part needs a file as well
+        nbytes = max(nbytes, mmap.PAGESIZE)  # an empty part needs a file too
         if nbytes <= slot.capacity:
             return
         needed = (1 + num_more) * nbytes * self.world.local_world_size
@@ -319,7 +320,7 @@ class Arena:
         )
 
     def free_slot(self) -> Slot | None:
-        """Return a slot that may be written, or None."""
+        """Return a slot that may be written to, or None if no slot is free."""
         return next((slot for slot in self._slots if slot.is_free()), None)
 
     def withdraw_slot(self) -> Slot | None:
@@ -327,22 +328,22 @@ class Arena:
         free = self.free_slot()
         if free is not None:
             return free
-        # Uploads start with the older slot, so try the newer slot first.
+        # The older slot is uploaded first, so try the newer one first.
         sealed = [slot for slot in self._slots if not slot.is_being_written]
         newest_first = sorted(sealed, key=_sealed_at, reverse=True)
         return next((slot for slot in newest_first if slot.withdraw()), None)
 
     def seal_path(self, step: int, number: int, *, is_held: bool = False) -> Path:
-        """Return the path for the seal of a step; ``number`` is the number of its round, or 0."""
+        """Return the path of a step's seal; ``number`` is the number of the seal's round, or 0."""
         name = SealName(self.generation, step, number, self.world.rank, taken=False)
         return self.seals / (name.held_name if is_held else name.file_name)
 
     def stop(self) -> None:
-        """Let a claim in another thread end early."""
+        """Make a claim in another thread end early."""
         self._stopped = True
 
     def close(self) -> None:
-        """Release the mappings and stop claims; the files stay for the agent."""
+        """Release the mappings and stop claims; the files are kept for the agent."""
         self.stop()
         for slot in self._slots:
             slot.close()
@@ -352,7 +353,7 @@ def _allocate(descriptor: int, start: int, nbytes: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, start, nbytes)
         return
-    # macOS lacks posix_fallocate; writing zeros also claims the blocks.
+    # macOS lacks posix_fallocate; writing zeros also allocates the blocks.
     zeros = bytes(1 << 20)
     os.lseek(descriptor, start, os.SEEK_SET)
     left = nbytes
@@ -361,7 +362,7 @@ def _allocate(descriptor: int, start: int, nbytes: int) -> None:
 
 
 def _forget_error(device: Any) -> None:
-    """Let CUDA report its last error here; otherwise, the training's next kernel would raise it."""
+    """Make CUDA report its last error here; otherwise, the training's next kernel would raise that error."""
     with suppress(RuntimeError):
         torch.ones(1, device=device).add_(1)
 

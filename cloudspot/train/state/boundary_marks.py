@@ -1,12 +1,12 @@
-"""A session's marks of its last boundaries, with which the state at a boundary can be saved later (P4).
+"""A session's marks of its last boundaries, from which the state at a boundary can be saved later (P4).
 
-No large tensor is copied or kept alive. A mark holds torch's version counters of the models' and optimizers'
-tensors, and copies of all small state: random generators, the position in the data, learning rates, buffers,
-and the state of the other objects. As long as the tensors have not changed, they and the mark together hold
-the state at the boundary.
+No large tensor is copied or kept alive. A mark contains torch's version counters of the models' and
+optimizers' tensors, and copies of all small state: random generators, the position in the data, learning
+rates, buffers, and the states of the other objects. As long as the tensors have not changed, they and the
+mark together are the state at the boundary.
 
-Buffers are copied because forward passes change them: torch does not count what BatchNorm writes to its
-statistics, and DDP overwrites all buffers with those of rank 0.
+Buffers are copied because forward passes change them unnoticed: torch does not count BatchNorm's writes to
+its statistics, and DDP overwrites all buffers with those of rank 0.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from cloudspot.train.state.optimizer_steps import before_writes
 from cloudspot.train.state.tree import Json, flatten, tensor_bytes
 
 IDLE_SHARE = 0.005
-"""The share of the time that marks may take until the script first asks whether it has to leave."""
+"""The share of the time that marks may take until the script first asks whether it must leave."""
 USED_SHARE = 0.02
-"""The share after the script has asked, for marks that take longer than ``ALWAYS_SECONDS``."""
+"""The share of the time after the script has asked, for marks that take longer than ``ALWAYS_SECONDS``."""
 ALWAYS_SECONDS = 2e-3
 _TORCHS = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 _READ_ONLY = ("accelerate.", "cloudspot.train.accelerate")
-"""The modules in which ``state_dict`` is known to change nothing."""
+"""The modules whose ``state_dict`` is known to change nothing."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Description:
     shared: Mapping[str, Json]
     """The state that all ranks share."""
     rank_state: Mapping[str, Any]
-    """This rank's own state, in values that ``tree.flatten`` takes."""
+    """This rank's own state, as values that ``tree.flatten`` accepts."""
     loader_state: Callable[[], Any] | None = None
-    """Returns the state of a loader that the script iterates; raises if it is not known any more."""
+    """Returns the state of a loader that the script iterates; raises if the state is no longer known."""
     draws_unseen: bool = False
-    """Whether other processes, a loader's workers, draw random numbers for this rank."""
+    """Whether other processes, such as a loader's workers, draw random numbers for this rank."""
     own_place: str | None = None
     """Why only this rank's own state determines its next data, as a clause; None if other ranks know it."""
 
@@ -67,12 +67,12 @@ class Description:
 
 @dataclass(frozen=True)
 class Mark:
-    """A boundary that was passed."""
+    """A boundary that the main thread has passed."""
 
     number: int
     """The boundary's number, as in ``rounds``."""
     step: int
-    """The number of steps that were made."""
+    """The number of steps made before the boundary."""
     description: Description
     layout: Layout
     versions: list[int]
@@ -80,23 +80,23 @@ class Mark:
     num_optimizer_steps: int
     models: Mapping[str, ModelCopies]
     noted: Mapping[str, Noted]
-    """The state of each other object, and the parameter groups of each optimizer, without the parameters."""
+    """The states of the other objects, and the parameter groups of each optimizer without the parameters."""
     events: tuple[Any, ...]
-    """A CUDA event for each device, which is reached when all work before the boundary is done."""
+    """One CUDA event per device, which is reached when all work from before the boundary is done."""
 
     @property
     def is_reached(self) -> bool:
-        """Whether the devices have reached the boundary, which they never do if a collective hangs."""
+        """Whether the devices have reached the boundary; they never do if a collective hangs."""
         return all(event.query() for event in self.events)
 
 
 class BoundaryMarks:
-    """Marks the boundaries that the main thread passes. Any thread may ask which of them still stand."""
+    """Marks the boundaries that the main thread passes. Any thread may ask which of the marks still stand."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         """Follow the tracked objects until ``close``."""
         self.is_used = False
-        """Whether the script asks between boundaries, so that marks may take longer."""
+        """Whether the script calls ``check`` between boundaries, so that marks may take longer."""
         self._objects = objects
         self._optimizers = {name: each for name, each in objects.items() if hasattr(each, "param_groups")}
         self._models = {
@@ -106,7 +106,7 @@ class BoundaryMarks:
         }
         tracked = self._optimizers.keys() | self._models.keys()
         self._others = {name: each for name, each in objects.items() if name not in tracked}
-        # The script's own ``state_dict`` may do anything, so it is called only if the script checks.
+        # The script's own ``state_dict`` may do anything, so it is called only if the script calls ``check``.
         self._has_scripts_objects = not all(
             isinstance(each, _TORCHS) or type(each).__module__.startswith(_READ_ONLY)
             for each in self._others.values()
@@ -120,23 +120,23 @@ class BoundaryMarks:
         self._first_boundary = -1
         """The first boundary since the latest step."""
         self.before_step = 0
-        """The first boundary since the step before the latest."""
+        """The first boundary since the step before the latest step."""
         self._num_steps_there = -1
         self.expects_backward = False
         """Whether a step counts only after a backward pass, which ``note_backward`` reports."""
         self._has_backward = False
         self._num_doubtful = 0
-        """The number of optimizer steps since the last boundary that failed or lacked a backward pass."""
+        """Of the optimizer steps since the last boundary, how many failed or lacked a backward pass."""
         self._frozen: str | None = None
         self.num_skipped = 0
         """The number of boundaries that were not marked."""
         self._problem = "there was no step"
         self._unmarked: str | None = None
-        self._costs = deque([0.0] * 3, maxlen=3)  # seconds; a value may be high because the machine was busy
+        self._costs = deque([0.0] * 3, maxlen=3)  # seconds; high if the machine was busy
         self._ended_at = -1e9
         self._num_steps = 0
         self._streams: dict[Any, Any] = {}
-        # A step counts from its beginning, because its writes can be detected only when they are done.
+        # A step counts from its beginning, because its writes can be detected only once they are done.
         self._hooks = []
         if self._optimizers:
             self._hooks.append(register_optimizer_step_pre_hook(self._note_step))
@@ -145,7 +145,7 @@ class BoundaryMarks:
     def mark(
         self, number: int, step: int, describe: Callable[[], Description], *, is_rare: bool = False
     ) -> None:
-        """Mark a boundary unless marks take too large a share of the time; one that ``is_rare`` always."""
+        """Mark a boundary unless marks take too much time; a boundary that ``is_rare`` is always marked."""
         begun = time.perf_counter()
         if self._frozen is not None:
             self._unmarked = self._frozen
@@ -167,33 +167,33 @@ class BoundaryMarks:
             if number == self._first_boundary and not is_doubtful:
                 self._first = self._marks[-1]
             self._unmarked = None
-        except Exception as error:  # a save will report it; a mark must not end a training
+        except Exception as error:  # a save will report it; a mark must not end the training
             self._unmarked = str(error)
             if self._lasts:
                 self._num_listed = -1
         self._ended_at = time.perf_counter()
-        # Count only this thread's time: other threads on a busy machine would have run anyway.
+        # Count only this thread's time: on a busy machine, other threads would have run anyway.
         self._costs.append(time.thread_time() - worked)
 
     def standing(self) -> tuple[Mark, ...]:
-        """Return the marks whose state the objects still hold, the latest first."""
+        """Return the marks whose state the objects still hold, latest first."""
         return self._standing_of(tuple(self._marks))
 
     @property
     def newest(self) -> Mark | None:
-        """The latest mark, whether it stands or not."""
+        """The latest mark, whether or not it stands."""
         return self._marks[-1] if self._marks else None
 
     @property
     def newest_first(self) -> Mark | None:
-        """The latest mark of a first boundary after a step, whether it stands or not."""
+        """The latest mark of a first boundary after a step, whether or not it stands."""
         return self._first
 
     def first_since_step(self) -> Mark | None:
-        """Return the mark of the first boundary since the latest step of an optimizer, if it stands.
+        """Return the mark of the first boundary since the latest optimizer step, if the mark stands.
 
-        The script's work after that boundary, without a step, may be repeated, for example if the script has
-        caught the error of a collective and gone on with the next batch.
+        The script's work since that boundary, which included no step, may be repeated, for example if the
+        script has caught a collective's error and continued with the next batch.
         """
         first = self._first
         if first is None or first.number != self._first_boundary:
@@ -205,11 +205,11 @@ class BoundaryMarks:
         return next(iter(self._standing_of((first,))), None)
 
     def note_backward(self) -> None:
-        """Note that a backward pass has succeeded, so the gradients for an optimizer step are complete."""
+        """Record that a backward pass has succeeded, so the gradients for an optimizer step are complete."""
         self._has_backward = True
 
     def freeze(self, why: str | None) -> None:
-        """Mark no further boundaries, because their state may be useless (``why``); None resumes marking."""
+        """Mark no further boundaries, because their states may be invalid (``why``); None resumes marking."""
         self._frozen = why
 
     @property
@@ -231,11 +231,11 @@ class BoundaryMarks:
 
     @property
     def problem(self) -> str:
-        """The reason that the latest boundary does not stand."""
+        """Why the latest boundary does not stand."""
         return self._unmarked or self._problem
 
     def objects_at(self, mark: Mark) -> dict[str, Any]:
-        """Return objects with the state that the tracked objects had at a mark that stands."""
+        """Return objects whose states are those of the tracked objects at a mark that stands."""
         found: dict[str, Any] = {}
         for name, each in self._objects.items():
             if name in self._models:
@@ -258,9 +258,9 @@ class BoundaryMarks:
             yield
 
     def digest(self, mark: Mark) -> str:
-        """Return a digest of samples of the weights at a mark, which is equal on ranks with equal weights.
+        """Return a digest of sampled weights at a mark, which is equal on ranks with equal weights.
 
-        Shards and large buffers are left out, because each rank has its own.
+        Shards and large buffers are excluded, because they differ between ranks.
         """
         digest = hashlib.sha256()
         with self.after(mark):
@@ -271,7 +271,7 @@ class BoundaryMarks:
 
     @property
     def obstacle(self) -> str | None:
-        """Why no boundary is marked until the script calls ``run.check()``, or None."""
+        """Why no boundary is marked until the script calls ``run.check()``; None if boundaries are marked."""
         if self.is_used or not self._has_scripts_objects:
             return None
         return "a tracked object is the script's own; if its state_dict only reads, call run.check() first"
@@ -288,12 +288,12 @@ class BoundaryMarks:
         return cost <= (USED_SHARE if self.is_used else IDLE_SHARE) * seconds
 
     def _find(self) -> tuple[Layout, list[int]]:
-        """Return the layout of the state, found anew if needed, and the versions of tensors not copied.
+        """Return the state's layout, computed anew if needed, and the versions of tensors not copied.
 
         Raises:
-            LookupError: the state has new tensors each time.
+            LookupError: the state's tensors are new at each call.
         """
-        # Adam makes its tensors in its first step.
+        # Adam creates its tensors in its first step.
         num_states = sum(len(getattr(each, "state", ())) for each in self._optimizers.values())
         layout = self._layout if num_states == self._num_listed else None
         versions = None if layout is None else layout.listing.versions()
@@ -317,7 +317,7 @@ class BoundaryMarks:
             copies = [samples, *(each.buffers for each in models.values())]
             copies += [each.copies for each in noted.values()]
             devices = {copied.device for several in copies for copied in several if copied.is_cuda}
-        # Create the streams now, because the first stream of a process waits until the GPU is idle.
+        # Create the streams now, because a process's first stream waits until the GPU is idle.
         self._streams |= {each: torch.cuda.Stream(each) for each in devices - self._streams.keys()}
         return Mark(
             number,
@@ -333,7 +333,7 @@ class BoundaryMarks:
         )
 
     def _change_since(self, mark: Mark, layout: Layout) -> str | None:
-        """Return the change since a mark as a clause, or None."""
+        """Return how the state has changed since a mark, as a clause, or None if it has not."""
         if mark.num_optimizer_steps != self._num_steps:
             return "an optimizer has stepped"
         if not mark.layout.is_same(layout):
@@ -343,7 +343,7 @@ class BoundaryMarks:
         for name, then, now in zip(layout.listing.names, mark.versions, versions, strict=True):
             if now != then:
                 return f"{name} was written to"
-        # Compare on the CPU: a kernel that a process has not used yet may wait until the GPU is idle.
+        # Compare on the CPU: a kernel that a process uses for the first time may wait until the GPU is idle.
         samples = zip(mark.layout.samples(), mark.samples, strict=True)
         if not all(torch.equal(*(each.cpu().view(torch.uint8) for each in pair)) for pair in samples):
             return "a model's weights were written to"
@@ -353,7 +353,7 @@ class BoundaryMarks:
         return None
 
     def _note_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Note that a step begins."""
+        """Record that an optimizer step begins."""
         if not self._is_tracked(optimizer):
             return None
         self._num_doubtful += 1
@@ -378,7 +378,7 @@ class _MarkedState:
 
 
 class _MarkedModel(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
-    """A module with the names of a model's parameters and buffers, but another state."""
+    """A module with the names of a model's parameters and buffers, but with a different state."""
 
     def __init__(self, model: Any, state_dict: Callable[[], Any]) -> None:
         super().__init__()

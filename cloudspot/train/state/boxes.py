@@ -1,4 +1,4 @@
-"""Boxes: the regions of a tensor that ranks hold. This needs no torch, because the agent checks them, too."""
+"""Boxes: the regions of a tensor that ranks hold. This needs no torch, as the agent checks boxes too."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 
 class Box(NamedTuple):
-    """A region of a tensor, which is a range in each dimension."""
+    """A region of a tensor: a range in each dimension."""
 
     offset: tuple[int, ...]
-    """The index in each dimension at which it begins."""
+    """The index at which the box begins, in each dimension."""
     shape: tuple[int, ...]
 
     @property
@@ -23,7 +23,7 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class Split:
-    """Along a mesh dimension, a tensor dimension is divided into equal chunks, as by ``torch.chunk``."""
+    """Along a mesh dimension, a tensor dimension is divided into equal chunks, as ``torch.chunk`` does."""
 
     dim: int
     factor: int = 1
@@ -31,20 +31,20 @@ class Split:
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """Return the box that covers a whole tensor."""
+    """Return the box that covers the whole tensor."""
     return Box((0,) * len(shape), tuple(shape))
 
 
 def held(
     shape: Sequence[int], mesh_shape: Sequence[int], splits: Sequence[Split | None], place: Sequence[int]
 ) -> Box:
-    """Return the box that a rank holds, which may have no elements if there are more chunks than elements.
+    """Return the box that a rank holds; it has no elements if there are too few for all chunks.
 
-    ``splits`` describes how each mesh dimension divides the tensor; None means that the tensor is replicated.
+    ``splits`` describes how each mesh dimension divides the tensor; None means that it is replicated.
     ``place`` is the rank's coordinate in the mesh.
 
     Raises:
-        ValueError: a tensor dimension is divided in an order that no box describes.
+        ValueError: a tensor dimension is divided in an order that a box cannot describe.
     """
     offset, lengths = [0] * len(shape), list(shape)
     for mesh_dim, dim in _order(mesh_shape, splits):
@@ -56,10 +56,10 @@ def held(
 
 
 def _order(mesh_shape: Sequence[int], splits: Sequence[Split | None]) -> Iterator[tuple[int, int]]:
-    """Yield mesh and tensor dimensions in the order in which the tensor is divided.
+    """Yield pairs of a mesh dimension and a tensor dimension, in the order in which the tensor is divided.
 
-    The order is from left to right, except that FSDP divides a dimension after tensor parallelism, which is
-    further right in the mesh, has divided it. The factor shows this.
+    Dimensions are divided from left to right, with one exception, which the factor shows: FSDP divides a
+    dimension only after tensor parallelism has, although tensor parallelism is further right in the mesh.
     """
     waiting: dict[int, list[int]] = {}
     for mesh_dim, split in enumerate(splits):
@@ -81,13 +81,13 @@ def _order(mesh_shape: Sequence[int], splits: Sequence[Split | None]) -> Iterato
 
 
 def places(root: Sequence[Any], mesh: Sequence[Any]) -> dict[int, tuple[int, ...]]:
-    """Return, for every rank of ``root``, its coordinate in its own copy of ``mesh``.
+    """Return, for each rank of ``root``, the rank's coordinate in its copy of ``mesh``.
 
-    Both are nested lists of ranks. ``mesh`` lies along some dimensions of ``root``: sliced, flattened or
-    reordered. Each coordinate in the other dimensions has a copy of ``mesh``, with other ranks.
+    Both are given as nested lists of ranks. ``mesh`` is along some dimensions of ``root``: sliced, flattened
+    or reordered. For each coordinate in the other dimensions, there is a copy of ``mesh`` with other ranks.
 
     Raises:
-        ValueError: ``mesh`` does not lie along dimensions of ``root``.
+        ValueError: ``mesh`` is not along dimensions of ``root``.
     """
     in_root, in_mesh = dict(_coordinates(root)), dict(_coordinates(mesh))
     if extra := in_mesh.keys() - in_root.keys():
@@ -113,7 +113,7 @@ def _coordinates(nested: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def overlap(one: Box, other: Box) -> Box | None:
-    """Return the overlap of two boxes of a tensor, or None if it has no elements."""
+    """Return the overlap of two boxes of a tensor, or None if the overlap has no elements."""
     offset = tuple(map(max, one.offset, other.offset))
     ends = (min(a + n, b + m) for a, n, b, m in zip(*one, *other, strict=True))
     shape = tuple(end - start for start, end in zip(offset, ends, strict=True))
@@ -121,20 +121,20 @@ def overlap(one: Box, other: Box) -> Box | None:
 
 
 class Runs:
-    """The contiguous runs of a box in its tensor, in row-major order; in the box, they are adjacent."""
+    """The contiguous runs of a box in its tensor, in row-major order; within the box, they are adjacent."""
 
     def __init__(self, box: Box, shape: Sequence[int]) -> None:
-        """Find the runs of a box that has elements, in a tensor of ``shape``."""
+        """Find the runs of a non-empty box in a tensor of ``shape``."""
         strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
         self._base = sum(start * stride for start, stride in zip(box.offset, strides, strict=True))
-        # A box that is divided only in the first dimension is one run.
+        # A box that is divided only in the first dimension is a single run.
         dims = max((dim for dim in range(len(shape)) if box.shape[dim] != shape[dim]), default=0)
         self.length = math.prod(box.shape[dims:])
         """The number of elements in each run."""
         self._outer = list(zip(box.shape[:dims], strides[:dims], strict=True))
 
     def start(self, number: int) -> int:
-        """Return the index of the tensor's element at which run ``number`` begins; both count from 0."""
+        """Return the index, in the tensor, of the first element of run ``number``; both count from 0."""
         start = self._base
         for length, stride in reversed(self._outer):
             number, index = divmod(number, length)
@@ -143,7 +143,7 @@ class Runs:
 
 
 def problem(boxes: Sequence[Box], shape: Sequence[int]) -> str | None:
-    """Return why the boxes do not cover each element of the tensor once, or None if they do."""
+    """Return why the boxes do not cover each element of the tensor exactly once, or None if they do."""
     for box in boxes:
         if len(box.offset) != len(shape) or len(box.shape) != len(shape):
             return f"a box of {len(box.offset)} and {len(box.shape)} dimensions in a tensor of {len(shape)}"
@@ -153,7 +153,7 @@ def problem(boxes: Sequence[Box], shape: Sequence[int]) -> str | None:
         ):
             return f"a box of shape {list(box.shape)} at {list(box.offset)}, in a tensor of {list(shape)}"
     if len(shape) > 0 and len(boxes) > 1:
-        # Sweep along the dimension with the most distinct offsets, so that few boxes are open at a time.
+        # Sweep along the dimension with the most distinct offsets, so that few boxes are active at a time.
         dim = max(range(len(shape)), key=lambda each: len({box.offset[each] for box in boxes}))
         open_boxes: list[Box] = []
         for box in sorted(boxes, key=lambda each: each.offset[dim]):
@@ -163,6 +163,6 @@ def problem(boxes: Sequence[Box], shape: Sequence[int]) -> str | None:
             open_boxes.append(box)
     missing = math.prod(shape) - sum(box.num_elements for box in boxes)
     if missing:
-        # 0-dimensional tensors have one element, and boxes of them overlap.
+        # A 0-dimensional tensor has one element, so boxes of it overlap.
         return f"a hole of {missing} elements" if missing > 0 else "two boxes that overlap"
     return None

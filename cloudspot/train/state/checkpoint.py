@@ -26,25 +26,25 @@ from cloudspot.train.state.tree import Json, Keys, dtype_name, escape, flatten, 
 
 @dataclass(frozen=True)
 class State:
-    """The shared state of all tracked objects at one boundary."""
+    """The state of all tracked objects at one boundary that ranks share."""
 
     objects: dict[str, Json]
-    """The objects' JSON states, by the object's name."""
+    """The objects' states as JSON, by the object's name."""
     models: tuple[str, ...]
-    """The names of the objects that are modules. Their state is weights, by the names of ``state_dict``."""
+    """The names of the objects that are modules. Their states are weights, by the names in ``state_dict``."""
     layouts: dict[str, Json]
-    """The layouts of other objects' tensors, by the item's name, unless they are row by row on the CPU."""
+    """The layouts of other objects' tensors, by the item's name, except for row-major layouts on the CPU."""
     tensors: dict[str, Any]
-    """The live tensors, not copies, by the item's name; of a sharded tensor, this rank's box."""
+    """The live tensors, not copies, by the item's name; for a sharded tensor, this rank's box."""
     items: tuple[Item, ...]
     """The descriptions of the same tensors."""
     optimized: Mapping[str, Any]
-    """The ordinary tensors that only an optimizer step should change, parameters and optimizers' state: maps
+    """The ordinary tensors that only an optimizer step should change (parameters and optimizer state): maps
     the name to the DTensor whose local part the tensor is, or to None."""
 
 
 def unwrap(module: Any) -> Any:
-    """Return the module inside DistributedDataParallel, DataParallel and torch.compile."""
+    """Return the module that DistributedDataParallel, DataParallel or torch.compile has wrapped."""
     wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
     while True:
         if isinstance(module, wrappers):
@@ -56,15 +56,15 @@ def unwrap(module: Any) -> Any:
 
 
 def plain_naming(module: Any) -> Callable[[str], str]:
-    """Return a function from a name in an unwrapped module's state to that name without inner wrappers.
+    """Return a function that removes inner wrappers from a name in an unwrapped module's state.
 
-    A checkpoint uses plain names, so it is the same whether parts of a model are compiled or not.
+    A checkpoint uses these plain names, so it is the same whether or not parts of a model are compiled.
     """
     modules = module.named_modules(remove_duplicate=False)
     wrappers = [f"{path}." for path, each in modules if unwrap(each) is not each]
 
     def plain(name: str) -> str:
-        for path in reversed(wrappers):  # from the inside out
+        for path in reversed(wrappers):  # innermost first
             if name.startswith(path):
                 name = path + name.removeprefix(path).partition(".")[2]
         return name
@@ -93,10 +93,10 @@ def check_tracked(objects: Mapping[str, Any]) -> None:
 
 
 def check_own_state(objects: Mapping[str, Any]) -> None:
-    """Check that each module that does not save exactly its parameters and buffers can load what it saves.
+    """Check that a module whose state is not exactly its parameters and buffers can load its own state.
 
     Raises:
-        SessionError: a module cannot, so no run could resume from its checkpoints.
+        SessionError: a module cannot do so, and no run could resume from its checkpoints.
     """
     for name, tracked in objects.items():
         inner = unwrap(tracked)
@@ -110,7 +110,7 @@ def check_own_state(objects: Mapping[str, Any]) -> None:
             continue
         try:
             inner.load_state_dict(state)
-        except Exception as error:  # a module may raise anything
+        except Exception as error:  # a module may raise any error
             raise SessionError(
                 f"session({name}=...) is a {type(inner).__name__} that does not load its own state_dict, so"
                 " nothing could resume from its checkpoints. Track only what is trained, such as the adapter"
@@ -122,7 +122,7 @@ def take(objects: Mapping[str, Any]) -> State:
     """Describe the objects' state without copying a tensor.
 
     Raises:
-        SessionError: the state holds a value that cannot be saved.
+        SessionError: the state contains a value that cannot be saved.
     """
     tensors: dict[str, Any] = {}
     trees: dict[str, Json] = {}
@@ -141,8 +141,8 @@ def take(objects: Mapping[str, Any]) -> State:
         known = len(tensors)
         trees[name] = flatten(name, state, tensors, tied=tied)
         if not is_model:
-            # A module copies a loaded state to its own memory, but other objects may keep the given tensors.
-            # An optimizer moves its state to its parameters by itself.
+            # A module copies a loaded state to its own memory, but other objects may keep the tensors that
+            # they are given. An optimizer moves its state to the devices of its parameters by itself.
             moved = f"{name}/state/" if isinstance(inner, torch.optim.Optimizer) else None
             for item, tensor in islice(tensors.items(), known, None):
                 if moved is not None and item.startswith(moved):
@@ -151,7 +151,7 @@ def take(objects: Mapping[str, Any]) -> State:
                     layouts[item] = layout
         else:
             models.append(name)
-            # Buffers such as BatchNorm's differ between ranks; DDP broadcasts rank 0's.
+            # Buffers such as BatchNorm's differ between ranks; DDP broadcasts those of rank 0.
             pinned.update(
                 f"{name}/{escape(plain(buffer))}" for buffer, _ in inner.named_buffers(remove_duplicate=False)
             )
@@ -195,9 +195,9 @@ def _is_watchable(tensor: Any) -> bool:
 
 
 def _layout(tensor: Any, *, is_moved: bool) -> dict[str, Json]:
-    """Return the parts of a tensor's layout that are not the default, row by row on the CPU.
+    """Return the parts of a tensor's layout that differ from the default, row-major on the CPU.
 
-    If the object that loads the tensor moves it (``is_moved``), its device does not matter.
+    If the object that loads the tensor will move it (``is_moved``), the tensor's device is irrelevant.
     """
     layout: dict[str, Json] = {}
     if sharding.is_dtensor(tensor):
@@ -205,14 +205,14 @@ def _layout(tensor: Any, *, is_moved: bool) -> dict[str, Json]:
     if not tensor.is_contiguous() and _is_dense(tensor.shape, tensor.stride()):
         layout["strides"] = list(tensor.stride())
     if tensor.device.type != "cpu" and not is_moved:
-        # Other ranks, and the next start, have their own current device.
+        # Other ranks and later starts have their own current devices.
         is_current = torch.empty(0, device=tensor.device.type).device == tensor.device
         layout["device"] = tensor.device.type if is_current else str(tensor.device)
     return layout
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether the elements occupy a block of memory without overlaps and holes."""
+    """Return whether the elements fill a block of memory without overlaps or holes."""
     place = 1
     for stride, length in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1):
         if stride != place:
@@ -236,9 +236,9 @@ def cuda_devices(tensors: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def weights_sha256(model: Any) -> str | None:
-    """Return SHA-256 over the unwrapped model's state: each tensor's name, type, shape and bytes, by name.
+    """Return the SHA-256 of the unwrapped model's state: each tensor's name, type, shape and bytes, by name.
 
-    It is None if the model is sharded, because gathering the shards would be a collective.
+    Return None if the model is sharded, because gathering the shards would be a collective.
     """
     digest = hashlib.sha256()
     inner = unwrap(model)
@@ -247,7 +247,7 @@ def weights_sha256(model: Any) -> str | None:
     for name in sorted(state):
         tensor = state[name]
         if not isinstance(tensor, torch.Tensor):
-            continue  # extra state of a module
+            continue  # a module's extra state
         if sharding.is_dtensor(tensor):
             shape, tensor = tensor.shape, sharding.local_of(tensor)
             if tensor.shape != shape:
@@ -263,12 +263,12 @@ def weights_sha256(model: Any) -> str | None:
 
 @dataclass(frozen=True)
 class _Read:
-    """The read of a box of a tensor in the checkpoint."""
+    """A pending read of one box of a tensor in the checkpoint."""
 
     stored: StoredTensor
     box: Box
     target: Any
-    """The tensor to which the box is copied, or None if the view of the file is used."""
+    """The tensor to which the box is copied, or None if the view of the file is used instead."""
 
     def fill(self) -> None:
         """Copy the box to its target."""
@@ -283,7 +283,7 @@ class Checkpoint:
         """Open the directory and check every table in it.
 
         Raises:
-            CheckpointError: something is missing, malformed, or points outside its file.
+            CheckpointError: a table is missing, malformed, or points outside its file.
         """
         self._files = files = RestoredFiles(directory)
         self.step = files.step
@@ -299,7 +299,7 @@ class Checkpoint:
 
     @property
     def seed(self) -> int:
-        """The seed for the random generators of a world of another size."""
+        """The seed for random generators in a world of a different size."""
         return number(self.shared, "seed", limit=2**64)
 
     @property
@@ -335,8 +335,8 @@ class Checkpoint:
         }
 
     def rank_state(self, rank: int) -> dict[str, Json] | None:
-        """Return the JSON state of one rank of the world that saved, or None if it was lost."""
-        for seal in self._seals.values():  # the rank's own seal, or that of the rank that has relieved it
+        """Return one rank's JSON state in the world that saved, or None if that rank was lost."""
+        for seal in self._seals.values():  # the rank's own seal, or that of the rank that relieved it
             if str(rank) in seal["rank_states"]:
                 return json_object(json_object(seal, "rank_states"), str(rank))
         return None
@@ -347,14 +347,14 @@ class Checkpoint:
         return self._files.rescue
 
     def load(self, objects: Mapping[str, Any], *, world: World) -> None:
-        """Load the saved state into the objects. Both may be sharded in any way.
+        """Load the saved state into the objects. Both the state and the objects may be sharded in any way.
 
-        A rank reads only its own box of a tensor that is sharded here. If the checkpoint comes on demand,
-        only these bytes are fetched, and the ranks wait until all of them have their bytes. Call this once:
-        it releases the files.
+        Of a tensor that is sharded here, a rank reads only its own box. If the checkpoint is fetched on
+        demand, only these bytes are fetched, and each rank waits until all ranks have their bytes. Call this
+        only once, because it releases the files.
 
         Raises:
-            CheckpointError: names, shapes or types differ, or an object refuses its state.
+            CheckpointError: names, shapes or types differ, or an object rejects its state.
         """
         trees = json_object(self.shared, "state")
         _compare("the checkpoint", set(trees), "session()", set(objects))
@@ -389,7 +389,7 @@ class Checkpoint:
     def _state_for(self, name: str, tree: Json, inner: Any, fresh: Any, reads: list[_Read]) -> Any:
         """Return the saved state of an object, sharded like its ``fresh`` state and its parameters.
 
-        It has its values once the ``reads`` that this adds are fetched and filled.
+        It has its values once the ``reads`` added by this method are fetched and filled.
         """
         if isinstance(inner, torch.nn.Module):
             names = _names(tree, inner, fresh)
@@ -397,9 +397,10 @@ class Checkpoint:
             def place(item: Any, keys: Keys) -> Any:
                 like = _at(fresh, (names[keys[0]], *keys[1:]))
                 if sharding.is_dtensor(like):
-                    # The state is the parameter itself, so this is the only copy, of only this rank's box.
+                    # The state is the parameter itself, so this is the only copy, and it contains only this
+                    # rank's box.
                     return self._read_into(item, like, reads)
-                # Use a view of the file if possible, so that the copy into the parameter is the only one.
+                # If possible, use a view of the file, so that copying into the parameter is the only copy.
                 return self._lend(item, reads)
 
             state = {names[key]: value for key, value in rebuild(name, tree, place).items()}
@@ -411,11 +412,11 @@ class Checkpoint:
             like = _at(fresh, keys)
             if like is None:
                 like = _parameter_of(parameters, keys)
-                # State of another shape, such as a table of levels, need not have been a DTensor.
+                # State of a different shape, such as a table of levels, need not have been a DTensor.
                 if like is not None and not stored.is_dtensor and stored.shape != tuple(like.shape):
                     like = None
             if not sharding.is_dtensor(like):
-                # The object may keep the given tensor, so it gets a copy.
+                # The object may keep the tensor that it is given, so give it a copy.
                 is_moved = isinstance(inner, torch.optim.Optimizer) and keys[0] == "state"
                 return self._read_into(item, self._empty(item, stored, None if is_moved else like), reads)
             tensor = sharding.empty(stored.shape, stored.dtype, like=like, divided=stored.divided)
@@ -424,9 +425,9 @@ class Checkpoint:
         return rebuild(name, tree, place_copy)
 
     def _empty(self, name: Any, stored: StoredTensor, like: Any) -> Any:
-        """Return a tensor without values, with the saved layout, or on the device of ``like`` if given.
+        """Return a tensor without values, with the saved layout or, if given, on the device of ``like``.
 
-        The CPU replaces a device that this machine does not have.
+        The CPU is used in place of a device that this machine lacks.
         """
         layouts = self.shared.get("layouts", {})  # earlier versions wrote none
         layout = layouts.get(name, {}) if isinstance(layouts, dict) else None
@@ -463,12 +464,12 @@ class Checkpoint:
         return tensor
 
     def item(self, name: Any) -> Any:
-        """Return a tensor by its name in the checkpoint, which must not be written to.
+        """Return a tensor by its name in the checkpoint; it must not be written to.
 
-        It is a view of the file, or put together from several ranks' shards.
+        It is a view of the file, or is combined from several ranks' shards.
 
         Raises:
-            CheckpointError: there is no tensor of that name.
+            CheckpointError: there is no tensor with that name.
         """
         stored = self._stored(name)
         return stored.read(boxes.whole(stored.shape))
@@ -486,17 +487,17 @@ class Checkpoint:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Name the object whose state is loaded in the errors that it raises."""
+    """Add the name of the object whose state is loaded to the errors that it raises."""
     try:
         yield
     except CheckpointError:
         raise
-    except Exception as error:  # an object may raise anything
+    except Exception as error:  # an object may raise any error
         raise CheckpointError(f"session({name}=...) refuses the checkpoint's state: {error}") from error
 
 
 def _at(state: Any, keys: Keys) -> Any:
-    """Return the value in a state to which the keys lead, or None if there is none."""
+    """Return the value in a state that the keys lead to, or None if there is none."""
     for key in keys:
         try:
             state = state[key]
@@ -506,14 +507,14 @@ def _at(state: Any, keys: Keys) -> Any:
 
 
 def _parameter_of(parameters: Sequence[Any], keys: Keys) -> Any:
-    """Return the parameter to which a tensor of an optimizer's state belongs, or None."""
+    """Return the parameter to which a tensor in an optimizer's state belongs, or None if there is none."""
     if len(keys) != 3 or keys[0] != "state" or keys[2] == "step":
         return None
     return parameters[keys[1]] if type(keys[1]) is int and 0 <= keys[1] < len(parameters) else None
 
 
 def _keep_dtypes(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Restore the saved types of an optimizer's state, which torch has rounded to its parameters' types."""
+    """Restore the saved types of an optimizer's state, which torch rounded to its parameters' types."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     for index, saved in state.get("state", {}).items():
         kept = optimizer.state.get(parameters[index]) if type(index) is int else None
@@ -527,17 +528,17 @@ def _keep_dtypes(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> 
 
 
 def _has_device(name: str) -> bool:
-    """Return whether tensors can have values on the device."""
+    """Return whether tensors with values can be on the device."""
     try:
         return str(torch.empty(0, device=name).device) != "meta"
-    except (RuntimeError, AssertionError):  # torch is not built for the device, or there is none
+    except (RuntimeError, AssertionError):  # torch is not built for it, or there is no such device
         return False
 
 
 def _names(tree: Json, module: Any, fresh: Mapping[str, Any]) -> dict[str, str]:
-    """Map the checkpoint's names of a module's state to the names in its ``fresh`` state."""
+    """Map the checkpoint's names of a module's state to the names in the module's ``fresh`` state."""
     if isinstance(tree, dict) and tree.keys() == fresh.keys():
-        return {name: name for name in fresh}  # an earlier version did not write plain names
+        return {name: name for name in fresh}  # earlier versions did not write plain names
     plain = plain_naming(module)
     return {plain(name): name for name in fresh}
 
@@ -572,7 +573,7 @@ def _compare(saved_in: str, saved: set[str], here: str, known: set[str]) -> None
 
 
 def _with_metadata(state: dict[str, Any], fresh: Any) -> Any:
-    # Modules read the version of their format from this attribute; the script's own version is the right one.
+    # Modules read their format's version from this attribute, and the script's own version is the right one.
     ordered = collections.OrderedDict(state)
     if hasattr(fresh, "_metadata"):
         ordered._metadata = fresh._metadata  # type: ignore[attr-defined]  # noqa: SLF001 - as torch.save keeps it

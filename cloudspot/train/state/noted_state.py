@@ -1,6 +1,7 @@
-"""How a mark notes a state: it copies small tensors, and notes version counters and samples of large ones.
+"""How a mark stores a state: it copies small tensors, and stores version counters and samples of large ones.
 
-Nothing here keeps a large tensor alive, is a collective, or waits for a GPU. Call it with gradients disabled.
+No code here keeps a large tensor alive, calls a collective, or waits for a GPU. Call this code with gradients
+disabled.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ import torch
 from cloudspot.train.state import sharding
 
 SMALL_BYTES = 1 << 20
-"""The maximum size in bytes at which the tensors of an object that is neither a model nor an optimizer are
-copied. Buffers up to this size are copied even if they exceed ``BUFFER_SHARE``."""
+"""The maximum size in bytes at which an object's tensors are copied if it is neither a model nor an
+optimizer. Buffers up to this total size are copied even if they exceed ``BUFFER_SHARE``."""
 BUFFER_SHARE = 1 / 64
-"""The maximum size of copied buffers as a share of the state of models and optimizers. Copying that share
+"""The maximum size of copied buffers, as a share of the state of models and optimizers. Copying this share
 took 0.6 to 2.4 % of the time of an optimizer's step, which is seldom a fifth of a whole step."""
 NUM_SAMPLES = 16
-"""The number of each model's trained tensors that are sampled, and of its other tensors. The tensor
-``parameter.data`` has its own version counter, so a write to it shows in no other counter. A moving average
-that is swapped in changes every weight, so a few samples show it."""
+"""The number of sampled tensors among each model's trained tensors, and among its other tensors. The tensor
+``parameter.data`` has its own version counter, so no other counter shows a write to it. Swapping in a moving
+average changes every weight, so a few samples show it."""
 NUM_ELEMENTS = 4
-"""The number of elements sampled in each of these tensors; a buffer that is not copied has ``NUM_SAMPLES``
-times this number."""
+"""The number of elements sampled in each of these tensors; in a buffer that is not copied, ``NUM_SAMPLES``
+times as many are sampled."""
 _EXTRA = "_extra_state"
 _ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -47,7 +48,7 @@ def tensors_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def num_bytes(tensors: Iterable[Any]) -> int:
-    """Return the number of bytes of the tensors that this rank holds."""
+    """Return the total size, in bytes, of the parts of the tensors that this rank holds."""
     return sum(each.numel() * each.element_size() for each in map(_held, tensors))
 
 
@@ -57,7 +58,7 @@ def saves_more(module: Any) -> bool:
 
 
 def _place_of(tensor: Any) -> tuple[Any, ...] | None:
-    """Return the address and layout of an ordinary tensor; None for other and for empty tensors."""
+    """Return an ordinary tensor's address and layout; None for other tensors and for empty ones."""
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_quantized:
         return None
     if tensor.device.type == "meta" or tensor.numel() == 0:
@@ -66,7 +67,7 @@ def _place_of(tensor: Any) -> tuple[Any, ...] | None:
 
 
 class Listing:
-    """Tensors that are watched by their version counters."""
+    """Tensors whose version counters are watched."""
 
     def __init__(self, found: Iterable[tuple[str, Any]]) -> None:
         """List tensors by name."""
@@ -75,31 +76,31 @@ class Listing:
         self._references = [reference for _, reference in pairs]
 
     def tensors(self) -> list[Any]:
-        """Return the tensors, with None in place of each tensor that does not exist any more."""
+        """Return the tensors, with None in place of each tensor that no longer exists."""
         return [each() for each in self._references]
 
     def versions(self) -> list[int] | None:
-        """Return how many times each tensor was written to, or None if one does not exist any more."""
+        """Return how many times each tensor was written to, or None if a tensor no longer exists."""
         try:
             return [tensor._version for tensor in self.tensors()]  # noqa: SLF001 - it has no public name
         except AttributeError:
             return None
 
     def has_same_tensors(self, other: Listing) -> bool:
-        """Return whether the other lists the same tensors by the same names, and all of them still exist."""
+        """Return whether the other listing has the same tensors under the same names, and all still exist."""
         pairs = zip(self.tensors(), other.tensors(), strict=False)
         return self.names == other.names and all(one is two is not None for one, two in pairs)
 
 
 class Noted:
-    """A copy of a state in nested containers. Large tensors are not copied and must stay unchanged."""
+    """A copy of a state of nested containers. Large tensors are not copied and must stay unchanged."""
 
     def __init__(self, state: Any) -> None:
         """Copy the state."""
         found: dict[int, tuple[_Place, Any]] = {}
         self._state = _without_tensors(state, found)
         self.copies: list[Any] = []
-        """Copies of the tensors, if they are small."""
+        """Copies of the tensors, if these are small."""
         self._listing: Listing | None = None
         if not found:
             return
@@ -111,22 +112,22 @@ class Noted:
             self._versions = self._listing.versions()
 
     def has_changed(self) -> bool:
-        """Return whether a tensor that was not copied was written to or does not exist any more."""
+        """Return whether a tensor that was not copied was written to or no longer exists."""
         if self._listing is None:
             return False
         return self._versions is None or self._versions != self._listing.versions()
 
     def state(self) -> Any:
-        """Return the state, unless it ``has_changed``."""
+        """Return the state; call this only if it has not changed (``has_changed``)."""
         return _with_tensors(self._state, self.copies if self._listing is None else self._listing.tensors())
 
 
 class _Place(int):
-    """The index of a tensor among the tensors of a state."""
+    """The index of a tensor among a state's tensors."""
 
 
 def _without_tensors(value: Any, found: dict[int, tuple[_Place, Any]]) -> Any:
-    """Return a copy of a state with places instead of tensors; the tensors are added to ``found`` by id."""
+    """Return a copy of a state with places instead of tensors; add the tensors to ``found``, by id."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -145,7 +146,7 @@ def _without_tensors(value: Any, found: dict[int, tuple[_Place, Any]]) -> Any:
             copied[key] = _without_tensors(each, found)
         return copied
     numpy = sys.modules.get("numpy")
-    # A save accepts no other values that can be changed.
+    # A save accepts no other mutable values.
     can_change = kind is set or (numpy is not None and isinstance(value, numpy.ndarray))
     return copy.copy(value) if can_change else value
 
@@ -165,10 +166,10 @@ def _with_tensors(value: Any, tensors: list[Any]) -> Any:
 
 
 class Layout:
-    """The tensors of the state of models and optimizers."""
+    """The tensors in the states of models and optimizers."""
 
     def __init__(self, models: Mapping[str, Any], optimizers: Mapping[str, Any]) -> None:
-        """Look up the tensors that ``state_dict`` returns now."""
+        """Look up the tensors that ``state_dict`` currently returns."""
         states = {name: each.state_dict(keep_vars=True) for name, each in models.items()}
         found = [*tensors_in("", {name: each.state_dict().get("state") for name, each in optimizers.items()})]
         held = [tensor for _, tensor in (*found, *tensors_in("", states))]
@@ -192,7 +193,7 @@ class Layout:
         return [torch.cat(find(each)) for model in self.models.values() for _, find, each in model.sampled]
 
     def alike(self) -> list[bool]:
-        """Return for each of the samples whether it belongs to weights that all ranks hold."""
+        """For each group of samples, return whether it is from weights that all ranks hold."""
         return [alike for model in self.models.values() for alike, *_ in model.sampled]
 
 
@@ -200,16 +201,16 @@ class ModelCopies(NamedTuple):
     """Copies of the state that forward passes change."""
 
     buffers: list[Any]
-    """Copies of buffers; each tensor holds many buffers."""
+    """Copies of buffers; each tensor contains many buffers."""
     extras: Mapping[str, Noted]
-    """The extra state of modules, by its name in the model's state."""
+    """The modules' extra states, by name in the model's state."""
 
 
 class ModelLayout:
     """The tensors of a model's state, and which of its buffers are copied.
 
-    Forward passes change buffers without a change of the counters: torch does not count BatchNorm's writes to
-    its statistics, nor DDP's, which overwrite all buffers with rank 0's.
+    Forward passes change buffers without changing the counters: torch does not count BatchNorm's writes to
+    its statistics, nor DDP's writes, which overwrite all buffers with those of rank 0.
     """
 
     def __init__(self, model: Any, state: Mapping[str, Any], *, most_bytes: int) -> None:
@@ -219,7 +220,7 @@ class ModelLayout:
             if saves_more(module) and (key := f"{path}.{_EXTRA}".lstrip(".")) in state:
                 self._extras[key] = weakref.ref(module)
         self.nbytes = 0
-        """The number of bytes that are copied."""
+        """The number of bytes to copy."""
         self._copied: set[Any] = set()  # places in memory
         self._kinds: dict[tuple[Any, ...], tuple[list[Any], list[int]]] = {}
         self._owners: list[tuple[Any, ...]] = []
@@ -239,7 +240,7 @@ class ModelLayout:
             numels.append(tensor.numel())
         buffers = [state[key] for key, _ in model.named_buffers() if key in state]
         self.copies_all = {_place_of(each) for each in buffers if each.numel() > 0} <= self._copied
-        """Whether all buffers that have elements are copied."""
+        """Whether all non-empty buffers are copied."""
         self.sampled = _sampled(self.watched(state).values())
         """The elements that are watched, besides the version counters of tensors that are not copied."""
 
@@ -252,11 +253,11 @@ class ModelLayout:
         }
 
     def copies_same(self, other: ModelLayout) -> bool:
-        """Return whether the other copies the same modules' buffers, with the same names and shapes."""
+        """Return whether the other layout copies the same modules' buffers, with equal names and shapes."""
         return self._owners == other._owners and self._extras == other._extras
 
     def copies(self) -> ModelCopies:
-        """Copy the buffers and extra states. If this raises, the model may have other buffers now."""
+        """Copy the buffers and extra states. If this raises, the model may have other buffers by now."""
         made = []
         for (_, _, num_dims), (chosen, numels) in self._kinds.items():
             tensors = [module()._buffers[key] for module, key in chosen]  # noqa: SLF001 - as below
@@ -273,7 +274,7 @@ class ModelLayout:
     def state_dict(self, model: Any, copies: ModelCopies) -> dict[str, Any]:
         """Return the model's state with the copies in place of its buffers.
 
-        If this raises, the model may have other buffers now.
+        If this raises an error, the model may now have other buffers.
         """
         pieces = {
             kind: made.reshape(-1).split(numels)
@@ -292,7 +293,7 @@ class ModelLayout:
 
 
 def _owners_of_buffers(model: Any, found: Mapping[Any, Any]) -> dict[Any, list[tuple[Any, str]]]:
-    """Return, by place, the modules that own the buffers ``found`` in the model's state, and their names."""
+    """Return, by place, the owning modules and the names of the buffers ``found`` in the model's state."""
     weights = {_place_of(each) for each in model.parameters()}
     owners: dict[Any, list[tuple[Any, str]]] = {}
     for module in model.modules():
@@ -304,10 +305,10 @@ def _owners_of_buffers(model: Any, found: Mapping[Any, Any]) -> dict[Any, list[t
 
 
 def _sampled(tensors: Iterable[Any]) -> list[tuple[bool, Any, list[Any]]]:
-    """Choose tensors of a model and elements in them; group them by device and type.
+    """Choose tensors of a model and elements in these tensors; group the elements by device and type.
 
-    Each group is returned as whether its tensors are weights that all ranks hold (buffers and shards are each
-    rank's own), a function that finds the elements, and its arguments.
+    Each group is a tuple: whether its tensors are weights that all ranks hold (buffers and shards differ
+    between ranks), a function that finds the elements, and the function's arguments.
     """
     weights: dict[bool, list[Any]] = {True: [], False: []}
     chosen = []
@@ -316,7 +317,7 @@ def _sampled(tensors: Iterable[Any]) -> list[tuple[bool, Any, list[Any]]]:
             weights[each.requires_grad].append(each)
         elif isinstance(each, torch.Tensor):
             chosen.append((each, NUM_SAMPLES * NUM_ELEMENTS))
-    chance = random.Random(0)  # with a fixed stride, all layers of a kind might be missed
+    chance = random.Random(0)  # a fixed stride might miss all layers of one kind
     for several in weights.values():
         drawn = chance.sample(several, min(NUM_SAMPLES, len(several)))
         chosen += [(each, NUM_ELEMENTS) for each in drawn]
@@ -343,5 +344,5 @@ def _middles(others: list[Any]) -> list[Any]:
 
 
 def _held(tensor: Any) -> Any:
-    """Return the part of a tensor that this rank holds; the other parts would need a collective."""
+    """Return the part of a tensor that this rank holds; getting the other parts would need a collective."""
     return sharding.local_of(tensor) if sharding.is_dtensor(tensor) else tensor

@@ -1,4 +1,4 @@
-"""The moment in an optimizer's step from which it may write."""
+"""The moment in an optimizer's step from which the step may write."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def before_writes(args: Any, kwargs: Any, note: Callable[[], None]) -> Any:
-    """Call ``note`` before a step writes; a hook before the step calls this and returns its result.
+    """Call ``note`` before a step writes; a hook that runs before the step calls this and returns its result.
 
-    ``note`` is called now. If the step has a closure, which may run the backward pass as Lightning's does, it
-    is called when the closure has returned.
+    Without a closure, ``note`` is called now. If the step has a closure, which may run the backward pass as
+    Lightning's does, ``note`` is called when the closure has returned.
     """
 
     def noting(closure: Callable[[], Any]) -> Callable[[], Any]:

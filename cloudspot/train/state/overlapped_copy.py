@@ -1,8 +1,8 @@
-"""Copies of large tensors that may be made during the step after a boundary (P6).
+"""Copies of large tensors that can be made during the step after a boundary (P6).
 
-Between a boundary and the next optimizer step, no code should write to parameters and optimizer state. Before
-the copy counts, two checks detect such a write: torch's version counters, and samples of each tensor's bytes,
-which must be the same at the boundary, in the copy and after the copy.
+Between a boundary and the next optimizer step, no code should write to parameters or optimizer state. Before
+a copy is accepted, two checks detect such writes: torch's version counters, and samples of each tensor's
+bytes, which must be the same at the boundary, in the copy and after copying.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 PIECE_BYTES = 4 << 20
-"""The number of bytes that a thread copies at a time, without the interpreter's lock."""
+"""The number of bytes that a thread copies at a time without holding the interpreter's lock."""
 _BETWEEN_BYTES = 4 << 20
 """The distance between two samples, in bytes; copying this amount takes a fraction of a millisecond."""
 _SAMPLE_BYTES = 8
@@ -32,32 +32,32 @@ _memcmp.restype = ctypes.c_int
 
 @dataclass(frozen=True)
 class Deferred:
-    """A tensor whose copy may be made later."""
+    """A tensor that may be copied later."""
 
     name: str
     target: Any
-    """Its place in a slot: a contiguous CPU tensor of the same type and shape."""
+    """The tensor's place in a slot: a contiguous CPU tensor of the same type and shape."""
     source: Any
     """The live tensor: contiguous on the CPU, dense on a GPU."""
     wrapper: Any = None
-    """The DTensor if ``source`` is this rank's part of one: torch counts some writes only there."""
+    """If ``source`` is this rank's part of a DTensor, that DTensor: torch counts some writes only there."""
 
 
 class OverlappedCopy:
-    """The copy of some tensors: a thread copies the CPU's tensors, and streams copy the GPUs'.
+    """The copy of some tensors: CPU tensors are copied by a thread, and GPU tensors by streams.
 
-    If a script replaces one of the tensors, the new one is not copied, and the memory of the old one is kept
-    as long as this object. Only the main thread calls the methods, unless a docstring says otherwise.
+    If a script replaces one of the tensors, the new one is not copied, and the old one's memory is kept as
+    long as this object exists. Only the main thread calls the methods, unless a docstring says otherwise.
     """
 
     def __init__(self, deferred: Sequence[Deferred], *, is_trial: bool = False) -> None:
-        """Note the versions and samples of the tensors at the boundary; nothing is copied yet.
+        """Store the tensors' versions and samples at the boundary; no data is copied yet.
 
-        Only a trial may call ``differing``.
+        ``differing`` may be called only in a trial.
         """
         self._names = [each.name for each in deferred]
         self._targets = [each.target for each in deferred]
-        # These are other tensors over the same memory, which a script cannot replace.
+        # These are other tensors that use the same memory, and a script cannot replace them.
         self._sources = [each.source.detach() for each in deferred]
         self._watched = [
             [source, *([] if each.wrapper is None else [each.wrapper])]
@@ -75,9 +75,9 @@ class OverlappedCopy:
         self._is_cancelled = False
         self._streams: list[_StreamCopy] = []
         self.error: Exception | None = None
-        """The reason that the thread could not copy."""
+        """The error because of which the thread could not copy, if any."""
         self.seconds = 0.0
-        """The time that the copying took, in the thread and while the main thread waited for it."""
+        """How long the copying took, in the thread and while the main thread waited for it."""
         devices = {each.device for each in self._sources} - {torch.device("cpu")}
         for device in sorted(devices, key=str):
             places = [place for place, each in enumerate(self._sources) if each.device == device]
@@ -86,24 +86,24 @@ class OverlappedCopy:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that are copied."""
+        """The number of bytes to copy."""
         return sum(map(self._nbytes, range(len(self._names))))
 
     def share_of(self, names: Collection[str]) -> float:
-        """Return the share of the bytes that belong to tensors with these names."""
+        """Return the share of the bytes that belongs to the tensors with these names."""
         places = [place for place, name in enumerate(self._names) if name in names]
         return sum(map(self._nbytes, places)) / max(self.nbytes, 1)
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether GPUs copy some of it."""
+        """Whether GPUs copy a part of it."""
         return bool(self._streams)
 
     def start(self, then: Callable[[], None]) -> None:
         """Begin to copy in the background; the streams wait for the work that the caller has queued so far.
 
-        The thread that copies calls ``then`` at its end. It uses no GPU, because a GPU may be capturing a
-        graph.
+        When it has finished copying, the thread calls ``then``. The thread uses no GPU, because a GPU may be
+        capturing a graph.
         """
         for each in self._streams:
             each.start()
@@ -113,7 +113,7 @@ class OverlappedCopy:
             try:
                 while not self._is_cancelled and self._copy_piece(with_threads=False):
                     pass
-            except Exception as error:  # the main thread waits for the end of this one
+            except Exception as error:  # the main thread waits for this thread to end
                 self.error = error
             self.seconds += time.perf_counter() - began
             self._has_ended.set()
@@ -124,9 +124,10 @@ class OverlappedCopy:
         self._thread.start()
 
     def finish(self) -> float:
-        """Copy the rest, so that later writes of the caller cannot change the copy; return the seconds taken.
+        """Copy the rest, so that the caller's later writes cannot change the copy; return the seconds taken.
 
-        The CPU's tensors are copied when this returns. Later work of the GPUs waits for their copies.
+        The CPU tensors are copied when this returns. Work that is queued on GPUs afterwards waits for the
+        copies of their tensors.
         """
         began = time.perf_counter()
         while self._copy_piece(with_threads=True):
@@ -137,14 +138,14 @@ class OverlappedCopy:
         return time.perf_counter() - began
 
     def copy_now(self) -> None:
-        """Copy everything and wait for the end; call this instead of ``start``."""
+        """Copy everything and wait until it is done; call this instead of ``start``."""
         for each in self._streams:
             each.start()
         self.seconds += self.finish()
         self.wait()
 
     def is_done(self) -> bool:
-        """Return whether the GPUs have finished copying; do not call it while one captures a graph."""
+        """Return whether the GPUs have finished copying; do not call this while a GPU captures a graph."""
         return all(each.is_done() for each in self._streams)
 
     def wait(self) -> None:
@@ -153,9 +154,9 @@ class OverlappedCopy:
             each.wait()
 
     def cancel(self) -> bool:
-        """Stop copying; return whether the slot does not change from now on. Any thread may call this.
+        """Stop copying; return whether the slot no longer changes. Any thread may call this.
 
-        A GPU that has not reached the boundary would still write to the slot; if a rank is lost, it never
+        A GPU that has not reached the boundary would write to the slot later; if a rank is lost, it never
         reaches the boundary.
         """
         self._is_cancelled = True
@@ -171,9 +172,9 @@ class OverlappedCopy:
             self._thread.join()
 
     def written(self) -> list[str]:
-        """Return the tensors written to since the boundary, by version counters and samples on the CPU.
+        """Return the tensors that were written to since the boundary, by version counters and CPU samples.
 
-        Samples on GPUs are not compared. A write in progress in another thread may not be detectable yet.
+        GPU samples are not compared. A write that is in progress in another thread may not be detectable yet.
         """
         versions = [_versions(each) for each in self._watched]
         found = {place for place, now in enumerate(versions) if now != self._versions[place]}
@@ -182,9 +183,9 @@ class OverlappedCopy:
         return [self._names[place] for place in sorted(found)]
 
     def torn(self) -> list[str]:
-        """Return the tensors whose copies differ from the boundary's samples, once everything is copied.
+        """Return the tensors whose copies differ from the boundary's samples; call it when all is copied.
 
-        Any thread may call it.
+        Any thread may call this.
         """
         copied = self._sample(self._targets)
         found = {self._on_cpu[index] for index in _differing(self._samples, copied)}
@@ -193,10 +194,9 @@ class OverlappedCopy:
         return [self._names[place] for place in sorted(found)]
 
     def differing(self) -> list[str]:
-        """Return the tensors that differ from their copies now.
+        """Return the tensors that now differ from their copies.
 
-        All bytes of the CPU's tensors are compared. Of a GPU's tensors, sums are compared, which waits for
-        the GPU.
+        For CPU tensors, all bytes are compared. For GPU tensors, sums are compared, which waits for the GPU.
         """
         found = {
             place
@@ -216,24 +216,24 @@ class OverlappedCopy:
         return count
 
     def _copy_piece(self, *, with_threads: bool) -> bool:
-        """Copy the next piece, with all of torch's threads or in this one; return whether there was one."""
+        """Copy the next piece, in this thread or with all of torch's; return whether there was one."""
         try:
             place, start = self._left.popleft()
         except IndexError:
             return False
         source, target = self._sources[place], self._targets[place]
         if not _has_memory(source):
-            return True  # its samples are missing, too, so the copy will not count
+            return True  # its samples are missing too, so the copy will be rejected
         count = min(PIECE_BYTES, self._nbytes(place) - start)
         if with_threads:
             _bytes_of(target)[start : start + count].copy_(_bytes_of(source)[start : start + count])
-        else:  # torch would start more threads for this thread, which compete with the training's
+        else:  # torch would start more threads for this one, which compete with the training's
             ctypes.memmove(target.data_ptr() + start, source.data_ptr() + start, count)
         return True
 
 
 class _StreamCopy:
-    """The copies of a GPU's tensors into page-locked memory, by a stream of its own."""
+    """The copies of one GPU's tensors into page-locked memory, made by a separate stream."""
 
     def __init__(
         self, device: Any, places: Sequence[int], pairs: Sequence[tuple[Any, Any]], *, is_trial: bool
@@ -258,7 +258,7 @@ class _StreamCopy:
             self._done = self._stream.record_event()
 
     def hold_back_writes(self) -> None:
-        """Let work that is queued on the GPU from now on wait for the copy."""
+        """Make work that is queued on the GPU from now on wait for the copy."""
         if self._done is not None:
             torch.cuda.current_stream(self._device).wait_event(self._done)
 
@@ -272,7 +272,7 @@ class _StreamCopy:
     def torn(self) -> set[int]:
         before = self._of_host(self._before)
         changed = _differing(before, self._of_host(self._after))
-        # Compare only contiguous tensors with their copies: others have their elements in another order.
+        # Compare only contiguous tensors with their copies: in others, the elements are in a different order.
         rows = [index for index, (_, source) in enumerate(self._pairs) if source.is_contiguous()]
         copied = [_samples(self._pairs[index][0]) for index in rows]
         changed += [rows[index] for index in _differing([before[index] for index in rows], copied)]
@@ -286,9 +286,9 @@ class _StreamCopy:
         return torch.stack([each.sum(dtype=torch.int64) for each in self._flat])
 
     def _sample(self) -> list[tuple[int, Any]]:
-        """Queue copies of each tensor's samples to the host; return the copies by the length of a sample.
+        """Queue copies of each tensor's samples to the host; return the copies by sample length.
 
-        They have their values once the stream has reached them.
+        They contain their values once the stream has reached them.
         """
         found = []
         for length in sorted({_sampling(len(each))[2] for each in self._flat}):
@@ -304,7 +304,7 @@ class _StreamCopy:
         return found
 
     def _of_host(self, samples: list[tuple[int, Any]]) -> list[bytes]:
-        """Return the samples of each tensor."""
+        """Return each tensor's samples."""
         data = {length: here.numpy().tobytes() for length, here in samples}
         taken = dict.fromkeys(data, 0)
         found = []
@@ -321,13 +321,13 @@ def _versions(tensors: Sequence[Any]) -> list[int]:
 
 
 def _has_memory(tensor: Any) -> bool:
-    """Return whether a dense tensor's storage is large enough: a script may have resized it."""
+    """Return whether a dense tensor's storage is still large enough: a script may have resized it."""
     needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
     return bool(tensor.untyped_storage().nbytes() >= needed)
 
 
 def _bytes_of(tensor: Any) -> Any:
-    """Return the bytes of a dense tensor in their order in memory."""
+    """Return a dense tensor's bytes in memory order."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
@@ -339,7 +339,7 @@ def _sampling(nbytes: int) -> tuple[int, int, int]:
 
 
 def _samples(tensor: Any) -> bytes:
-    """Return the samples of a tensor on the CPU; they are empty if a script has freed its memory."""
+    """Return a CPU tensor's samples, which are empty if a script has freed the tensor's memory."""
     if not _has_memory(tensor):
         return b""
     count, stride, length = _sampling(tensor.nbytes)

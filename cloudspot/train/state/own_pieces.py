@@ -1,7 +1,7 @@
-"""A rank's own state at a boundary, in pieces that another rank can keep and a save can hold (P8).
+"""A rank's own state at a boundary, in pieces that another rank can keep and a save can store (P8).
 
-The own state is that of the rank's random generators, its position in the data and, on rank 0, the models'
-buffers, because checkpoints hold rank 0's. Only JSON and the bytes of tensors leave the process.
+The own state consists of the rank's random generators, its position in the data and, on rank 0, the models'
+buffers, because checkpoints contain those of rank 0. Only JSON and tensors' bytes leave the process.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from cloudspot.train.state.boundary_marks import Mark
 from cloudspot.train.state.tree import Json, flatten, tensor_bytes
 
 Name = tuple[str, ...]
-"""The name of a piece: ``state`` or ``buffers``, and the keys that lead to the piece in it."""
+"""The name of a piece: ``state`` or ``buffers``, followed by the keys that lead to the piece."""
 _STATE, _BUFFERS = "state", "buffers"
 
 
 class OwnState(NamedTuple):
-    """The own state of another rank, in the form that a save takes."""
+    """Another rank's own state, in the form that a save accepts."""
 
     rank_state: Json
     mark: Mark
-    """This rank's mark; if the other rank is rank 0, with rank 0's buffers."""
+    """This rank's mark; if the other rank is rank 0, it has rank 0's buffers."""
 
 
 def obstacle(mark: Mark, *, rank: int) -> str | None:
-    """Return why this rank's own state at a boundary cannot be handed over, or None."""
+    """Return why this rank's own state at a boundary cannot be handed over, or None if it can."""
     if mark.description.loader_state is not None:
         return "its loader's position is read only when the state is saved"
     if rank == 0 and not all(each.copies_all for each in mark.layout.models.values()):
@@ -39,7 +39,7 @@ def obstacle(mark: Mark, *, rank: int) -> str | None:
 
 
 def take(mark: Mark, *, rank: int) -> dict[Name, Any]:
-    """Return this rank's pieces at a boundary: tensors on the CPU, and values that ``flatten`` takes."""
+    """Return this rank's pieces at a boundary: CPU tensors, and values that ``flatten`` accepts."""
     found: dict[Name, Any] = {}
     for key, value in mark.description.rank_state.items():
         is_plain = type(value) is dict and all(type(each) is str and each[:1] != "$" for each in value)
@@ -61,13 +61,13 @@ def encode(name: Name, piece: Any) -> bytes:
 
 
 def is_same(one: Any, two: Any) -> bool:
-    """Return whether two pieces are equal, or False if they cannot be compared."""
+    """Return whether two pieces are equal; False if they cannot be compared."""
     if one is two:
         return True
     if isinstance(one, torch.Tensor):
         if not isinstance(two, torch.Tensor) or (one.dtype, one.shape) != (two.dtype, two.shape):
             return False
-        return bool(tensor_bytes(one) == tensor_bytes(two))  # torch.equal takes 0.0 for -0.0
+        return bool(tensor_bytes(one) == tensor_bytes(two))  # torch.equal treats 0.0 and -0.0 as equal
     if type(one) is not type(two):
         return False
     if type(one) is dict:

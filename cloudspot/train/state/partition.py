@@ -1,8 +1,8 @@
-"""Plans which rank writes which tensors of a checkpoint, and where, from facts that every rank knows.
+"""Plans which rank writes which tensors of a checkpoint, and where, from information that every rank has.
 
 Each rank computes the same plan by itself, so a save needs no collective. ``torch.distributed.checkpoint``
 plans with collectives, which hang when a rank dies. The plan needs only a table of items: under DDP, all
-ranks hold the same tensors, and every rank knows which rank holds which box of a sharded tensor.
+ranks have the same tensors, and every rank knows which rank holds which box of a sharded tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from cloudspot.train.state.boxes import Box
 
 OWN_CHUNK_BYTES = 8 << 20
-"""Frozen items of at least this size have their own chunks."""
+"""Frozen items of at least this size get their own chunks."""
 
 
 class Shard(NamedTuple):
@@ -27,29 +27,30 @@ class Shard(NamedTuple):
 
     box: Box
     holders: tuple[int, ...]
-    """The ranks that hold it, ascending: several if it is replicated along a dimension of the mesh."""
+    """The ranks that hold the box, ascending: several if it is replicated along a mesh dimension."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A tensor of the state, described by properties that are the same on all ranks."""
+    """A tensor in the state, described by properties that are the same on all ranks."""
 
     name: str
     dtype: str
-    """torch's name, such as ``float32``."""
+    """torch's name of the type, such as ``float32``."""
     shape: tuple[int, ...]
     itemsize: int
-    """Bytes of one element."""
+    """The number of bytes per element."""
     pinned: bool = False
-    """Whether rank 0's tensor is written, because it is a model's buffer, which may differ between ranks."""
+    """Whether rank 0's tensor is written, because it is a model's buffer and may differ between ranks."""
     is_frozen: bool = False
-    """Whether it is not trained, and so is probably the same in each save. This affects only its position."""
+    """Whether the item is not trained, and so is probably the same in each save. This affects only the item's
+    position."""
     shards: tuple[Shard, ...] = ()
-    """The boxes that make up a DTensor; empty if every rank holds the whole tensor, or it has no elements."""
+    """The boxes that make up a DTensor; empty if every rank holds the whole tensor or it has no elements."""
 
     @property
     def nbytes(self) -> int:
-        """Return the number of bytes of the packed tensor."""
+        """Return the size of the packed tensor in bytes."""
         return self.itemsize * math.prod(self.shape)
 
 
@@ -59,11 +60,11 @@ class Placement:
 
     item: Item
     offset: int
-    """Bytes from the beginning of the part; a multiple of the item's element size."""
+    """The offset in bytes from the beginning of the part; a multiple of the item's element size."""
     box: Box | None = None
-    """The box of a sharded item; None for a whole item."""
+    """The box of a sharded item, or None for a whole item."""
     giver: int | None = None
-    """The rank that hands it over to the writing rank; None if the writing rank holds it."""
+    """The rank that hands the data over to the writing rank; None if the writing rank has the data."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -72,7 +73,7 @@ class Placement:
 
     @property
     def nbytes(self) -> int:
-        """Return the number of bytes of the packed item or box."""
+        """Return the size of the packed item or box in bytes."""
         return self.item.itemsize * math.prod(self.shape)
 
     def to_json(self) -> dict[str, Any]:
@@ -92,19 +93,19 @@ class Placement:
 
 @dataclass(frozen=True)
 class Plan:
-    """All ranks' parts of one checkpoint."""
+    """The parts of all ranks in one checkpoint."""
 
     parts: tuple[tuple[Placement, ...], ...]
-    """The parts by rank. The placements of a part are in the order of their offsets, without holes."""
+    """The parts by rank. A part's placements are in the order of their offsets, without holes."""
     part_bytes: tuple[int, ...]
     """The sizes of the parts in bytes, by rank."""
     digest: str
-    """SHA-256 of the whole table, in hex: parts with another digest belong to another checkpoint."""
+    """The SHA-256 of the whole table, in hex: parts with a different digest belong to another checkpoint."""
     takers: Mapping[int, int] = field(default_factory=dict)
     """Maps each relieved rank, which has no part, to the rank that takes the boxes that only it holds."""
 
     def handed_over(self, giver: int) -> tuple[Placement, ...]:
-        """Return the placements that a relieved rank hands over, in their order."""
+        """Return the placements that a relieved rank hands over, in order."""
         return tuple(each for each in self.parts[self.takers[giver]] if each.giver == giver)
 
 
@@ -118,22 +119,23 @@ def plan(
     are_lost: bool = False,
     buffers_from: int | None = None,
 ) -> Plan:
-    """Spread the items, whose names are unique, over the ranks, evenly by bytes.
+    """Distribute the items, whose names are unique, over the ranks, evenly by bytes.
 
-    An item that every rank holds is written whole by one rank. Each box of a sharded item goes to a rank that
-    holds it. The result does not depend on the order of the items.
+    An item that every rank holds is written as a whole by one rank. Each box of a sharded item goes to a rank
+    that holds it. The result does not depend on the order in which the items are given.
 
-    Ranks to ``avoid``, whose machines are about to go, are relieved: they have no part, and boxes that no
-    other rank holds are handed over to ranks that stay. If these boxes exceed ``handover_bytes``, the ranks
-    to avoid write them themselves, and nothing else. ``avoid`` is ignored if it names every rank, or if a
-    part would outgrow its slot; ``rooms`` are the sizes of each rank's slots in bytes, if there is a limit.
+    The ranks to ``avoid``, whose machines will be reclaimed, are relieved: they have no part, and boxes that
+    no other rank holds are handed over to ranks that stay. If these boxes exceed ``handover_bytes``, the
+    ranks to avoid write the boxes themselves, but nothing else. ``avoid`` is ignored if it names every rank,
+    or if a part would exceed its slot; ``rooms`` contains the size of each rank's slots in bytes, if they are
+    limited.
 
-    If the ranks to avoid ``are_lost``, they hand over nothing now. Of buffers that may differ between ranks,
-    the rank ``buffers_from`` writes those that rank 0 has handed over before; if it is None, the first rank
-    that stays writes its own.
+    If the ranks to avoid ``are_lost``, they cannot hand over anything now. Buffers that may differ between
+    ranks are written by the rank ``buffers_from``, which has rank 0's buffers from earlier; if it is None,
+    the first rank that stays writes its own.
 
     Raises:
-        LookupError: only lost ranks held a part of an item.
+        LookupError: a part of an item was held only by lost ranks.
     """
     table = sorted(items, key=lambda item: item.name)
     staying = [rank for rank in range(world_size) if rank not in avoid]
@@ -171,7 +173,7 @@ def _spread(
     for item in table:
         if item.pinned:
             place(Placement(item, 0), pinned_to or 0)
-    # Place the items that few ranks hold first, then the others, which even out the loads.
+    # Place the items that few ranks hold first; the others then balance the loads.
     for placement, holders in _largest_first(table):
         able = set(holders).intersection(open_ranks) or holders
         if pinned_to is not None and not set(able) <= set(open_ranks):
@@ -180,15 +182,15 @@ def _spread(
     heap = [(loads[rank], rank) for rank in open_ranks]
     heapq.heapify(heap)
     free = (item for item in table if not item.pinned and not item.shards)
-    # Place the largest item first, each on the rank with the smallest load so far.
+    # Place the largest item first, and each item on the rank with the smallest load so far.
     for item in sorted(free, key=lambda i: (-i.nbytes, i.name)):
         load, rank = heap[0]
         heapq.heapreplace(heap, (load + item.nbytes, rank))
         shares[rank].append(Placement(item, 0))
     parts, part_bytes = [], []
     for share in shares:
-        # Wide elements come first, so that every offset is a multiple of its element size, without holes.
-        # Among elements of one width, frozen items lie together, and so do sharded ones.
+        # Wide elements come first, so that every offset is a multiple of its element size and there are no
+        # holes. Among elements of the same width, frozen items are adjacent, and so are sharded ones.
         placements, offset = [], 0
         for each in sorted(share, key=_place_in_part):
             placements.append(replace(each, offset=offset))
@@ -204,11 +206,11 @@ def _place_in_part(placement: Placement) -> tuple[Any, ...]:
 
 
 def cuts(placements: Sequence[Placement]) -> list[int]:
-    """Return the offsets at which a part must be cut into chunks, ascending.
+    """Return the offsets at which a part must be divided into chunks, ascending.
 
-    There is a cut between frozen items and others, and around each large frozen item, so that frozen items
-    make the same chunks in each save. There is also a cut between sharded items and others, because each node
-    reads all of the latter.
+    There is a cut between frozen and other items, and around each large frozen item, so that frozen items
+    form the same chunks in each save. There is also a cut between sharded and other items, because each node
+    reads all of the other items.
     """
     offsets = set()
     for before, after in itertools.pairwise(placements):
@@ -222,7 +224,7 @@ def cuts(placements: Sequence[Placement]) -> list[int]:
 
 
 def _largest_first(table: Sequence[Item]) -> Iterator[tuple[Placement, tuple[int, ...]]]:
-    """Yield the boxes of sharded items with their holders; boxes that only one rank holds come first."""
+    """Yield the boxes of sharded items with their holders, starting with boxes that only one rank holds."""
     found = [(Placement(item, 0, box), holders) for item in table for box, holders in item.shards]
     found.sort(key=lambda each: (len(each[1]) > 1, -each[0].nbytes, each[0].item.name, each[0].box))
     yield from found

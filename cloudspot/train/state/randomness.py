@@ -1,4 +1,4 @@
-"""The state of the random generators that a training uses: Python's, NumPy's, torch's and CUDA's."""
+"""The state of the random generators that training uses: Python's, NumPy's, torch's and CUDA's."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import torch
 
 _CUDA = "cuda"
 _STATE_WORDS = 624
-"""The Mersenne Twister's words of state. After seeding, Python and NumPy give this as their position."""
+"""The number of words in the Mersenne Twister's state. After seeding, Python and NumPy report this number as
+their position."""
 _numpy_known: tuple[bytes, Any] = (b"", None)
-"""The memory of NumPy's generator, and the state that it returned for that memory."""
+"""The memory of NumPy's generator, and the state that it returned while its memory was the same."""
 
 
 def capture(devices: Collection[int] = ()) -> dict[str, Any]:
@@ -30,30 +31,30 @@ def capture(devices: Collection[int] = ()) -> dict[str, Any]:
 
 
 def _numpy_state(numpy: Any) -> Any:
-    """Return the state of NumPy's generator, which is read only if it has changed: reading takes 40 µs."""
+    """Return the state of NumPy's generator, which is read only if it changed: reading takes 40 µs."""
     global _numpy_known  # noqa: PLW0603 - as there is one generator, there is one state
     memory = _numpy_memory(numpy)
     if memory and memory == _numpy_known[0]:
         return _numpy_known[1]
     state = numpy.random.get_state(legacy=True)
-    if memory and memory == _numpy_memory(numpy):  # no other thread has drawn meanwhile
+    if memory and memory == _numpy_memory(numpy):  # no other thread has drawn since
         state[1].setflags(write=False)  # it will be returned again
         _numpy_known = memory, state
     return state
 
 
 def _numpy_memory(numpy: Any) -> bytes:
-    """Return the memory of NumPy's generator; if it is equal at two moments, the state is equal, too."""
+    """Return the memory of NumPy's generator; if it is equal at two times, the state is equal too."""
     own, bits = numpy.random.mtrand._rand, numpy.random.get_bit_generator()  # noqa: SLF001 - it has no public name
     if type(bits) is not numpy.random.MT19937:
         return b""
-    head = object.__basicsize__  # without the count of references
+    head = object.__basicsize__  # without the reference count
     body = ctypes.string_at(id(own) + head, type(own).__basicsize__ - head)
     return body + ctypes.string_at(bits.ctypes.state_address, 4 * (_STATE_WORDS + 1))
 
 
 def is_same(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
-    """Return whether two captured states are equal, so that nothing was drawn between them."""
+    """Return whether two captured states are equal, so no number was drawn between them."""
     return (
         one.keys() == two.keys()
         and one["python"] == two["python"]
@@ -64,7 +65,7 @@ def is_same(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
 
 
 def after_seeds(state: Mapping[str, Any], most: int = 4) -> Iterator[Mapping[str, Any]]:
-    """Yield a captured state, and the states after torch's loaders draw up to ``most`` seeds for workers."""
+    """Yield a captured state, and the states after torch's loaders draw up to ``most`` worker seeds."""
     generator = torch.Generator()
     generator.set_state(state["torch"])
     yield state
@@ -80,9 +81,9 @@ def _is_same_of_numpy(one: Any, two: Any) -> bool:
 
 
 def drawn_since(state: dict[str, Any], devices: Collection[int] = ()) -> list[str]:
-    """Return the names of the generators that were drawn from since a state was captured.
+    """Return the names of the generators from which numbers were drawn since a state was captured.
 
-    A generator that was seeded, but not drawn from after that, does not count.
+    A generator that was seeded, but not used after that, does not count.
     """
     names = []
     python = random.getstate()
@@ -92,7 +93,7 @@ def drawn_since(state: dict[str, Any], devices: Collection[int] = ()) -> list[st
     if numpy is not None:
         now, then = numpy.random.get_state(legacy=True), state.get("numpy")
         is_moved = then is None or now[2] != then[2] or not numpy.array_equal(now[1], then[1])
-        # A NumPy that was imported meanwhile seeds itself, without a draw from Python's generator.
+        # If NumPy was imported in the meantime, it has seeded itself without using Python's generator.
         if is_moved and now[2] != _STATE_WORDS:
             names.append("NumPy's")
     seeded = torch.Generator().manual_seed(torch.initial_seed()).get_state()
@@ -119,7 +120,7 @@ def restore(state: dict[str, Any], devices: Collection[int] = ()) -> None:
 
 
 def reseeded(seed: int, step: int, rank: int, devices: Collection[int] = ()) -> dict[str, Any]:
-    """Return the state that ``reseed`` would set, and leave the generators unchanged."""
+    """Return the state that ``reseed`` would set, without changing the generators."""
     before = capture(devices)
     try:
         reseed(seed, step, rank)
@@ -129,7 +130,7 @@ def reseeded(seed: int, step: int, rank: int, devices: Collection[int] = ()) -> 
 
 
 def reseed(seed: int, step: int, rank: int) -> None:
-    """Seed all generators anew from the current step, for a world of another size."""
+    """Seed all generators from the current step, for a world of a different size."""
     digest = hashlib.sha256(f"{seed}:{step}:{rank}".encode()).digest()
     random.seed(digest)
     torch.manual_seed(int.from_bytes(digest[:7], "big"))

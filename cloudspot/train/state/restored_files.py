@@ -1,7 +1,7 @@
 """The files of a restored checkpoint: their tables, whose entries are all checked, and their tensors.
 
-The bytes are verified already, or when they are fetched. :mod:`cloudspot.train.state.checkpoint` interprets
-them.
+The bytes were verified already, or are verified when they are fetched.
+:mod:`cloudspot.train.state.checkpoint` interprets them.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ POLL_SECONDS = 0.01
 
 
 class RestoredFiles:
-    """The parts of a checkpoint, as they were restored to a directory."""
+    """The parts of a checkpoint as restored to a directory."""
 
     def __init__(self, directory: Path) -> None:
         """Open the directory and check every table in it.
 
         Raises:
-            CheckpointError: something is missing, malformed, or points outside its file.
+            CheckpointError: a table is missing, malformed, or points outside its file.
         """
         self._directory = directory
         manifest = _read_manifest(directory)
@@ -53,9 +53,10 @@ class RestoredFiles:
         """The number of ranks that saved the checkpoint."""
         self._comes_on_demand = manifest.get(ON_DEMAND) is True
         self.seals: dict[int, dict[str, Any]] = {}
-        """The seals by rank. Each holds the states of its own rank and of the ranks that it has relieved."""
+        """The seals by rank. Each contains the states of its own rank and of the ranks that this rank has
+        relieved."""
         self.tensors: dict[str, StoredTensor] = {}
-        """The tensors by their names in the checkpoint."""
+        """The tensors, by their names in the checkpoint."""
         parts = manifest.get("parts")
         if not isinstance(parts, list):
             raise CheckpointError(f"{RESTORE_MANIFEST} does not list the parts")
@@ -63,7 +64,7 @@ class RestoredFiles:
             self._open_part(part)
         states = [rank for seal in self.seals.values() for rank in json_object(seal, "rank_states")]
         self.rescue = next((seal.get("rescue") for seal in self.seals.values()), None)
-        """The description of the rescue in the seals; None if the checkpoint was not saved in one."""
+        """The seals' description of the rescue; None if the checkpoint was not saved in one."""
         rescue = {} if self.rescue is None else json_object({"rescue": self.rescue}, "rescue")
         lost = [rank for rank in rescue.get("lost") or [] if rank not in (rescue.get("kept") or [])]
         there = sorted(str(rank) for rank in range(self.world_size) if rank not in lost)
@@ -77,13 +78,14 @@ class RestoredFiles:
                 raise CheckpointError(f"the checkpoint's {name} has {problem}")
 
     def fetch(self, regions: Sequence[tuple[StoredTensor, Box]], *, world: World) -> None:
-        """Bring these boxes of these tensors into the files; call this once, before any of them is read.
+        """Make sure that the files contain these boxes of tensors; call this once, before any box is read.
 
-        If the checkpoint comes on demand, this waits until the agents have fetched the boxes of all ranks: a
-        rank that went on sooner would wait for the others in its first collective, which has a time limit.
+        If the checkpoint is fetched on demand, this waits until the agents have fetched the boxes of all
+        ranks: a rank that continued sooner would wait for the others in its first collective, which has a
+        time limit.
 
         Raises:
-            CheckpointError: the checkpoint comes on demand, but there is no agent.
+            CheckpointError: the checkpoint is fetched on demand, but there is no agent.
         """
         if not self._comes_on_demand:
             return
@@ -99,7 +101,7 @@ class RestoredFiles:
         wanted = {"nonce": nonce, "ranges": {file: sorted(found) for file, found in sorted(ranges.items())}}
         write_json(wanted_path(Path(handoff), world.rank), wanted)
         answer = fetched_path(Path(handoff), world.rank)
-        # An older answer may be for other boxes, which an earlier process of this rank asked for.
+        # An older answer may be for other boxes, requested by an earlier process of this rank.
         while not answer.exists() or answer.read_text(encoding="ascii") != nonce:
             time.sleep(POLL_SECONDS)
         for piece in pieces:
@@ -137,7 +139,7 @@ class RestoredFiles:
                     raise CheckpointError(f"{name} has {size} bytes; its seal says {nbytes}")
                 if nbytes == 0:
                     return torch.empty(0, dtype=torch.uint8)
-                # The mapping is copy-on-write only because torch warns of read-only memory.
+                # The mapping is copy-on-write only because torch warns about read-only memory.
                 return torch.frombuffer(
                     mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_COPY), dtype=torch.uint8
                 )
@@ -175,13 +177,13 @@ class RestoredFiles:
 
 @dataclass(eq=False)
 class Piece:
-    """The bytes of a box of a tensor, in one file."""
+    """The bytes of one box of a tensor, in one file."""
 
     data: Any
-    """A view of the file; it must not be read unless ``is_here``."""
+    """A view of the file, which must not be read unless ``is_here``."""
     file: str
     start: int
-    """The offset in the file at which it begins, in bytes."""
+    """The offset in bytes at which the piece begins in the file."""
     end: int
     is_here: bool
 
@@ -190,17 +192,17 @@ class StoredTensor:
     """A tensor in the checkpoint's files."""
 
     def __init__(self, dtype: Any, shape: tuple[int, ...], *, is_dtensor: bool) -> None:
-        """Describe a tensor without any pieces yet."""
+        """Describe a tensor that has no pieces yet."""
         self.dtype = dtype
         self.shape = shape
         self.is_dtensor = is_dtensor
-        """Whether it was saved as a DTensor, even if it has only one piece."""
+        """Whether the tensor was saved as a DTensor, even if it has only one piece."""
         self.pieces: dict[Box, Piece] = {}
         """The pieces that make up the tensor, by their boxes."""
 
     @property
     def divided(self) -> set[int]:
-        """The dimensions along which it is divided into pieces."""
+        """The dimensions along which the tensor is divided into pieces."""
         return {dim for piece in self.pieces for dim, n in enumerate(piece.shape) if n != self.shape[dim]}
 
     def pieces_in(self, box: Box) -> Iterator[tuple[Piece, Box, Box]]:
@@ -214,9 +216,9 @@ class StoredTensor:
                 yield piece, place, common
 
     def view(self, box: Box) -> Any:
-        """Return the view of a box in its file if one piece holds the whole box, else None.
+        """Return the view of a box in its file if one piece contains the whole box, otherwise None.
 
-        It must not be read before the box was fetched: see ``RestoredFiles.fetch``.
+        The view must not be read before the box is fetched: see ``RestoredFiles.fetch``.
         """
         found = list(self.pieces_in(box))
         if len(found) != 1:
@@ -228,7 +230,7 @@ class StoredTensor:
         """Copy the elements in a box to a tensor of the box's shape.
 
         Raises:
-            CheckpointError: not all of the box was fetched.
+            CheckpointError: a part of the box was not fetched.
         """
         for piece, place, common in self.pieces_in(box):
             if not piece.is_here:
@@ -238,10 +240,10 @@ class StoredTensor:
             _narrow(target, common, box).copy_(_narrow(piece.data, common, place))
 
     def read(self, box: Box) -> Any:
-        """Return the elements in a box, as a view if one piece holds the whole box.
+        """Return the elements in a box, as a view if one piece contains the whole box.
 
         Raises:
-            CheckpointError: not all of the box was fetched.
+            CheckpointError: a part of the box was not fetched.
         """
         view = self.view(box)
         if view is not None and all(piece.is_here for piece, _, _ in self.pieces_in(box)):
@@ -252,7 +254,7 @@ class StoredTensor:
 
 
 def await_all(store: Store, world: World) -> None:
-    """Return once every rank of this generation has called this."""
+    """Return once every rank of this generation has called this function."""
     generation = os.environ.get(GENERATION, "")
     keys = [f"fetched/{generation}/{rank}" for rank in range(world.world_size)]
     store.set(keys[world.rank], "1")
@@ -261,14 +263,14 @@ def await_all(store: Store, world: World) -> None:
 
 
 def _narrow(tensor: Any, box: Box, outer: Box) -> Any:
-    """Return the view of a box in a tensor that covers the box ``outer``."""
+    """Return a view of a box, taken from a tensor that covers the box ``outer``."""
     for dim, (start, length) in enumerate(zip(box.offset, box.shape, strict=True)):
         tensor = tensor.narrow(dim, start - outer.offset[dim], length)
     return tensor
 
 
 def json_object(parent: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return a member that must be a JSON object."""
+    """Return a member, which must be a JSON object."""
     value = parent.get(key)
     if not isinstance(value, dict):
         raise CheckpointError(f"the checkpoint's {key!r} is not a JSON object")
@@ -276,12 +278,12 @@ def json_object(parent: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def number(parent: Mapping[str, Any], key: str, *, limit: int = 2**62) -> int:
-    """Return a member that must be an integer from 0 to ``limit``, exclusive."""
+    """Return a member, which must be an integer from 0 to ``limit`` (exclusive)."""
     return checked(f"the checkpoint's {key!r}", parent.get(key), limit=limit)
 
 
 def checked(what: str, value: Any, *, limit: int = 2**62) -> int:
-    """Return a value that must be an integer from 0 to ``limit``, exclusive; ``what`` is its name."""
+    """Return a value, which must be an integer from 0 to ``limit`` (exclusive); ``what`` is its name."""
     if type(value) is not int or not 0 <= value < limit:
         raise CheckpointError(f"{what} is {value!r}, but must be an integer from 0 to below {limit}")
     return value

@@ -1,6 +1,7 @@
-"""DTensors: which rank holds which box of a tensor, and how a checkpoint's boxes are loaded into it.
+"""DTensors: which rank holds which box of a tensor, and how boxes of a checkpoint are loaded into it.
 
-Nothing here is a collective. Every rank knows a tensor's mesh and placements, which determine all boxes.
+No function here is a collective. Every rank knows a tensor's mesh and placements, which determine all its
+boxes.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ def is_dtensor(value: Any) -> bool:
 
 
 def local_of(tensor: Any) -> Any:
-    """Return the live local tensor of a DTensor on this rank."""
+    """Return this rank's live local tensor of a DTensor."""
     with torch.no_grad():
         return tensor.to_local()
 
 
 def describe(path: str, tensor: Any) -> tuple[tuple[Shard, ...], Any]:
-    """Return the boxes of a DTensor with the ranks that hold them, and the live tensor of this rank's box.
+    """Return a DTensor's boxes with the ranks that hold them, and the live tensor of this rank's box.
 
     There is one box if every rank holds the whole tensor, and none if the tensor has no elements.
 
     Raises:
-        SessionError: the DTensor's mesh has only some of the ranks, or no box describes its placements; the
-            message names ``path``.
+        SessionError: the DTensor's mesh contains only some of the ranks, or boxes cannot describe its
+            placements; the message names ``path``.
     """
     shape, local = tuple(tensor.shape), local_of(tensor)
     try:
@@ -46,7 +47,7 @@ def describe(path: str, tensor: Any) -> tuple[tuple[Shard, ...], Any]:
         raise SessionError(f"{path} is a DTensor that cannot be saved: {error}") from error
     if tensor.numel() == 0:
         return (), local.new_empty(shape)
-    # FSDP does not keep the other dimensions of a shard without elements.
+    # FSDP does not keep the other dimensions of a shard that has no elements.
     if tuple(local.shape) != box.shape and (local.numel() or box.num_elements):
         raise SessionError(
             f"{path} is a DTensor that cannot be saved: this rank should hold a shard {list(box.shape)} of"
@@ -59,7 +60,7 @@ def box_of(tensor: Any) -> Box:
     """Return the box of a DTensor that this rank holds.
 
     Raises:
-        SessionError: for the reasons of ``describe``.
+        SessionError: for the same reasons as in ``describe``.
     """
     try:
         box, _ = _held(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
@@ -69,10 +70,10 @@ def box_of(tensor: Any) -> Box:
 
 
 def empty(shape: tuple[int, ...], dtype: Any, *, like: Any, divided: Collection[int]) -> Any:
-    """Return a DTensor without values, placed as ``like`` is.
+    """Return a DTensor without values, with the same placement as ``like``.
 
-    If its shape differs from that of ``like``, only those dimensions are divided that are in ``divided`` and
-    have the same length in both shapes.
+    If its shape differs from that of ``like``, a dimension is divided only if it is in ``divided`` and has
+    the same length in both shapes.
     """
     if shape == tuple(like.shape):
         return torch.empty_like(like, dtype=dtype, requires_grad=False)
@@ -93,9 +94,9 @@ def empty(shape: tuple[int, ...], dtype: Any, *, like: Any, divided: Collection[
 
 
 def tied(module: Any) -> dict[str, str]:
-    """Map each name of a module's sharded parameters that have several names to one common name.
+    """If a module's sharded parameter has several names, map each of these to a common name.
 
-    Addresses cannot identify a parameter: the empty shards of all tensors have the same address.
+    Addresses cannot identify a parameter, because the empty shards of all tensors have the same address.
     """
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -105,7 +106,7 @@ def tied(module: Any) -> dict[str, str]:
 
 
 def own_statistics(module: Any) -> list[str]:
-    """Return the names of a sharded module's layers whose statistics differ between ranks."""
+    """Return the names of the layers in a sharded module whose statistics differ between ranks."""
     if not any(map(is_dtensor, module.parameters())):
         return []
     return [
@@ -123,7 +124,7 @@ def fsdp_modules(module: Any) -> list[Any]:
 
 
 def has_unreduced_gradients(fsdp_module: Any) -> bool:
-    """Return whether one of ``fsdp_modules`` has gradients that FSDP has yet to reduce.
+    """Return whether any of ``fsdp_modules`` has gradients that FSDP has not reduced yet.
 
     Such gradients are not in ``.grad``: with ``set_requires_gradient_sync(False)``, FSDP accumulates them
     elsewhere.

@@ -1,4 +1,4 @@
-"""Writes the state of a restored checkpoint as a file that ``torch.load`` reads."""
+"""Writes the state of a restored checkpoint to a file that ``torch.load`` can read."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def write_torch_file(directory: Path, path: Path, *, objects: Sequence[str], nes
     """Write the objects' state dicts to ``path``.
 
     Tensors stay in the pages of the checkpoint's files until ``torch.save`` writes them, so the state need
-    not fit into memory, unless it was sharded. Tied weights stay tied. ``directory`` holds a restored and
-    verified checkpoint. With ``nested``, the file holds a dict of the state dicts by the objects' names;
-    otherwise, it holds the state dict of the only object.
+    not fit into memory, unless it was sharded. Tied weights stay tied. ``directory`` contains a restored and
+    verified checkpoint. With ``nested``, the file contains a dict of the state dicts by object name;
+    otherwise, it contains the state dict of the only object.
 
     Raises:
         CheckpointError: the checkpoint's tables or state are malformed.
@@ -48,7 +48,7 @@ def _alone(view: Any) -> Any:
     if view.numel() == 0:
         return view.clone()
     if view.untyped_storage().nbytes() == view.numel() * view.element_size():
-        return view  # it was put together from shards, so its storage has its size already
+        return view  # combined from shards, its storage already has its size
     return torch.frombuffer(tensor_bytes(view), dtype=view.dtype).view(view.shape)
 
 

@@ -1,7 +1,7 @@
-"""State dicts as JSON and named tensors.
+"""State dicts, stored as JSON and named tensors.
 
-JSON's own values stand for themselves; any other value is an object with one key that begins with ``$``.
-Reading builds only numbers, strings, containers and tensors. There is no pickle, so a file cannot run code.
+JSON's own values represent themselves; any other value is an object with a single key that begins with ``$``.
+Reading creates only numbers, strings, containers and tensors. Pickle is not used, so a file cannot run code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DTYPES: Mapping[str, Any] = {
     )
     if hasattr(torch, name)
 }
-"""The element types that a checkpoint can hold, by torch's names."""
+"""The element types that a checkpoint can contain, by torch's names."""
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
 _PLAIN = (bool, int, str, type(None))
@@ -58,7 +58,7 @@ def flatten(
         tied: Maps each name of a DTensor that has several names to one common name.
 
     Raises:
-        SessionError: the value contains something that cannot be saved; the message names its path.
+        SessionError: the value contains something that cannot be saved; the message states its path.
     """
     return _Flattening(tensors, tied).convert(path, value)
 
@@ -86,7 +86,8 @@ class _Flattening:
         tag = _SEQUENCES.get(kind)
         if tag is not None:
             each = sorted(value, key=repr) if kind in (set, frozenset) else value
-            # Python's random generator has 625 numbers, so convert plain values without a call.
+            # Python's random generator has 625 numbers, so plain values are converted without a function
+            # call.
             return {
                 tag: [
                     one if type(one) in _PLAIN else self.convert(f"{path}/{index}", one)
@@ -137,7 +138,7 @@ class _Flattening:
             cpu = value.cpu().contiguous()
             data = base64.b64encode(tensor_bytes(cpu)).decode()
             return {"$tensor": {"dtype": name, "shape": list(cpu.shape), "data": data}}
-        # Tied weights have two names and are written once.
+        # Tied weights have two names, but are written only once.
         identity: tuple[Any, ...]
         if is_dtensor(value):
             identity = (self._tied.get(path, path),)
@@ -177,12 +178,12 @@ def _no_item(name: str, _keys: Keys) -> Any:
 
 
 def rebuild(path: str, value: Json, item: Callable[[str, Keys], Any] = _no_item) -> Any:
-    """Return the value from which ``flatten`` made the JSON.
+    """Return the value from which ``flatten`` created the JSON.
 
     ``item`` returns a tensor, given its name and the keys that lead to it. By default, there are no tensors.
 
     Raises:
-        CheckpointError: ``flatten`` does not make such JSON.
+        CheckpointError: the JSON cannot be a result of ``flatten``.
     """
     try:
         return _rebuild(value, item, ())
@@ -242,7 +243,7 @@ def _rebuild_numpy(tag: str, body: Json) -> Any:
 
 
 def tensor_bytes(cpu: Any) -> memoryview:
-    """Return a view of the bytes of a contiguous CPU tensor, which is valid as long as the tensor lives."""
+    """Return a view of a contiguous CPU tensor's bytes, which is valid as long as the tensor exists."""
     import ctypes
 
     nbytes = cpu.numel() * cpu.element_size()
@@ -252,5 +253,5 @@ def tensor_bytes(cpu: Any) -> memoryview:
 
 
 def escape(key: str) -> str:
-    """Return a key as one component of an item's name."""
+    """Return a key as a component of an item's name."""
     return key.replace("~", "~0").replace("/", "~1")

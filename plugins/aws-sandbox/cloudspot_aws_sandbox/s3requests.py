@@ -24,6 +24,7 @@ RIGHTS: Mapping[str, str] = {
     "GetPublicAccessBlock": "s3:GetBucketPublicAccessBlock",
     "HeadBucket": "s3:ListBucket",
     "HeadObject": "s3:GetObject",
+    "ListBuckets": "s3:ListAllMyBuckets",
     "ListMultipartUploads": "s3:ListBucketMultipartUploads",
     "ListObjectsV2": "s3:ListBucket",
     "PutBucketEncryption": "s3:PutEncryptionConfiguration",

@@ -85,7 +85,7 @@ class Agent:
 
         self.ended = None
         self.life.context.status.state = "restoring"
-        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread = threading.Thread(target=run, daemon=True, name="seek")
         self.thread.start()
         return self
 

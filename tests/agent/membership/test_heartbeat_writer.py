@@ -224,3 +224,20 @@ class _StopsAfterWaits(threading.Event):
         if len(self.waits) == self._num:
             self._stop()
         return False
+
+
+def test_a_figure_that_no_reader_accepts_is_left_out_and_the_rest_is_read(bench, caplog):
+    life = bench.life()
+    life.context.status.stall_seconds = -0.2
+    life.context.status.upload_seconds = 3.0
+    life.context.status.generation = 2
+    for _ in range(2):
+        life.heartbeat.beat()
+    key = keys.heartbeat(JOB, 1, 0)
+    beat = codec.decode(bench.store.get(key), Heartbeat, key=key)
+    assert (beat.generation, beat.stall_seconds, beat.upload_seconds) == (2, None, 3.0)
+    said = "the heartbeat lacks values that are out of bounds: stall_seconds"
+    assert caplog.messages.count(said) == 1
+    life.context.status.stall_seconds = 0.2
+    life.heartbeat.beat()
+    assert codec.decode(bench.store.get(key), Heartbeat, key=key).stall_seconds == 0.2

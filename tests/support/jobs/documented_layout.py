@@ -24,4 +24,6 @@ def check_layout(keys: Collection[str], *, absent: Collection[str]) -> None:
     documented = documented_keys()
     met = {key: [one for one, pattern in documented.items() if re.fullmatch(pattern, key)] for key in keys}
     assert [key for key, found in met.items() if not found] == []
-    assert {one for found in met.values() for one in found} == set(documented) - set(absent)
+    found = {one for many in met.values() for one in many}
+    expected = set(documented) - set(absent)
+    assert found == expected, f"not expected: {found - expected}; missing: {expected - found}"

@@ -27,8 +27,7 @@ from cloudspot.agent.membership.peers import (
     roster_of,
     verdict,
 )
-from cloudspot.controller.actions import Postpone
-from cloudspot.controller.supply.restarts import after_losses
+from cloudspot.controller.supply.restarts import Buy, after_losses
 from cloudspot.errors import JobNotFound, ObjectMissing, TransientError
 from cloudspot.interfaces import ObjectStore
 from cloudspot.jobstore.access.creation import create
@@ -313,7 +312,7 @@ class SimNode:
             known = yield from self._persist(self.journal.read)
             kept = self._find_kept(known)
             if kept is not None and kept.instance_id == self.machine.id:
-                self._keep((kept.until - self.world.now()).total_seconds())
+                self._keep(self.world.time + (kept.until - self.world.now()).total_seconds())
             elif kept is not None or any(isinstance(one, Intent) for one in known[num_known:]):
                 return
         if self.kept_until is not None:
@@ -333,19 +332,20 @@ class SimNode:
             record = inspection.keep(spec, history, self.seat, detail="broken", exit_code=1, now=now)
             if record is None:
                 return
-            seconds = (record.until - record.at).total_seconds()
+            # From before the record is written, which may take long.
+            kept_until = self.world.time + (record.until - record.at).total_seconds()
             number = history.num_records + 1
             if (yield from self._persist(lambda: self.journal.append(record, number))):  # noqa: B023
-                self._keep(seconds)
+                self._keep(kept_until)
                 return
 
     def _find_kept(self, known) -> Kept | None:
         newest = next((one for one in reversed(known) if isinstance(one, Kept | Resumed)), None)
         return newest if isinstance(newest, Kept) else None
 
-    def _keep(self, seconds: float) -> None:
-        self.kept_until = self.world.time + seconds
-        self.world.start(self._guard(), delay=seconds + GUARD_SECONDS)
+    def _keep(self, until: float) -> None:
+        self.kept_until = until
+        self.world.start(self._guard(), delay=max(0.0, until - self.world.time) + GUARD_SECONDS)
 
     def _guard(self) -> Doing[None]:
         """End the machine from beside an agent that hangs."""
@@ -421,10 +421,10 @@ class SimNode:
                 yield from self._propose(found, known)
 
     def _had_time_to_buy(self) -> bool:
-        """Say whether drivers have not waited until now: after many failures in a row they wait as long as it holds."""
+        """Say whether drivers would have bought two minutes ago: they wait after failures, and then give up."""
         history = HistoryReader(self._inner, self._job_id).read()
         earlier = self.world.now() - timedelta(minutes=2)
-        return not isinstance(after_losses(job_file_of(history.submission), history, earlier), Postpone)
+        return isinstance(after_losses(job_file_of(history.submission), history, earlier), Buy)
 
     def _verdict(self, known):
         liveness, exits, gone = {}, {}, set()

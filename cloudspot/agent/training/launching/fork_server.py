@@ -1,4 +1,4 @@
-"""The process of this machine from which trainings are forked; it survives the agent."""
+"""The process of this machine from which the training is forked; it survives the agent."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 CLIENT = str(Path(fork_client.__file__).resolve())
 """The command used instead of each program. In a container, the package is mounted only at its real path."""
 WORTH_SECONDS = 1.0
-"""``run.preload`` is suggested if the imports of a start take at least this long."""
+"""``run.preload`` is suggested if the imports of a start take at least this many seconds."""
 MAX_NAMES = 32
 _KILL_SECONDS = 5.0
-"""How long a killed process may take to end."""
+"""How long to wait for a killed process to end."""
 _WORDS_BYTES = 8 << 10
 _START = """
 import sys
@@ -42,7 +42,7 @@ listener.close()
 
 
 def advice(preload: Sequence[str], seconds: Mapping[str, float]) -> str | None:
-    """Return the job-file line that avoids slow imports, or None if it saves too little."""
+    """Return the job-file line that avoids slow imports, or None if it would save too little."""
     names = [name for name in seconds if re.fullmatch(MODULE, name)][:MAX_NAMES]
     saved = sum(seconds[name] for name in names)
     if saved < WORTH_SECONDS:
@@ -52,10 +52,10 @@ def advice(preload: Sequence[str], seconds: Mapping[str, float]) -> str | None:
 
 
 class ForkServer:
-    """The fork server of a node; it lives as long as the node trains, even without an agent."""
+    """The fork server of a node; it runs as long as the node trains, even without an agent."""
 
     def __init__(self, runtime: Runtime, run: RunSpec, environment: Mapping[str, str]) -> None:
-        """Create it; ``environment`` is the training's: see TrainerPlan."""
+        """Create it; ``environment`` is the training's environment: see TrainerPlan."""
         self._runtime = runtime
         self._node = runtime.node
         self._script = run.entrypoint or ""
@@ -71,14 +71,14 @@ class ForkServer:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """The words to put before a Python program's command so that it is forked, or else started."""
+        """The words to put before a Python program's command, so that the program is forked if possible."""
         if not self._is_used or self._unwanted.exists():
             return ()
         python = sys.executable if self._runtime.inherits_files else self._runtime.python
         return (python, "-IS", CLIENT, self._socket)
 
     def start(self) -> None:
-        """Start it if it is not running, without waiting until it can fork."""
+        """Start the server if it is not running, without waiting until it can fork."""
         if not self._is_used:
             return
         if self._unwanted.exists():
@@ -97,13 +97,13 @@ class ForkServer:
         environment = {**self._environment, MARK: self._socket, PADDING: "x" * PADDING_BYTES}
         try:
             if not self._runtime.inherits_files:
-                # A program whose client comes before the server listens is started as usual.
+                # A program whose client starts before the server listens is started as usual.
                 self._start(_LISTEN_AND_START, environment, subprocess.DEVNULL)
                 return
-            # The socket is bound here, so that a client that comes too early waits for the server.
+            # The socket is bound here, so that a client that starts too early waits for the server.
             with fork_client.listen_at(self._socket) as listener:
                 self._start(_START, environment, listener.fileno())
-        except OSError as error:  # the start of the training reports it too
+        except OSError as error:  # the training's start reports it too
             _log.warning("the fork server does not start: %s", error)
 
     def _runs(self) -> bool:

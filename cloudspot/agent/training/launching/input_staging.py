@@ -36,9 +36,9 @@ _T = TypeVar("_T")
 SILENT_SECONDS = 300.0
 """How long after its first failure a request for an input is retried before the node gives up."""
 LOOK_SECONDS = 0.5
-"""The time between two checks whether the training runs, if inputs are staged after its start."""
+"""The time between two checks of whether the training runs, for inputs that are staged after its start."""
 AGAIN_SECONDS, MAX_AGAIN_SECONDS = 60.0, 3600.0
-"""The first and the longest wait before such an input is tried again."""
+"""The first and the longest wait before the staging of such an input is tried again."""
 SPARE_SHARE = 0.1
 """The share of the disk that such inputs leave free for the training's files."""
 LEAVE_SECONDS = 5.0
@@ -47,7 +47,7 @@ _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTS
 
 
 class InputStaging(Worker):
-    """Stages the inputs of the job on this node one after the other, each with many threads.
+    """Stages the job's inputs on this node one after the other, each with many threads.
 
     The inputs that the training waits for come first.
     """
@@ -60,10 +60,10 @@ class InputStaging(Worker):
         """Set once all inputs that the training waits for are staged."""
         self._failed: Leaving | None = None
         self._hopeless = set[str]()
-        """The inputs that do not match the job file."""
+        """The inputs that were found not to match the job file."""
 
     def start(self) -> None:
-        """Begin, or continue where an earlier agent of this machine stopped."""
+        """Begin the staging, or continue where an earlier agent of this machine stopped."""
         self._context.status.staged = self._context.memory.staged
         if set(self._specs) <= set(self._context.memory.inputs_ready):
             self._ready.set()
@@ -79,7 +79,7 @@ class InputStaging(Worker):
         """Wait until all inputs that the training waits for are staged.
 
         Raises:
-            LeavingError: an order to leave came, or an input cannot be staged.
+            LeavingError: the node was ordered to leave, or an input cannot be staged.
         """
         if not self._ready.is_set():
             self._context.status.state = "staging"
@@ -91,7 +91,7 @@ class InputStaging(Worker):
             self._context.obey()  # if an order has ended the staging
 
     def stop(self) -> None:
-        """Stop the staging; the next agent of this machine continues there."""
+        """Stop the staging; the next agent of this machine continues where it stopped."""
         super().stop()
         if not self._ready.is_set():
             self._join(LEAVE_SECONDS)
@@ -121,7 +121,7 @@ class InputStaging(Worker):
         """Stage inputs while the training runs; failures do not affect the training."""
         lower_thread_priority()
         while late and self._context.status.state != "running":
-            self._pause(LOOK_SECONDS)  # the start of the training comes first
+            self._pause(LOOK_SECONDS)  # the start of the training has priority
         pause = AGAIN_SECONDS
         while late:
             for name, spec in tuple(late.items()):
@@ -164,7 +164,7 @@ class InputStaging(Worker):
             make_private(node.data_cache)
             source, cache = open_input(spec), InputCache(node.data_cache)
             path = spec.path_or_default(name)
-            _check_free(self._context, path)  # check it before any fetch
+            _check_free(self._context, path)  # check it before fetching anything
             put = functools.partial(place, self._context, path, source, cache)
             spare = 0.0 if spec.wait else SPARE_SHARE
             staging = Staging(self._repeat, self._pause, self._progress, place=put, spare_share=spare)
@@ -186,7 +186,7 @@ class InputStaging(Worker):
 
     @contextmanager
     def _progress(self, total: int, here: int) -> Iterator[Callable[[int], None]]:
-        if self._ready.is_set():  # from then on, the status reports the training's own transfers
+        if self._ready.is_set():  # from now on, the status reports only the training's transfers
             yield lambda _count: None
             return
         with self._context.status.transferring("staging", total) as add:
@@ -213,7 +213,7 @@ class InputStaging(Worker):
         return self._context.retry_until(attempt, sleep=self._pause)
 
     def _compare(self, name: str, spec: DataSpec, staged: Staged) -> None:
-        """Warn if another node of the job has staged different content from the URL."""
+        """Warn if another node of the job staged different content from this URL."""
         context = self._context
         key = keys.input_version(context.job_id, name, context.job.submission.resumption)
         version = staged.version
@@ -239,7 +239,7 @@ class InputStaging(Worker):
 
 
 def data_variables(specs: Mapping[str, DataSpec], node: Node) -> dict[str, str]:
-    """Return the environment variables with the locations of the inputs."""
+    """Return the environment variables that contain the paths of the inputs."""
     return {
         variable_of(name): str(node.work / spec.path_or_default(name)) if spec.is_staged else spec.url
         for name, spec in specs.items()
@@ -247,10 +247,10 @@ def data_variables(specs: Mapping[str, DataSpec], node: Node) -> dict[str, str]:
 
 
 def place(context: NodeContext, path: str, source: Input, cache: InputCache, staged: Staged) -> None:
-    """Link the staged files to the path from the cache.
+    """Link the staged files in the cache to the input's path.
 
     Raises:
-        CloudspotError: the path is taken, or two files have names that this disk cannot hold together.
+        CloudspotError: the path exists, or two files have names that this disk cannot store together.
         OSError: the disk failed.
     """
     node, memory = context.node, context.memory
@@ -261,9 +261,9 @@ def place(context: NodeContext, path: str, source: Input, cache: InputCache, sta
     else:
         target = make_parents(node.work, path)
     if path in memory.placed and not source.spec.wait and os.path.lexists(target):
-        return  # the training may already use it
+        return  # the training may already be using it
     if path in memory.placed:
-        _remove(target)  # an earlier agent was killed before it noted that all inputs are there
+        _remove(target)  # an earlier agent was killed before it recorded that all inputs are staged
     else:
         memory.placed.append(path)
         memory.save(node)
@@ -287,7 +287,7 @@ def place(context: NodeContext, path: str, source: Input, cache: InputCache, sta
 
 
 def _check_free(context: NodeContext, path: str) -> None:
-    """Raise SymlinkError or CloudspotError if the path is taken by anything but the input."""
+    """Raise SymlinkError or CloudspotError if the path exists and is not the input."""
     if path in context.memory.placed:
         return
     target = context.node.work / path
@@ -315,12 +315,12 @@ def _remove(path: Path) -> None:
 
 
 class _InputError(Exception):
-    """An input cannot be staged; the text is for the user."""
+    """An input cannot be staged; the message is for the user."""
 
 
 @contextmanager
 def _explained(name: str, spec: DataSpec) -> Iterator[None]:
-    """Turn any error in the staging of an input into one line: the input, the cause, and what to do."""
+    """Turn any error in the staging of an input into one line: the input, the cause, and the remedy."""
     failed = functools.partial("data.{}: {}: {}".format, name, spec.shown_url)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The setup on a disk image: run on a machine started for that, and used by machines with the image."""
+"""The setup in a disk image: run once to make the image, then used by machines with the image."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from cloudspot.jobstore.layout.records import SetupReady
 _log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 2 * 3600.0
-"""How long a machine waits for its image; clouds may take most of an hour to copy a large disk."""
+"""How long a machine waits until its image is made; clouds may take most of an hour to copy a large disk."""
 
 
 class KeptSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """``image.json``: the setup on the disk, and the code with which it ran."""
+    """``image.json``: the setup on the disk, and the code with which it was run."""
 
     key: str
     code: dict[str, str]
@@ -45,10 +45,10 @@ class KeptSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_kept(node: Node, job: Job, data: bytes) -> str | None:
-    """Add the code to the setup on the machine's image, and return the setup's key.
+    """Add the code to the setup in the machine's image, and return the setup's key.
 
-    Return None if the image has no setup or another one; then the caller must extract the code and run the
-    setup.
+    Return None if the image has no setup or a different one; then the caller must extract the code and run
+    the setup.
 
     Raises:
         BundleError, CorruptData: ``data`` is not the job's code.
@@ -71,10 +71,11 @@ def find_kept(node: Node, job: Job, data: bytes) -> str | None:
 
 
 def bake(context: NodeContext, runtime: Runtime) -> NoReturn:
-    """Leave the finished setup on the disk, and wait until an image of it is made.
+    """Keep the finished setup on the disk, and wait until an image of the disk is made.
 
     Raises:
-        LeavingError: an order to leave came, which normally ends the wait, or no image was made in time.
+        LeavingError: the node was ordered to leave, which normally ends the wait, or no image was made in
+            time.
     """
     node, job = context.node, context.job
     code = _code(job, context.retry_until(lambda: context.store.get(code_key(job.submission))))
@@ -110,10 +111,10 @@ def _key_of(node: Node, job: Job, code: dict[str, str]) -> str:
 
 
 def _replace_code(work: Path, old: dict[str, str], new: dict[str, str], data: bytes, sha256: str) -> bool:
-    """Replace the changed files of the code, and leave the files that the setup has made.
+    """Replace the changed files of the code, and keep the files that the setup created.
 
-    Do nothing and return False if the setup has changed one of these files, or has made a file where the new
-    code has one: then the setup must run with the new code.
+    Do nothing and return False if the setup changed one of these files, or created a file at a path of the
+    new code: then the setup must be run with the new code.
     """
     gone = [name for name, digest in old.items() if new.get(name) != digest]
     come = [name for name, digest in new.items() if old.get(name) != digest]
@@ -134,7 +135,7 @@ def _replace_code(work: Path, old: dict[str, str], new: dict[str, str], data: by
 
 
 def _digest(path: Path) -> str | None:
-    """Return the digest of a file or symlink, or None for anything else."""
+    """Return the digest of a file or symlink, or None for any other path."""
     if path.is_symlink():
         return link_digest(str(path.readlink()))
     if not path.is_file() or path.stat().st_size > MAX_EXTRACTED_BYTES:  # larger than any code
@@ -143,14 +144,14 @@ def _digest(path: Path) -> str | None:
 
 
 def _remove_empty(work: Path, directory: Path) -> None:
-    """Remove the directory and its parents while they are empty, to make room for other files."""
+    """Remove the directory and its parents as long as they are empty, to make room for other files."""
     while directory != work and not any(directory.iterdir()):
         directory.rmdir()
         directory = directory.parent
 
 
 def _is_taken(work: Path, name: str) -> bool:
-    """Return whether the name exists, or one of its parents exists and is not a directory."""
+    """Return whether the name exists, or one of its parents is not a directory."""
     parents = [work / parent for parent in Path(name).parents]
     on_the_way = any(os.path.lexists(one) and (one.is_symlink() or not one.is_dir()) for one in parents)
     return on_the_way or os.path.lexists(work / name)

@@ -1,4 +1,4 @@
-"""Find the network interface by which other nodes reach this machine; gloo would use the host name."""
+"""Find the network interface through which other nodes reach this machine; gloo would use the host name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 from collections.abc import Mapping
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-"""torch's variable: the interface whose address gloo sends to its peers.
+"""torch's variable for the interface whose address gloo sends to its peers.
 
-Without it, gloo sends the address of the host name, which is 127.0.1.1 on many images (by Debian's and
-Ubuntu's /etc/hosts): ranks of other machines then connect to themselves. Source: torch.distributed's
+Without it, gloo sends the address of the host name, which is 127.0.1.1 on many images (through Debian's and
+Ubuntu's /etc/hosts), so ranks on other machines connect to themselves. Source: torch.distributed's
 documentation, "Common environment variables" (checked 2026-11, torch 2.13).
 """
 
@@ -21,7 +21,7 @@ _REQUEST_BYTES = 40
 
 
 def gloo_environment(address: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a trainer needs on the machine with this address; a set value stays."""
+    """Return the variables that a trainer lacks on the machine with this address."""
     if GLOO_INTERFACE in environment:
         return {}
     name = interface_of(address)
@@ -29,9 +29,9 @@ def gloo_environment(address: str, environment: Mapping[str, str]) -> dict[str, 
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the interface with this IPv4 address; None for a loopback or if there is none.
+    """Return the name of the interface with this IPv4 address; None if there is none or it is a loopback.
 
-    On systems other than Linux, the result is always None. Only an interface's first address is checked.
+    On other systems than Linux, the result is always None. Only an interface's first address is checked.
     """
     if sys.platform != "linux" or address.startswith("127."):
         return None

@@ -1,4 +1,4 @@
-"""Fetch the code and run the job's setup before the node trains, each once."""
+"""Fetch the code and run the job's setup, each once, before the node trains."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fetch_code(context: NodeContext) -> None:
         if memory.kept_setup is None:
             extract_bundle(data, node.work, sha256=sha256)
     except (BundleError, CorruptData, ObjectMissing) as error:
-        # The next machine would fetch the same bytes, but its disk may have more room.
+        # The next machine would get the same bytes, but its disk may have more room.
         permanent = not (isinstance(error, BundleError) and isinstance(error.__cause__, OSError))
         detail = f"the code cannot be fetched: {error}"
         raise LeavingError(Leaving("failed", detail, exit_code=1, permanent=permanent)) from error
@@ -45,12 +45,12 @@ def fetch_code(context: NodeContext) -> None:
 
 
 def start_kept(context: NodeContext, runtime: Runtime) -> None:
-    """Start the runtime with the setup on the machine's image or, if that is lost, fetch the code anew.
+    """Start the runtime with the setup in the machine's image or, if that is lost, fetch the code again.
 
-    Call it while the working directory has only the code.
+    Call this while the working directory contains only the code.
 
     Raises:
-        LeavingError: an order to leave came, the runtime cannot start, or the code cannot be fetched.
+        LeavingError: the node was ordered to leave, the runtime cannot start, or the code cannot be fetched.
     """
     memory = context.memory
     if memory.kept_setup is None or memory.placed or memory.generation > 0:
@@ -71,7 +71,7 @@ def start_runtime(context: NodeContext, runtime: Runtime, check: Callable[[], No
 
     Raises:
         AuthError: a registry rejects the log-in, which would fail on any machine.
-        LeavingError: an order to leave came, or the runtime cannot start.
+        LeavingError: the node was ordered to leave, or the runtime cannot start.
     """
 
     def look() -> None:
@@ -94,10 +94,10 @@ def run_setup(
     *,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the job's setup; ``check`` is called again and again, and raises to end the setup.
+    """Run the job's setup; ``check`` is called repeatedly and raises to end the setup.
 
     Raises:
-        LeavingError: an order to leave came, or the setup failed.
+        LeavingError: the node was ordered to leave, or the setup failed.
     """
     memory, node, command = context.memory, context.node, context.job.spec.run.setup
     start_runtime(context, runtime, check)
@@ -131,7 +131,7 @@ def _run(
     check: Callable[[], None],
 ) -> None:
     node = context.node
-    end_setup(node)  # an earlier agent may have been killed during its setup
+    end_setup(node)  # an earlier agent may have been killed during the setup
     _log.info("setup: %s", command)
     log_path = node.logs / "setup.log"
     words, variables = runtime.command(
@@ -163,7 +163,7 @@ def _run(
             end_setup(node)
             process.wait()
     if process.returncode != 0:
-        # As in a shell, the status after a signal is 128 plus the signal's number.
+        # As in a shell, the status after death by a signal is 128 plus the signal's number.
         status = process.returncode if process.returncode > 0 else 128 - process.returncode
         tail = log_tail(log_path)
         detail = f"setup failed with exit status {status}: {tail[-1] if tail else command}"

@@ -29,10 +29,10 @@ def track(
     generation: int,
     step: int | None,
 ) -> dict[int, dict[str, str]]:
-    """Return the trackers' variables of the ranks here, and put them where their shells read them.
+    """Return the trackers' variables for this node's ranks, and write them where the ranks' shells read them.
 
-    Variables that ``environment``, the training's own, already has are kept. ``step`` is that of a session's
-    checkpoint. If a tracker fails, a warning says so, and the training starts without it.
+    Variables that are already in ``environment``, the training's own, are kept. ``step`` is the step of a
+    session's checkpoint. If a tracker fails, a warning reports this, and the training starts without it.
     """
     node, ranks = context.node, context.status.ranks
     request = TrackingRequest(
@@ -57,7 +57,7 @@ def track(
         return told
 
     found: dict[int, dict[str, str]] = {rank: {} for rank in ranks}
-    # In parallel, because each may wait for a server, and the training waits for all of them.
+    # In parallel, because each tracker may wait for a server, and the training waits for all of them.
     for told in map_parallel(ask, context.job.spec.run.trackers):
         for rank in found.keys() & told.keys():
             found[rank].update(

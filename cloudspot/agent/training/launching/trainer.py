@@ -1,7 +1,8 @@
 """Start the training once per generation, adopt a training that has outlived its agent, and end it.
 
 The trainer is independent of the agent: it runs in its own session and writes to a file, and its shell writes
-the exit status to another file. So it survives a killed agent, and the machine's next agent can adopt it.
+the exit status to another file. Therefore it survives when the agent is killed, and the machine's next agent
+can adopt it.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ LOG_TAIL_LINES = 40
 LOG_TAIL_BYTES = 65536
 _KILLED = 137
 _NOT_RUN = (126, 127)
-"""The statuses of a shell that cannot run a program."""
+"""The exit statuses of a shell that cannot run a program."""
 _TORCHRUN_REPORT = re.compile(r"E\d{4} .*torch/distributed/elastic/.*\] failed \(exitcode")
 """The beginning of torchrun's report on a failed script (torch 2.13)."""
 _STATUS = "trainer.status"
 _ENDED = "trainer.ended"
-"""The file in the hand-off directory whose existence forbids processes of the generation to start."""
-# $0 is the status file; it is written whole, by renaming, when torchrun or the command has ended.
+"""The file in the hand-off directory that forbids, if it exists, processes of the generation to start."""
+# $0 is the status file; it is written to another file and renamed once torchrun or the command has ended.
 _KEEP_STATUS = '"$@"; status=$?; echo "$status" > "$0.tmp" && mv "$0.tmp" "$0"'
-# The same for each rank, because torchrun takes one or two seconds to end after a rank has failed, and always
-# exits with 1 then. torchrun sends SIGTERM to this shell and waits for it; the trap lets the rank handle it.
+# The same is done for each rank, because torchrun takes one or two seconds to end after a rank has failed,
+# and then always exits with 1. torchrun sends SIGTERM to this shell and waits for it; the trap lets the rank
+# handle it.
 _KEEP_RANK_STATUS = (
     f'to="${files.HANDOFF}/variables-$RANK"; [ ! -f "$to" ] || . "$to"; '
     f': > "${files.HANDOFF}/started-$RANK"; trap : TERM; "$@"; status=$?; '
@@ -47,7 +49,7 @@ _KEEP_RANK_STATUS = (
 )
 
 OWN_SHELLS = (_KEEP_STATUS, _KEEP_RANK_STATUS)
-"""The programs of the shells between the agent, torchrun and a script."""
+"""The scripts of the shells between the agent, torchrun and the training script."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class TrainerPlan:
     words: Sequence[str]
     """The script or command and its arguments."""
     has_torchrun: bool
-    """Whether torchrun starts it ``procs_per_node`` times; otherwise, it is started once."""
+    """Whether torchrun starts it ``procs_per_node`` times; otherwise, it is started only once."""
     num_nodes: int
     node_rank: int
     procs_per_node: int
@@ -67,16 +69,16 @@ class TrainerPlan:
     work: Path
     log: Path
     environment: Mapping[str, str]
-    """The whole environment, apart from the variables that the start adds."""
+    """The whole environment, except for the variables that the start adds."""
     prefix: Sequence[str] = ()
-    """The words before the command of each Python program: see ``fork_server``."""
+    """The words before each Python program's command: see ``fork_server``."""
 
     def command(self) -> tuple[str, ...]:
         """Return the command line; torchrun never restarts a worker, because the agent starts generations.
 
         The script gets its arguments unchanged: dollar signs are doubled, because torchrun would replace
-        macros such as ``${local_rank}``, and ``--`` keeps torchrun's parser from taking an argument such as
-        ``--log`` for an abbreviation of its own options.
+        macros such as ``${local_rank}``, and ``--`` keeps torchrun's parser from treating an argument such as
+        ``--log`` as an abbreviation of its own options.
         """
         if not self.has_torchrun:
             return tuple(self.words)
@@ -106,8 +108,8 @@ def launch_variables(
 ) -> dict[str, str]:
     """Return the environment variables for a command that is not started by torchrun.
 
-    Their names are common in such commands. RANK is not set, because the programs that the command starts set
-    it. NNODES makes ms-swift start torchrun, so a job that can have only one node does not get it.
+    Such commands commonly use these names. RANK is not set, because the programs that the command starts set
+    it. NNODES makes ms-swift start torchrun, so a job that can have only one node does not get this variable.
     """
     address, _, port = endpoint.rpartition(":")
     found = {
@@ -126,12 +128,13 @@ def launch_variables(
 def launch_settings(
     environment: Mapping[str, str], *, has_torchrun: bool, procs_per_node: int
 ) -> dict[str, str]:
-    """Return the environment with the variables that all starts on a machine share."""
+    """Return the environment with the variables that all starts on a machine have in common."""
     found = {
         **environment,
-        # For commands that start torchrun with the c10d rendezvous and let it restart ranks: with a shared
-        # store, a restart after a loss connects to dead peers and hangs in four of six runs (pytorch#135712,
-        # #135957; torch 2.13). The agent's own torchrun is not affected: it is static and restarts no rank.
+        # This is for commands that start torchrun with the c10d rendezvous and let it restart ranks: with a
+        # shared store, a restart after a loss connects to dead peers and hangs in four of six runs
+        # (pytorch#135712, #135957; torch 2.13). The agent's own torchrun is not affected: it is static and
+        # restarts no rank.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "PYTHONUNBUFFERED": "1",
     }
@@ -141,7 +144,7 @@ def launch_settings(
 
 
 def log_tail(log: Path) -> tuple[str, ...]:
-    """Return the last lines of a log file, without the report that torchrun adds after the script's lines."""
+    """Return the last lines of a log file, without torchrun's report, which follows the script's lines."""
     try:
         data = read_end(log, LOG_TAIL_BYTES)
     except FileNotFoundError:
@@ -155,7 +158,7 @@ def log_tail(log: Path) -> tuple[str, ...]:
 
 
 class Trainer:
-    """The training of one generation on this node."""
+    """One generation's training on this node."""
 
     def __init__(self, handoff: Path, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
         self.handoff = handoff
@@ -173,7 +176,7 @@ class Trainer:
             log=plan.log,
             ended=handoff / _ENDED,
         )
-        if not plan.has_torchrun:  # there is no torchrun that must first find its peers
+        if not plan.has_torchrun:  # no torchrun must find its peers first
             files.started_path(handoff, plan.node_rank * plan.procs_per_node).touch()
         with plan.log.open("ab") as log:
             process = subprocess.Popen(
@@ -188,7 +191,7 @@ class Trainer:
         return cls(handoff, process.pid, process)
 
     def poll(self) -> int | None:
-        """Return the exit status of torchrun or the command, None while it runs, or 137 if it left none."""
+        """Return the exit status of torchrun or the command; None while it runs; 137 if it left no status."""
         ended = self._ended()
         try:
             return int(read_at_most(self.handoff / _STATUS, files.MAX_NUMBER_BYTES))
@@ -196,7 +199,7 @@ class Trainer:
             return _KILLED if ended else None
 
     def failed_status(self, ranks: Sequence[int]) -> int | None:
-        """Return the exit status of the rank that failed first here, or None."""
+        """Return the exit status of the rank that failed first on this node, or None if no rank failed."""
         failed = []
         for rank in ranks:
             status = files.read_exited(self.handoff, rank)
@@ -205,11 +208,11 @@ class Trainer:
         return min(failed)[1] if failed else None
 
     def has_started(self, ranks: Sequence[int]) -> bool:
-        """Return whether a rank was started here; torchrun must first find its peers."""
+        """Return whether a rank was started on this node; torchrun must find its peers first."""
         return any(files.started_path(self.handoff, rank).exists() for rank in ranks)
 
     def errors(self, ranks: Sequence[int]) -> list[RankError]:
-        """Return the errors that the ranks here have reported, the first one first."""
+        """Return the errors that this node's ranks have reported, earliest first."""
         paths = [path for rank in ranks if (path := files.failed_path(self.handoff, rank)).exists()]
         told = (
             read_report(path, RankError) for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns)
@@ -217,21 +220,21 @@ class Trainer:
         return [error for error in told if error is not None]
 
     def is_failing(self, ranks: Sequence[int]) -> bool:
-        """Return whether a rank here has had an error and is about to end."""
+        """Return whether a rank on this node had an error and is about to end."""
         return any(files.failed_path(self.handoff, rank).exists() for rank in ranks)
 
     def has_begun_loop(self, ranks: Sequence[int]) -> bool:
-        """Return whether all ranks here have begun their loops, with the restored state in their objects."""
+        """Return whether all ranks on this node have begun their loops, with the restored state loaded."""
         return all(files.begun_loop_path(self.handoff, rank).exists() for rank in ranks)
 
     def has_ended_loop(self, ranks: Sequence[int]) -> bool:
-        """Return whether the loop of a rank here has ended without a later error."""
+        """Return whether the loop of a rank on this node has ended without a later error."""
         if self.is_failing(ranks):
             return False
         return any(files.ended_loop_path(self.handoff, rank).exists() for rank in ranks)
 
     def has_drained(self, ranks: Sequence[int]) -> bool:
-        """Return whether a rank here has left on request."""
+        """Return whether a rank on this node has left on request."""
         return any(files.drained_path(self.handoff, rank).exists() for rank in ranks)
 
     def _ended(self) -> bool:
@@ -240,16 +243,16 @@ class Trainer:
         return not processes_of(self.handoff).is_running()
 
     def dump_stacks(self, ranks: Sequence[int]) -> None:
-        """Make each worker with a session write the stacks of all its threads to the log."""
+        """Make each worker that has a session write the stacks of all its threads to the log."""
         living = processes_of(self.handoff).pids()
         for pid in self._workers(ranks).values():
             if pid in living:
                 signal_process(pid, files.DUMP_SIGNAL)
 
     def vanished(self, ranks: Sequence[int]) -> set[int]:
-        """Return the ranks here that had a session and whose process is gone without an exit status.
+        """Return this node's ranks that had a session and whose process disappeared without an exit status.
 
-        Ranks that a command has started have no shell of the agent that would record their status.
+        If a command has started the ranks, they have no shell of the agent that records their status.
         """
         untold = [rank for rank in ranks if files.read_exited(self.handoff, rank) is None]
         workers = self._workers(untold)
@@ -259,7 +262,7 @@ class Trainer:
     def _workers(self, ranks: Sequence[int]) -> dict[int, int]:
         found = {}
         for rank in ranks:
-            with suppress(FileNotFoundError, ValueError):  # no session, or it is just being opened
+            with suppress(FileNotFoundError, ValueError):  # no session, or it is being opened
                 path = files.worker_pid_path(self.handoff, rank)
                 found[rank] = int(read_at_most(path, files.MAX_NUMBER_BYTES))
         return found
@@ -273,11 +276,11 @@ class Trainer:
 
 
 def end_training(node: Node) -> None:
-    """End the processes of all generations on this node, even of unknown ones, and the fork server."""
+    """End the processes of all generations on this node, even unknown generations, and the fork server."""
     _end_generations(node)
     KeptProcesses(node.fork_server_processes).kill()
     node.fork_server.unlink(missing_ok=True)
-    _end_generations(node)  # again, for processes that were being forked meanwhile
+    _end_generations(node)  # again, for processes that were forked meanwhile
 
 
 def _end_generations(node: Node) -> None:
@@ -286,7 +289,7 @@ def _end_generations(node: Node) -> None:
 
 
 def _end_generation(handoff: Path) -> bool:
-    """End every process of a generation, even one about to start; return whether all have ended."""
+    """End every process of a generation, even one that is about to start; return whether all have ended."""
     (handoff / _ENDED).touch()
     return processes_of(handoff).kill()
 
@@ -297,7 +300,7 @@ def processes_of(handoff: Path) -> KeptProcesses:
 
 
 def omp_threads(procs_per_node: int, environ: Mapping[str, str]) -> int:
-    """Return the number of threads of one process, which is fixed because it changes the order of sums."""
+    """Return the number of threads per process, which is fixed because it changes the order of sums."""
     return max(1, usable_cores(environ) // procs_per_node)
 
 
@@ -305,7 +308,7 @@ def check_program(program: str, environment: Mapping[str, str], runtime: Runtime
     """Check that the program of ``run.command`` exists.
 
     Raises:
-        CloudspotError: it does not.
+        CloudspotError: the program does not exist.
     """
     path = str(runtime.node.work / program) if "/" in program else program
     if not runtime.has_program(path, environment):
@@ -314,7 +317,7 @@ def check_program(program: str, environment: Mapping[str, str], runtime: Runtime
 
 
 def check_torch(environment: Mapping[str, str], runtime: Runtime) -> None:
-    """Check for torch before torchrun is started, whose error would be harder to understand.
+    """Check for torch before torchrun is started, because torchrun's error would be harder to understand.
 
     Raises:
         CloudspotError: the interpreter cannot be run, or has no torch.

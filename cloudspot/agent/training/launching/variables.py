@@ -41,8 +41,8 @@ PROMISED: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "WORLD_SIZE": (_COMMAND, "`NODES` times `procs_per_node`."),
 }
-"""Names, when they are set, and what they hold. Others that begin with ``CLOUDSPOT_`` may change."""
+"""The variables' names, when each is set, and its content. Others with ``CLOUDSPOT_`` may change."""
 INTERNAL: Final = frozenset(
     {files.HANDOFF, files.RESTORE, files.ARENA, files.ARENA_SPILL, files.RESCUE, files.HAND_OVER}
 )
-"""The others that a training finds: through these a session and the agent talk."""
+"""The other variables of the training's environment, through which a session and the agent communicate."""

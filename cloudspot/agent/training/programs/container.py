@@ -1,8 +1,8 @@
-"""The container of a job with an image; each machine has one, in which setup and training run.
+"""The container of a job with an image; each machine has one container, in which setup and training run.
 
-It shares the machine's network, processes and memory, and has the node's directories at the same paths. So
-ranks connect, notices arrive and checkpoints are uploaded as without it, and the agent recognizes processes
-in it by the same marks.
+It shares the machine's network, processes and memory, and contains the node's directories at the same paths.
+Therefore ranks connect, notices arrive and checkpoints are uploaded as without a container, and the agent
+recognizes processes in it by the same marks.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ from cloudspot.model import RegistryLogin
 _log = logging.getLogger(__name__)
 
 ENGINES = ("docker", "podman")
-"""The programs that can run it; an engine that already has the image is preferred, otherwise the first."""
+"""The programs that can run the container; one that has the image is preferred, otherwise the first."""
 START_SECONDS = 60.0
 """How long to wait for an engine, which may start at the same time as the agent."""
 NUM_PULLS = 4
 PULL_WAIT_SECONDS = 5.0
-"""The wait before the second pull; it doubles before each further pull."""
+"""The wait before the second pull; it doubles with each further pull."""
 _PRIVATE = "engine-"
-"""The prefix of directories with a log-in or variables for an engine."""
+"""The prefix of directories that contain a log-in or variables for an engine."""
 _REFUSED = re.compile(
     r"unauthorized|authentication required|no basic auth|(?<!permission )denied", re.IGNORECASE
 )
-"""The errors of registries that require another log-in, as engines report them."""
+"""The errors of registries that require a different log-in, as engines report them."""
 SAID_BYTES = 64 << 10
-"""How much of the end of an engine's error output is read."""
+"""The number of bytes that are read at the end of an engine's error output."""
 LOOK_SECONDS = 0.1
 ENGINE_SECONDS = 60.0
-"""How long the engine may take for commands that need no network."""
+"""The time limit for engine commands that need no network."""
 _KEPT = "localhost/cloudspot-setup:"
-"""The name of an image with a finished setup; its tag is the setup's key."""
+"""The name of an image that contains a finished setup; its tag is the setup's key."""
 COMMIT_SECONDS = 1800.0
-"""How long it may take to copy the setup's changes."""
+"""The time limit for copying the setup's changes."""
 _GPU_SIGNS = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"))
 _GPU_OPTIONS = {"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/gpu=all")}
-# If the engine stops, as at the machine's shutdown, the training must still be able to save.
+# If the engine is stopped, as at the machine's shutdown, the training must still be able to save.
 _WAIT = 'trap "" TERM; while :; do sleep 86400 & wait $!; done'
 _STOP_SECONDS = 3600
 _LIMITS = {
@@ -69,16 +69,16 @@ _LIMITS = {
     "nproc": (resource.RLIMIT_NPROC, 32768),
     "memlock": (resource.RLIMIT_MEMLOCK, None),
 }
-"""The agent's own limits are set, up to these values, because engines' defaults need a privilege."""
+"""The agent's own limits are set, up to these values, because the engines' defaults need a privilege."""
 _PREFIX = "CLOUDSPOT_"
 _OF_ENGINES = re.compile(
     r"HOME|PATH|TMPDIR|GO[A-Z]+|(DOCKER|XDG|CONTAINERS?|REGISTRY|LD|SSL|HTTPS?|NO)_\w*", re.IGNORECASE
 )
-"""Variables that an engine reads itself: it keeps its values, and the program's are passed under other
-names."""
+"""Variables that engines read themselves: an engine keeps its own values, and the program's values are passed
+under other names."""
 _RENAMED = f"{_PREFIX}RENAMED_"
 # The program writes to the log directly, because output through the engine could be lost at the end. If the
-# agent has given up the start meanwhile, a slow engine must not start the program later.
+# agent has already abandoned the start, a slow engine must not start the program later.
 _BEGIN = (
     'log=$0 ended=$1 programs=$2 path=$3; shift 3; [ ! -e "$ended" ] || exit 137; '
     'PATH="$programs:$PATH" PYTHONPATH="$path${PYTHONPATH:+:$PYTHONPATH}"; export PATH PYTHONPATH; '
@@ -86,13 +86,13 @@ _BEGIN = (
 )
 _HAS_PROGRAM = 'case "$0" in */*) [ -f "$0" ] && [ -x "$0" ];; *) command -v "$0";; esac || exit 9'
 _ANSWERS = (0, 9, 126, 127)
-"""The statuses of a probe that has run: yes, no, and a shell's statuses if it cannot start the program."""
+"""The exit statuses of a probe that ran: yes, no, and a shell's statuses if it cannot start the program."""
 
 
 def runtime_of(
     node: Node, spec: JobSpec, find_login: Callable[[str], RegistryLogin | None] = lambda _: None
 ) -> Runtime:
-    """Return the runtime of the job on the node; ``find_login`` returns the log-in to a registry's host."""
+    """Return the job's runtime on the node; ``find_login`` returns the log-in for a registry's host."""
     run = spec.run
     if run.image is None:
         return Runtime(node, run.python or node.train_python)
@@ -146,8 +146,9 @@ class Container(Runtime):
             self._pull(check)
         self.stop()
         _log.info("starting the container of %s", self._shown)
-        # The engine's background processes outlive the machine's marked processes, so its environment must
-        # not have the variables. Nor may its command line, which every user of the machine can read.
+        # The engine's background processes outlive the machine's marked processes, so the engine's
+        # environment must not contain the variables. Its command line must not contain them either, because
+        # every user of the machine can read it.
         with tempfile.TemporaryDirectory(prefix=_PRIVATE, dir=self.node.arena) as directory:
             variables = Path(directory, "variables")
             variables.touch(mode=0o600)
@@ -178,7 +179,7 @@ class Container(Runtime):
             _log.warning("the container %s could not be removed", self._name)
 
     def keep(self, key: str) -> None:
-        # podman does not report the volumes of the container itself.
+        # podman does not report the volumes of a container, only those of an image.
         volumes = self._ask("image", "inspect", "--format", "{{json .Config.Volumes}}", self._image)
         if volumes not in {"null", "{}", ""}:
             raise CloudspotError(
@@ -240,7 +241,7 @@ class Container(Runtime):
         return done.returncode
 
     def _wrapper(self, name: str, python: str, options: str) -> bytes:
-        """Return a program that runs the training's interpreter or, until that exists, the image's."""
+        """Return a script that runs the training's interpreter or, until that exists, the image's."""
         python, programs = shlex.quote(python), shlex.quote(f"{self.node.programs}:")
         return (
             f'#!/bin/sh\nif command -v {python} >/dev/null; then exec {python}{options} "$@"; fi\n'
@@ -251,7 +252,7 @@ class Container(Runtime):
         yield from ("run", "--detach", "--rm", "--name", self._name, "--pull=never")
         yield from ("--network=host", "--pid=host", "--ipc=host", "--security-opt", "label=disable")
         yield from ("--pids-limit=-1", "--stop-timeout", str(_STOP_SECONDS))
-        # Root in a rootless podman is the user; in docker it is real root, whose files the agent cannot
+        # In a rootless podman, root is the user; in docker, it is real root, whose files the agent cannot
         # remove.
         is_podman = Path(self._engine).name == "podman"
         yield from ("--user", "0:0" if is_podman else f"{os.getuid()}:{os.getgid()}")
@@ -287,7 +288,7 @@ class Container(Runtime):
             except CloudspotError as error:
                 fault = error
             with (
-                tempfile.NamedTemporaryFile() as errors,  # an unread pipe would fill up
+                tempfile.NamedTemporaryFile() as errors,  # a pipe that nobody reads would fill up
                 self._pull_words(registry, login) as words,
                 subprocess.Popen(
                     [*words, "--quiet", self._image],
@@ -321,9 +322,10 @@ class Container(Runtime):
 
     @contextmanager
     def _pull_words(self, registry: str, login: RegistryLogin | None) -> Iterator[list[str]]:
-        """Lend the beginning of the command that pulls with the log-in or, without one, with the engine's.
+        """Provide the first words of the pull command, with the log-in or, without one, the engine's own.
 
-        The log-in is in a separate file in memory, because an image of the machine's disk must not have it.
+        The log-in is in a separate file in memory, because an image of the machine's disk must not contain
+        it.
         """
         if login is None:
             yield [self._engine, "pull"]
@@ -335,13 +337,13 @@ class Container(Runtime):
             if Path(self._engine).name == "podman":
                 yield [self._engine, "pull", "--authfile", str(path)]
                 return
-            # The user's configuration may select another engine than the default.
+            # The user's configuration may select a different engine from the default.
             host = self._ask("context", "inspect", "--format", "{{.Endpoints.docker.Host}}")
             where = ("--host", host) if host else ()
             yield [self._engine, "--config", directory, *where, "pull"]
 
     def _ask(self, *words: str) -> str | None:
-        """Return the engine's output, or None if it fails because the object in question does not exist."""
+        """Return the engine's output, or None if the command fails because the object does not exist."""
         done = self._run(words)
         return done.stdout.strip() if done.returncode == 0 else None
 
@@ -350,14 +352,14 @@ class Container(Runtime):
 
 
 def _full_name(image: str) -> str:
-    """Return the name with its registry, which podman does not guess, and without a tag before the digest."""
+    """Return the image's name with its registry, which podman does not guess, and without a tag."""
     name, _, digest = image.partition("@")
     registry, path, _ = image_parts(name)
     return f"{'docker.io' if registry == HUB else registry}/{path}@{digest}"
 
 
 def _wait_for_engines(check: Callable[[], None]) -> list[str]:
-    """Return the paths of the engines that work, as soon as one does."""
+    """Return the paths of the engines that work, waiting until at least one does."""
     if sys.platform != "linux":
         raise CloudspotError("run.image needs machines with Linux, whose containers share their processes")
     end = time.monotonic() + START_SECONDS
@@ -396,7 +398,7 @@ def _home() -> str:
 
 
 def _own_environment() -> dict[str, str]:
-    """Return the engine's environment, without the marks of the machine's processes.
+    """Return the engine's environment, without the variables that mark the machine's processes.
 
     The engine's background processes manage the container, and must outlive the marked processes.
     """
@@ -405,10 +407,10 @@ def _own_environment() -> dict[str, str]:
 
 
 def _inherited_lines() -> Iterator[str]:
-    """Yield a line of the engine's file of variables for each of cloudspot's variables in this process.
+    """Yield one line of the engine's variables file for each of cloudspot's variables in this process.
 
     Raises:
-        CloudspotError: the file cannot hold one of them.
+        CloudspotError: the file format cannot represent one of the variables.
     """
     for name, value in os.environ.items():
         if name.startswith(_PREFIX):

@@ -1,4 +1,4 @@
-"""Build the environment of setup and training, with the training's ``python`` and ``pip``."""
+"""Build the environment of setup and training, including the training's ``python`` and ``pip``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from cloudspot.agent.node import Node
 from cloudspot.host.partial_files import write_whole
 
 PROGRAMS = {"python": "", "python3": "", "pip": " -m pip", "pip3": " -m pip"}
-"""The names that run the training's interpreter, each with the interpreter's options."""
+"""The names under which the training's interpreter can be run, each with the interpreter's options."""
 
 
 def with_interpreter(environment: Mapping[str, str], python: str, node: Node) -> dict[str, str]:
     """Return the environment with the interpreter's programs first on PATH.
 
     ``python`` is an absolute path, a path relative to the working directory, or a name to look up on PATH. If
-    the setup installs the interpreter, it comes first as soon as it exists, even during the setup. Wrappers
-    give it the usual names, because Debian has ``python3`` but no ``python``, and ``python3.12`` may be in a
-    directory with the ``pip`` of another version.
+    the setup installs the interpreter, it is used as soon as it exists, even during the setup. Wrappers give
+    it the usual names, because Debian has ``python3`` but no ``python``, and the directory of ``python3.12``
+    may contain another version's ``pip``.
     """
     path = environment.get("PATH", os.defpath)
     found = str(node.work / python) if "/" in python else shutil.which(python, path=path)

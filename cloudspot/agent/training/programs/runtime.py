@@ -20,11 +20,11 @@ class RuntimeLost(CloudspotError):
 
 
 class KeptSetupLost(CloudspotError):
-    """The machine's image lacks the setup that ``keep`` has left, so the setup must run."""
+    """The machine's image lacks the setup that ``keep`` stored, so the setup must be run."""
 
 
 class Command(NamedTuple):
-    """The command to start on the machine to run a program of the job."""
+    """The command to start on the machine in order to run one of the job's programs."""
 
     words: list[str]
     environment: dict[str, str]
@@ -32,10 +32,10 @@ class Command(NamedTuple):
 
 
 class Runtime:
-    """The machine itself; the programs see its files and the agent's environment."""
+    """The machine itself; programs see its files and the agent's environment."""
 
     inherits_files = True
-    """Whether a program inherits the standard input with which its command is started."""
+    """Whether a program inherits the standard input of the command that starts it."""
 
     def __init__(self, node: Node, python: str) -> None:
         """Create it; ``python`` is the training's interpreter, as a path or a name to look up on PATH."""
@@ -49,27 +49,27 @@ class Runtime:
 
     @property
     def inherited(self) -> Mapping[str, str]:
-        """Return the variables that programs have before those of the job are added."""
+        """Return the variables that programs have before the job's variables are added."""
         return os.environ
 
     def start(self, *, setup_is_done: bool, kept: str | None = None, check: Callable[[], None]) -> None:
-        """Start the runtime; ``check`` is called again and again, and raises to end the wait.
+        """Start the runtime; ``check`` is called repeatedly and raises to end the wait.
 
         ``kept`` is the key of the job's setup if this machine's image has it.
 
         Raises:
             KeptSetupLost: the ``kept`` setup is missing.
-            CloudspotError: the runtime cannot start, or the setup's changes in it are lost.
+            CloudspotError: the runtime cannot start, or it no longer has the setup's changes.
         """
 
     def stop(self) -> None:
-        """End everything that ``start`` has started; may be repeated."""
+        """End all processes that ``start`` has started; it is safe to repeat the call."""
 
     def keep(self, key: str) -> None:
-        """Leave the setup's changes on the machine's disk for ``start`` of another machine, and end.
+        """Store the setup's changes on the disk, where ``start`` on another machine finds them, and end.
 
         Raises:
-            CloudspotError: the changes cannot be kept.
+            CloudspotError: the changes cannot be stored.
         """
 
     def with_programs(self, environment: Mapping[str, str]) -> dict[str, str]:
@@ -87,8 +87,9 @@ class Runtime:
     ) -> Command:
         """Return the command that runs a program with this environment in the working directory.
 
-        The program writes to the log, which the caller must also use as the command's output. If it
-        ``has_input``, it reads the command's standard input. It does not start if the file ``ended`` exists.
+        The program writes to the log, which the caller must also use as the command's output. If
+        ``has_input`` is True, the program reads the command's standard input. The program does not start if
+        the file ``ended`` exists.
         """
         return Command([*words], {**environment})
 
@@ -97,14 +98,13 @@ class Runtime:
 
         Raises:
             OSError: the program cannot be run.
-            RuntimeLost: no program can be run.
+            RuntimeLost: no program can be run any more.
         """
         return subprocess.run(words, env=dict(environment), cwd=self.node.work, check=False).returncode
 
     def has_program(self, program: str, environment: Mapping[str, str]) -> bool:
-        """Return whether the program, given as a name on PATH or a path, exists and may be run.
+        """Return whether the program, given as a path or a name on PATH, exists and is executable.
 
-        Raises:
-            RuntimeLost: no program can be run.
+        RuntimeLost: no program can be run any more.
         """
         return shutil.which(program, path=environment.get("PATH")) is not None

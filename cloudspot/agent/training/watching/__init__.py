@@ -1,1 +1,1 @@
-"""Watch a running training, and ask it to save when it must."""
+"""Watch a running training, and ask it to save when the node must leave."""

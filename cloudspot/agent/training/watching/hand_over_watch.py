@@ -12,11 +12,11 @@ from cloudspot.train import handoff as files
 _log = logging.getLogger(__name__)
 
 MAX_PROBLEM = 200
-"""The number of characters of a rank's reason that are reported."""
+"""The maximum number of characters of a rank's reason that are reported."""
 
 
 class HandOverWatch:
-    """Follows the ranks of one generation."""
+    """Follows the ranks of one generation, and reports those that do not hand over their own state."""
 
     def __init__(self, handoff: Path, status: Status) -> None:
         """Create it, and clear the warning about the previous generation."""
@@ -26,7 +26,7 @@ class HandOverWatch:
         status.warn("hand-over", None)
 
     def look(self) -> None:
-        """Warn of each rank once, in the log and for ``show``."""
+        """Warn once about each rank, in the log and for ``show``."""
         for rank in self._status.ranks:
             path = files.own_state_path(self._handoff, rank)
             if rank in self._told or not path.exists():

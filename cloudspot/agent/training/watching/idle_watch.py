@@ -1,7 +1,8 @@
-"""Detect that the training leaves its machine idle, and stop the job if its job file asks for that.
+"""Detect that the training leaves its machine idle, and stop the job if its job file requests that.
 
-GPUs are measured with ``nvidia-smi``; if that is missing or fails, the CPU time of the training's processes
-is measured instead. A GPU or a process that spins in a collective counts as busy, because it looks like work.
+GPU use is measured with ``nvidia-smi``; if that is missing or fails, the CPU time of the training's processes
+is measured instead. A GPU or a process that spins in a collective counts as busy, because it cannot be
+distinguished from one that works.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ from cloudspot.jobstore.layout.records import Idle
 _log = logging.getLogger(__name__)
 
 MEASURE_SECONDS = 30.0
-"""How often use is measured."""
+"""The interval at which use is measured."""
 LEAST_MEASURES = 5
-"""The least number of measurements within ``limits.idle_after``."""
+"""The minimum number of measurements within ``limits.idle_after``."""
 GPU_PERCENT = 5
-"""A GPU that is busy for less of its time counts as idle; a desktop or a monitor takes one or two percent."""
+"""A GPU that is busy for a smaller share of the time counts as idle; a desktop takes one or two percent."""
 CORES_PER_PROCESS = 0.05
-"""A training process that takes less of a core counts as idle. A session's own threads take 0.01, and a
-process that computes or launches kernels takes a whole core."""
+"""A training process that uses a smaller share of a core counts as idle. A session's own threads use 0.01,
+and a process that computes or launches kernels uses a whole core."""
 ANSWER_SECONDS = 10.0
-"""How long nvidia-smi may take; it takes seconds if it must first load the driver for many GPUs."""
+"""The time limit for nvidia-smi, which takes seconds if it must first load the driver for many GPUs."""
 _NVIDIA_SMI = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 
 
 class IdleClock:
-    """Counts how long the machine has been idle; pure."""
+    """Counts how long the machine has been idle; no I/O."""
 
     def __init__(self, interval_seconds: float) -> None:
-        """Expect a look every ``interval_seconds``; a longer gap, which was unobserved, counts as two."""
+        """Expect a look every ``interval_seconds``; a longer gap, which was not observed, counts as two."""
         self._most = 2 * interval_seconds
         self._last: float | None = None
         self._seconds = 0.0
 
     def note(self, now: float, *, is_used: bool) -> float:
-        """Note a look at ``now`` (monotonic); return the idle time so far in seconds."""
+        """Process a look at ``now`` (monotonic); return the idle time so far in seconds."""
         passed = 0.0 if self._last is None else min(now - self._last, self._most)
         self._last = now
         self._seconds = 0.0 if is_used else self._seconds + passed
@@ -64,22 +65,22 @@ class Meter:
         fork_server: Path | None = None,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """Expect a number of training processes; nvidia-smi may take ``answer_seconds``."""
+        """Expect ``num_processes`` training processes; nvidia-smi may take ``answer_seconds``."""
         self._fork_server = fork_server
         self._cores = CORES_PER_PROCESS * num_processes
         self._answer_seconds = answer_seconds
         self._nvidia_smi: subprocess.Popen[bytes] | None = None
-        """The newest process; if it hangs in the kernel, it cannot be ended and is not waited for."""
+        """The newest nvidia-smi process; one that hangs in the kernel is not waited for."""
         self._asks_gpus = True
         self._before: tuple[Path, float, float] | None = None
-        """The hand-off directory, the moment and the CPU time of the last look."""
+        """The hand-off directory, the time and the CPU time of the last look."""
 
     def why_idle(self, handoff: Path, now: float, *, is_in_loop: bool) -> str | None:
-        """Return the evidence that the training is idle, or None if it is busy or that is unknown.
+        """Return the evidence that the training is idle, or None if it is busy or its use is unknown.
 
-        ``handoff`` identifies the processes of its generation. Unless ``is_in_loop``, where each step is
-        seen, work on the CPUs counts too: a script may prepare its data, and an occasional look may miss the
-        work of a GPU.
+        ``handoff`` identifies the processes of the current generation. Work on the CPUs also counts unless
+        ``is_in_loop``, where each step is seen: before the loop, a script may prepare its data, and an
+        occasional look may miss a GPU's work.
         """
         cores = self._cores_used(handoff, now)
         percent = self._gpu_percent()
@@ -94,7 +95,7 @@ class Meter:
 
     def _cores_used(self, handoff: Path, now: float) -> float | None:
         """Return how many cores the processes used since the last look, or None at the first look."""
-        # The imports of the fork server are work for the training, which may wait for them.
+        # The fork server's imports count as the training's work, because the training may wait for them.
         server = () if self._fork_server is None else KeptProcesses(self._fork_server).pids()
         seconds = cpu_seconds({*processes_of(handoff).pids(), *server})
         before, self._before = self._before, None if seconds is None else (handoff, now, seconds)
@@ -109,7 +110,7 @@ class Meter:
         try:
             return max(int(line) for line in self._ask_nvidia_smi().splitlines())
         except FileNotFoundError:
-            level, problem = logging.INFO, "is not there"  # the normal case on a machine without a GPU
+            level, problem = logging.INFO, "is not there"  # normal on a machine without a GPU
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             level, problem = logging.WARNING, f"gave no answer ({error})"
         self._asks_gpus = False
@@ -120,8 +121,8 @@ class Meter:
         """Return the output of nvidia-smi.
 
         Raises:
-            OSError: it cannot be started.
-            subprocess.SubprocessError: it failed or did not answer in time.
+            OSError: nvidia-smi cannot be started.
+            subprocess.SubprocessError: nvidia-smi failed or did not answer in time.
         """
         self._nvidia_smi = process = subprocess.Popen(
             _NVIDIA_SMI, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -141,7 +142,7 @@ class Meter:
 
 
 class IdleWatch(Worker):
-    """A thread that measures while the training runs, in a job with ``limits.idle_after``."""
+    """A thread that measures use while the training runs, in a job with ``limits.idle_after``."""
 
     def __init__(self, context: NodeContext, membership: Membership) -> None:
         super().__init__("idle")
@@ -155,7 +156,7 @@ class IdleWatch(Worker):
         self._progress: object = None
 
     def start(self) -> None:
-        """Begin to measure, if the job asks for it."""
+        """Begin to measure, if the job requests it."""
         if self._limit is not None:
             super().start()
 
@@ -182,7 +183,7 @@ class IdleWatch(Worker):
             self._ask_to_stop(idle)
 
     def _why_idle(self, now: float) -> str | None:
-        """Return the evidence that the training is idle; None if it is busy or cannot be measured now."""
+        """Return the evidence that the training is idle, or None if it is busy or cannot be measured now."""
         status = self._context.status
         progress = status.generation, status.has_session, *status.progress(), status.committed
         has_moved, self._progress = progress != self._progress, progress
@@ -193,7 +194,7 @@ class IdleWatch(Worker):
         return None if has_moved or status.transfer is not None else cause
 
     def _ask_to_stop(self, idle: Idle) -> None:
-        """Ask the whole job to stop if the other members are idle too; the first request counts for all."""
+        """Ask the whole job to stop if the other members are idle too; only the first request counts."""
         context, membership = self._context, self._membership
         if not membership.others_are_idle():
             return

@@ -1,4 +1,4 @@
-"""Make the ranks of this node save their state before their training ends when others are lost (P8)."""
+"""Make this node's ranks save their state when others are lost, before the training ends (P8)."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ _log = logging.getLogger(__name__)
 ANSWER_SECONDS = 20.0
 """How long a rank may take to report its state."""
 TORCHRUN_SECONDS = 15.0
-"""The other ranks of this node save at the latest this long after one has ended: torchrun kills them after 30
-s."""
+"""The other ranks of this node save within this time after one has ended: torchrun kills them after 30 s."""
 MIN_SECONDS = 5.0
-"""The least time for a save, even if less was trained since the newest checkpoint."""
+"""The minimum time allowed for a save, even if less was trained since the newest checkpoint."""
 POLL_SECONDS = 0.05
 
 
 class _Allowance:
-    """The time that a save may take: at most the time to repeat its steps."""
+    """The time that a save may take: at most the time that repeating the unsaved steps would take."""
 
     def __init__(self, seconds: float) -> None:
         self._left = seconds
         self._last = time.monotonic()
 
     def spend(self, *, is_free: bool = False) -> None:
-        """Count the time since the last call, unless it would also have passed without a rescue."""
+        """Count the time since the last call, unless that time would also have passed without a rescue."""
         now = time.monotonic()
         if not is_free:
             self._left -= now - self._last
@@ -52,7 +51,7 @@ class _Allowance:
 
 
 class Rescue:
-    """The rescue of one generation on this node; each generation has at most one."""
+    """The rescue of one generation on this node; a generation has at most one rescue."""
 
     def __init__(self, context: NodeContext, membership: Membership, trainer: Trainer) -> None:
         self._context = context
@@ -63,11 +62,11 @@ class Rescue:
         self._ranks = context.status.ranks
         self._has_run = not context.job.spec.checkpoint.rescue
         self._spoiled: set[HeldState] = set()
-        """The reports of ranks here that could not save the reported state."""
+        """The reports of this node's ranks that could not save the reported state."""
         self._given_up = 0
-        """The newest attempt in which a rank here could not save."""
+        """The newest attempt in which a rank of this node could not save."""
         self._lost_at: float | None = None
-        """When the first rank of this node was found ended (monotonic)."""
+        """When a rank of this node was first found to have ended (monotonic)."""
 
     def is_due(self) -> bool:
         """Return whether the training here is about to end because of a loss or an error; make no request."""
@@ -83,7 +82,7 @@ class Rescue:
         )
 
     def run(self) -> None:
-        """Save the state of all members' ranks; return when it is committed or cannot be."""
+        """Save the state of all members' ranks; return once it is committed or can never be."""
         if self._has_run:
             return
         self._has_run = True
@@ -116,9 +115,9 @@ class Rescue:
         files.write_rescue(self._handoff, word)
 
     def _agree(self, attempt: int, allowance: _Allowance) -> RescueOrder | None:
-        """Report the state of the ranks here; return the order for all, once all have reported."""
+        """Report the state of this node's ranks; once all members have reported, return the order for all."""
         self._tell(files.RescueWord(files.HOLD, attempt))
-        self._is_killed_soon()  # torchrun counts from now, or a little earlier
+        self._is_killed_soon()  # torchrun's time began now or slightly earlier
         votes = self._votes
         self._context.status.survivors = Survivors(
             generation=votes.generation.number,
@@ -132,7 +131,7 @@ class Rescue:
             if order is not None:
                 return order
             alive, silent = votes.unsaid(attempt)
-            # The wait for silent members is free, because the training must wait for them anyway.
+            # The wait for silent members is not counted, because the training must wait for them anyway.
             allowance.spend(is_free=bool(silent))
             if not (alive or silent) or (allowance.is_spent and not silent) or self._is_killed_soon():
                 return votes.decide(attempt)
@@ -144,7 +143,7 @@ class Rescue:
         return told | self._trainer.vanished(self._ranks)
 
     def _held(self, attempt: int, allowance: _Allowance) -> tuple[HeldState, ...]:
-        """Return the reports of the ranks here, once each of them has reported or ended."""
+        """Return the reports of this node's ranks, once each rank has reported or ended."""
         until = time.monotonic() + min(ANSWER_SECONDS, allowance.seconds_left)
         while True:
             ended = self._ended()
@@ -174,7 +173,7 @@ class Rescue:
         return self._lost_at is not None and time.monotonic() > self._lost_at + TORCHRUN_SECONDS
 
     def _carry_out(self, order: RescueOrder, allowance: _Allowance) -> bool:
-        """Make the ranks here save their parts; return whether the save was committed."""
+        """Make this node's ranks save their parts; return whether the save was committed."""
         own = [rank for rank in self._ranks if rank in order.ranks]
         if own:
             self._tell(files.RescueWord(files.SAVE, order.attempt, self._save_order(order).to_json()))
@@ -210,10 +209,10 @@ class Rescue:
         return False
 
     def _have_moved_on(self, order: RescueOrder, allowance: _Allowance) -> bool:
-        """Return whether a rank here now holds a newer boundary than the order's.
+        """Return whether a rank of this node now holds a newer boundary than the order's.
 
-        The state of the order's boundary is committed by an earlier save. A rank in a slow batch reports the
-        boundary before it, and may make another step afterwards.
+        An earlier save has already committed the state of the order's boundary. A rank in a slow batch
+        reports the boundary before that batch, and may then make another step.
         """
         attempt = order.attempt + 1
         self._tell(files.RescueWord(files.HOLD, attempt))
@@ -238,7 +237,7 @@ class Rescue:
         )
 
     def _seconds_since_save(self) -> float:
-        """Return how long it took to make the steps that are not saved yet."""
+        """Return how long the steps that are not saved yet took."""
         context = self._context
         for record in reversed(context.journal.known):
             if isinstance(record, Commit) and record.generation == self._votes.generation.number:

@@ -1,8 +1,8 @@
-"""Ask a script without a session to save, with a signal or a file.
+"""Ask a script without a session to save, through a signal or a file.
 
-A signal goes only to the processes that handle it, apart from launchers. It would kill any other process: the
-launchers `swift` and `accelerate launch`, whose training would go on, a script before it has installed its
-handler, or a worker of a data loader.
+A signal is sent only to processes that handle it, and not to launchers. It would kill any other process: the
+launchers `swift` and `accelerate launch`, whose training would continue, a script that has not installed its
+handler yet, or a worker of a data loader.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ _LAUNCHERS = {
     "deepspeed.launcher.launch",
     CLIENT,
 }
-"""Programs and modules that start ranks; some pass a signal on, and kill the ranks after half a minute."""
+"""Programs and modules that start ranks; some pass a signal on, then kill the ranks 30 s later."""
 _LAUNCHER_WORDS = 4
-"""A launcher's name is among this many first words, as in ``python -u -m torch.distributed.run``."""
+"""A launcher's name is one of this many first words, as in ``python -u -m torch.distributed.run``."""
 _WORKER = "--multiprocessing-fork"
-"""The mark of a process spawned by ``multiprocessing``."""
+"""The argument that marks a process spawned by ``multiprocessing``."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process of the training, as the kernel describes it."""
+    """A process of the training, as described by the kernel."""
 
     parent: int
     words: tuple[str, ...]
     """Its command line."""
     handles: frozenset[int]
-    """The numbers of the signals for which it has a handler."""
+    """The numbers of the signals that the process handles."""
 
 
 class ScriptNotice:
-    """The notice to the script of one generation."""
+    """The notice that is given to one generation's script."""
 
     def __init__(self, on_notice: str, handoff: Path, node: Node) -> None:
         self._on_notice = on_notice
@@ -66,13 +66,13 @@ class ScriptNotice:
 
     @property
     def was_heard(self) -> bool:
-        """Whether the script can have noticed it."""
+        """Whether the script can have noticed the notice."""
         return self._on_notice not in SIGNALS or bool(self._told)
 
     def tell(self, now: float, *, before: Callable[[], None] = lambda: None) -> None:
-        """Ask the script to save and leave; call this repeatedly until it has left.
+        """Ask the script to save and leave; call this repeatedly until the script has left.
 
-        Every process is notified once, even if it installs its handler later. ``before`` is called right
+        Every process is notified once, even if it installs its handler late. ``before`` is called immediately
         before processes are notified.
         """
         if now < self._looked_at + LOOK_SECONDS:
@@ -99,13 +99,13 @@ class ScriptNotice:
 
 
 def withdraw(on_notice: str | None, node: Node) -> None:
-    """Remove the file of an earlier notice, for a script that is about to start."""
+    """Remove the file of an earlier notice, because a script is about to start."""
     if on_notice is not None and on_notice not in SIGNALS:
         (node.work / on_notice).unlink(missing_ok=True)
 
 
 def receivers(processes: Mapping[int, Process], number: int) -> tuple[int, ...]:
-    """Return the topmost processes that handle the signal, except launchers and data loaders' workers."""
+    """Return the topmost processes that handle the signal, without launchers and data loaders' workers."""
 
     def below(parent: int) -> Iterator[int]:
         above = processes.get(parent)
@@ -124,7 +124,7 @@ def receivers(processes: Mapping[int, Process], number: int) -> tuple[int, ...]:
 
 
 def described(pids: Collection[int]) -> dict[int, Process]:
-    """Return the kernel's data on processes; empty on systems other than Linux."""
+    """Return the kernel's data about the processes; empty on other systems than Linux."""
     found = {}
     for pid in pids:
         directory = Path("/proc", str(pid))

@@ -34,11 +34,11 @@ _log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
 CONNECT_SECONDS = 60.0
-"""If torchrun has not found its peers after this long, the agent checks whether they can be reached."""
+"""If torchrun has not found its peers after this long, the agent checks whether it can reach them."""
 DUMP_SECONDS = 3.0
-"""The time from the order to dump stacks to the end of a stuck trainer."""
+"""The time between the order to dump stacks and the end of a stuck trainer."""
 LEAVE_SECONDS = 10.0
-"""How long a script that was asked to save may take to leave once its checkpoint is committed."""
+"""How long a script that was asked to save may take to leave after its checkpoint is committed."""
 KILLED = 137
 
 
@@ -47,16 +47,16 @@ class TrainerEnd:
     """The end of a trainer on this node."""
 
     code: int | None
-    """The exit status of the training script, here or where it failed; None if this node must end it."""
+    """The training script's exit status, here or where it failed; None if this node must end it."""
     drain: files.Drain | None
-    """The drain it was asked for."""
+    """The drain that the trainer was asked for, if any."""
     why: FailureKind = FAILED
     fingerprint: str | None = None
     """The fingerprint of a failure: see ``Failure.fingerprint``."""
     is_consequence: bool = False
-    """Whether another node's failure has caused it: see ``Failure.is_consequence``."""
+    """Whether another node's failure caused this end: see ``Failure.is_consequence``."""
     must_regroup: bool = False
-    """Whether others are lost, or have agreed on another generation."""
+    """Whether other nodes are lost or have agreed on another generation."""
     was_told: bool = False
     """Whether a script without a session was asked to save and leave."""
     is_cut_short: bool = False
@@ -64,7 +64,7 @@ class TrainerEnd:
 
 
 class Supervisor:
-    """Follows the trainer of one generation."""
+    """Follows one generation's trainer."""
 
     def __init__(
         self,
@@ -86,13 +86,13 @@ class Supervisor:
         self._drains = drains
         self._trainer = trainer
         self._ranks = context.status.ranks
-        self._drain = files.read_drain(trainer.handoff)  # of an earlier agent
+        self._drain = files.read_drain(trainer.handoff)  # ordered by an earlier agent
         self._moved_at = time.monotonic()
         self._seen: tuple[bool, int, int | None] | None = None
         """Whether there is a session, the step, and the total number of steps."""
         self._is_in_loop = False
         self._has_loaded = False
-        """Whether all ranks here have read the restored checkpoint."""
+        """Whether all ranks on this node have read the restored checkpoint."""
         self._reach_at = time.monotonic() + CONNECT_SECONDS
         self._likeness: tuple[RankLikeness, ...] = ()
         self._rescue = Rescue(context, membership, trainer)
@@ -140,7 +140,7 @@ class Supervisor:
             self._tell_script(now)
             is_over = self._drains.is_over(self._drain, now) or self._has_answered(now)
             return TrainerEnd(None, self._drain) if is_over else None
-        # Wait for the save of a drain, even if another node has asked for it.
+        # Wait for a drain's save, even if another node asked for it.
         if trainer.has_drained(ranks):
             return None
         if self._fetch.error is not None:
@@ -159,9 +159,9 @@ class Supervisor:
     def _must_let_join(self, now: float) -> bool:
         memory, status = self._context.memory, self._context.status
         if self._drains.tells_script and self._membership.someone_drains():
-            return True  # the ranks of a script cannot agree by themselves
+            return True  # without a session, ranks cannot agree by themselves
         if not status.has_session and not self._drains.tells_script:
-            return False  # the script cannot be asked to save, so its steps since its last save would be lost
+            return False  # the script cannot be asked to save, so steps since its last save would be lost
         began_at = memory.training_began_at
         if not status.has_session:
             began_at = memory.trainer_started_at + SCRIPT_START_SECONDS
@@ -171,13 +171,15 @@ class Supervisor:
     def _tell_script(self, now: float) -> None:
         """Ask a script without a session to save."""
         if self._script_notice is not None and self._drains.tells_script:
-            # Only if a process was notified: otherwise, its saves are ordinary and complete at status 0.
+            # Ask for a checkpoint only if a process was notified: otherwise, the script's saves are ordinary
+            # and count as complete at status 0.
             self._script_notice.tell(now, before=self._courier.ask_script)
 
     def _was_told(self, code: int | None) -> bool:
-        """Return whether a script without a session was asked to leave, so that its end is not a failure.
+        """Return whether a script without a session was asked to leave, so its end is not a failure.
 
-        ``code`` is its exit status. With 0, it may have left with the ranks of a node that was asked earlier.
+        ``code`` is its exit status. If it is 0, the script may have left together with ranks on a node that
+        was asked earlier.
         """
         if self._script_notice is None or self._drain is None or not self._drains.tells_script:
             return False
@@ -187,18 +189,18 @@ class Supervisor:
         return self._script_notice.was_heard
 
     def _has_answered(self, now: float) -> bool:
-        """Return whether the script's save on request is committed and the script has had time to leave."""
+        """Return whether the requested save is committed and the script has had time to leave."""
         answered_at = self._courier.answered_at
         return answered_at is not None and now >= answered_at + LEAVE_SECONDS
 
     def _failure(self, code: int) -> TrainerEnd:
-        """Return the end of a trainer that failed here; torchrun's ``code`` counts if no rank has one."""
+        """Return the end of a trainer that failed here; torchrun's ``code`` is used if no rank has one."""
         trainer, ranks = self._trainer, self._ranks
         why: FailureKind = NOT_CONNECTED if self._is_not_connected() else FAILED
         status, errors = trainer.failed_status(ranks), trainer.errors(ranks)
         has_torchrun = self._context.job.spec.run.launcher_or_default != "none"
         fingerprint = None
-        # Ranks leave no status if they are killed with their shells or the disk is full.
+        # Ranks leave no status if they are killed together with their shells or the disk is full.
         if status is not None or not has_torchrun or not trainer.has_started(ranks):
             fingerprint = fingerprint_of(status or code, errors[0] if errors else None)
         is_consequence = bool(errors) and has_lost_another(errors[0])
@@ -215,7 +217,7 @@ class Supervisor:
         return is_early and bool(errors) and not any(map(has_connected, errors))
 
     def _end_by_others(self) -> TrainerEnd | None:
-        if self._drain is not None:  # a drain ends by its guard
+        if self._drain is not None:  # the guard ends a drain
             return None
         regroup = self._membership.why_regroup()
         if regroup is not None:
@@ -232,7 +234,7 @@ class Supervisor:
         )
 
     def _end_if_cut_off(self, now: float) -> TrainerEnd | None:
-        # torchrun tries for ten minutes; once ranks have started, the nodes have found each other.
+        # torchrun tries for ten minutes; once ranks have started, the nodes have connected.
         if now < self._reach_at or self._drain is not None or self._trainer.has_started(self._ranks):
             return None
         self._reach_at = now + CONNECT_SECONDS
@@ -245,14 +247,14 @@ class Supervisor:
         context, status = self._context, self._context.status
         limit = context.job.spec.limits.stuck_after
         # There are no steps after the loop, and the last save or an evaluation may take long. During a drain,
-        # its guard ends the wait.
+        # the drain's guard ends the wait.
         step, total = status.progress()
         if limit is None or now - self._moved_at <= limit or not status.has_session:
             return None
         if self._drain is not None or step == total or self._trainer.has_ended_loop(self._ranks):
             return None
         _log.error("no step for %.0f s: ending the trainer, its stacks follow", now - self._moved_at)
-        # Report it before ending the trainer: the others would take its end for an ordinary failure.
+        # Report this before ending the trainer: the others would mistake its end for an ordinary failure.
         status.failed = Failed(generation=status.generation, why=STUCK, exit_code=KILLED)
         self._dump_stacks()
         self._rescue.run()
@@ -269,7 +271,7 @@ class Supervisor:
             self._likeness = likeness
             status.state_changed.set()  # the others must know this if the node is lost
         step, total = status.progress()
-        # Imports and data before the session are no steps, and may take any time.
+        # Imports and data loading before the session are not steps, and may take any time.
         seen = (status.has_session, step, total)
         if seen != self._seen:
             self._seen, self._moved_at = seen, now
@@ -281,12 +283,12 @@ class Supervisor:
             status.note_phase("training")
             self._advise()
             memory = self._context.memory
-            if not memory.training_began_at:  # otherwise, an earlier agent has noted it
+            if not memory.training_began_at:  # otherwise, an earlier agent recorded it
                 memory.training_began_at = now
                 memory.save(self._context.node)
 
     def _advise(self) -> None:
-        """Suggest ``run.preload`` if it would save time, by the measurement of the first rank here."""
+        """Suggest ``run.preload`` if it would save time, as measured by this node's first rank."""
         rank = self._ranks[0]
         report = read_report(files.imports_path(self._trainer.handoff, rank), RankImports)
         if report is not None:

@@ -1,4 +1,4 @@
-"""Sample the utilization of the machine while it trains: CPU, memory, GPUs, disks, network and steps."""
+"""Sample the machine's utilization while it trains: CPU, memory, GPUs, disks, network and steps."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from cloudspot.jobstore.logs.log_streams import UTILIZATION
 _log = logging.getLogger(__name__)
 
 SAMPLE_SECONDS = 5.0
-"""The time between two samples; a GPU's counter covers only a second or less."""
+"""The time between two samples; a GPU's counter covers at most one second."""
 LINE_SECONDS = 30.0
-"""How often the log and the heartbeat get an average: each line of the log may cost a put."""
+"""How often an average is reported to the log and the heartbeat: each log line may cost a put."""
 _SECTOR_BYTES = 512
 _PROC, _SYS = Path("/proc"), Path("/sys")
 
 
 @dataclass(frozen=True)
 class Counters:
-    """The kernel's counters since the machine started; None if unknown."""
+    """The kernel's counters since the machine's start; None if they are unknown."""
 
     busy_and_all: tuple[int, int] | None = None
-    """The ticks of all cores: the busy ones and all."""
+    """The busy ticks of all cores, and all their ticks."""
     disk: tuple[int, int] | None = None
-    """Bytes read and written."""
+    """The bytes read and written."""
     network: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """By interface, the bytes received and sent."""
+    """The bytes received and sent, by interface."""
     memory: float | None = None
-    """The share of memory that is now in use."""
+    """The share of the memory that is in use now."""
 
 
 def read_counters(proc: Path = _PROC, sys: Path = _SYS) -> Counters:
-    """Return the counters of a Linux machine; on another system, all are None."""
+    """Return the counters of a Linux machine; on other systems, all are None."""
     return Counters(_cpu(proc), _disk(proc, sys), _network(proc), _memory(proc))
 
 
@@ -60,7 +60,7 @@ def _cpu(proc: Path) -> tuple[int, int] | None:
             fields = [int(one) for one in file.readline().split()[1:9]]
     except (OSError, ValueError):
         return None
-    # user, nice, system, idle, iowait, irq, softirq, steal; the time of guests is part of user. See proc(5).
+    # user, nice, system, idle, iowait, irq, softirq, steal; guests' time is included in user. See proc(5).
     return (sum(fields) - fields[3] - fields[4], sum(fields)) if len(fields) == 8 else None
 
 
@@ -75,7 +75,7 @@ def _memory(proc: Path) -> float | None:
 
 def _disk(proc: Path, sys: Path) -> tuple[int, int] | None:
     lines = [line.split() for line in _lines(proc / "diskstats")]
-    # A partition has no directory there, and a virtual disk made of others has no device.
+    # A partition has no directory there, and a virtual disk made of other disks has no device.
     own = [one for one in lines if len(one) >= 10 and (sys / "block" / one[2] / "device").exists()]
     if not own:
         return None
@@ -102,7 +102,7 @@ def link_speed(interface: str, sys: Path = _SYS) -> float | None:
 
 
 class Gpus:
-    """NVIDIA's GPUs, by its management library, which comes with the driver; none without a driver."""
+    """NVIDIA's GPUs, through NVIDIA's management library, which comes with the driver; none without it."""
 
     def __init__(self) -> None:
         self._handles: list[ctypes.c_void_p] = []
@@ -122,12 +122,13 @@ class Gpus:
                 self._handles.append(handle)
 
     def sample(self) -> Sequence[tuple[float, float]]:
-        """Return for each GPU the share of recent time in which it was busy, and of its memory in use."""
+        """Return, for each GPU, the share of recent time in which it was busy, and of its memory in use."""
         found = []
         for handle in self._handles if self._nvml is not None else ():
             busy, memory = (ctypes.c_uint * 2)(), (ctypes.c_ulonglong * 3)()
             assert self._nvml is not None
-            # By NVML's reference, nvmlUtilization_t has gpu, memory; nvmlMemory_t has total, free, used.
+            # According to NVML's reference, nvmlUtilization_t has gpu, memory; nvmlMemory_t has total, free,
+            # used.
             if self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(busy)):
                 continue
             if self._nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) or not memory[0]:
@@ -146,13 +147,13 @@ class Look:
     generation: int
     step: int
     data_waits: Mapping[int, int]
-    """The time that each rank has waited for data (ns)."""
+    """How long each rank has waited for data (ns)."""
 
 
 def average(looks: Sequence[Look], at: datetime, *, speed: Callable[[str], float | None]) -> Utilization:
-    """Return the average utilization between the first and the last of at least two looks; pure.
+    """Return the average utilization between the first and the last of two or more looks; no side effects.
 
-    All looks are of one generation.
+    All looks must belong to one generation.
     """
     first, last = looks[0], looks[-1]
     seconds = last.monotonic - first.monotonic
@@ -168,7 +169,7 @@ def average(looks: Sequence[Look], at: datetime, *, speed: Callable[[str], float
     }
     shares = [max(both) / limit for name, both in rates.items() if (limit := speed(name)) is not None]
     num_gpus = min((len(one.gpus) for one in looks[1:]), default=0)
-    # A rank that had not used a loader at the first look had not waited before.
+    # A rank that had not used a loader at the first look had not waited before then.
     waits = [waited - first.data_waits.get(rank, 0) for rank, waited in last.data_waits.items()]
     num_steps = last.step - first.step
     return Utilization(
@@ -193,7 +194,7 @@ def average(looks: Sequence[Look], at: datetime, *, speed: Callable[[str], float
 
 
 def _growth(before: tuple[int, int], after: tuple[int, int], by: float = 1.0) -> tuple[float, float]:
-    """Return the growth of both counters, each divided by ``by``; 0 for a counter that was reset."""
+    """Return the growth of both counters, each divided by ``by``; a counter that was reset counts as 0."""
     return max(0, after[0] - before[0]) / by, max(0, after[1] - before[1]) / by
 
 
@@ -206,22 +207,22 @@ def _rounded(rate: float | None) -> float | None:
 
 
 class UtilizationWatch(Worker):
-    """A thread that samples while the training runs.
+    """A thread that takes samples while the training runs.
 
-    The average of each half minute goes to the heartbeat, and to the log as a line.
+    Each half minute, the average goes to the heartbeat, and to the log as a line.
     """
 
     def __init__(self, context: NodeContext, follow: Callable[[Path, str], None]) -> None:
-        """Create it; ``follow`` delivers the lines of a file to the log under a source."""
+        """Create it; ``follow`` starts to deliver the lines of a file to the log under a source."""
         super().__init__("utilization")
         self._context = context
         self._follow = follow
         self._looks: list[Look] = []
-        """The looks of the newest half minute; the first one marks its beginning."""
+        """The looks of the current half minute; the first look marks its beginning."""
         self._line_at = 0.0
 
     def start(self) -> None:
-        """Deliver the measurements of an earlier agent of this machine, and begin to measure."""
+        """Deliver the measurements of an earlier agent of this machine, then begin to measure."""
         for path in sorted(self._context.node.logs.glob("utilization-*.jsonl")):
             self._follow(path, UTILIZATION)
         super().start()
@@ -260,5 +261,5 @@ class UtilizationWatch(Worker):
     def _write(self, measured: Utilization, generation: int) -> None:
         path = self._context.node.logs / f"utilization-{generation}.jsonl"
         self._follow(path, UTILIZATION)
-        with suppress(OSError), path.open("ab") as file:  # if the disk is full, the heartbeat still has it
+        with suppress(OSError), path.open("ab") as file:  # if the disk is full, the heartbeat still gets it
             file.write(msgspec.json.encode(measured) + b"\n")
