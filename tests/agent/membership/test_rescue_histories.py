@@ -31,7 +31,7 @@ NUM_HISTORIES = 800
 
 
 @pytest.mark.timeout(1200)
-@few_or_many(4, NUM_HISTORIES)
+@few_or_many(8, NUM_HISTORIES)
 def test_every_history_of_a_rescue_keeps_its_promise(seeds):
     results = [play(seed) for seed in seeds]
     # They are worth something only if much goes wrong in them.
